@@ -1,0 +1,68 @@
+"""Every error numflow raises on purpose, as one tree.
+
+    NumflowError                 a user can act on it: printed as one line, exit code 1
+    ├── SpecError                a specification file: names file, key and what was expected
+    ├── FormatError              a checkpoint or tokenizer file: names file, field and what was expected
+    │   └── UnsafePickleError    a pickle that wants to import or call something
+    ├── NetworkError             a step of a network is wrong: names the step
+    ├── TokenizerError           text or a chat template that cannot be turned into tokens
+    ├── ModelNotFoundError       no model, spec or file of that name
+    ├── DownloadError            fetching a model failed, or its bytes are not the expected ones
+    ├── RequestError             a request that cannot be served (too long, contradictory settings)
+    └── DeviceError              an executor, a device or an optional package that is not there
+"""
+
+from difflib import get_close_matches
+
+
+class NumflowError(Exception):
+    """Base of all errors whose message is meant for the user, complete in one line."""
+
+
+class SpecError(NumflowError):
+    """A specification file is wrong."""
+
+
+class FormatError(NumflowError):
+    """A checkpoint or tokenizer file is truncated, corrupt, lying or not supported."""
+
+
+class UnsafePickleError(FormatError):
+    """A pickle asks for something other than tensors; `requested` lists every such global."""
+
+    def __init__(self, message: str, requested: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.requested = requested
+
+
+class NetworkError(NumflowError):
+    """A network does not fit together; the message names the step, the expected and the found."""
+
+
+class TokenizerError(NumflowError):
+    """Text, ids or messages that the tokenizer or the chat template cannot handle."""
+
+
+class ModelNotFoundError(NumflowError):
+    """No model of that name or at that path."""
+
+
+class DownloadError(NumflowError):
+    """A download failed, was cut off, or does not have the expected hash."""
+
+
+class RequestError(NumflowError):
+    """A request that cannot be served as asked."""
+
+
+class DeviceError(NumflowError):
+    """An executor, device or optional package is missing."""
+
+
+def did_you_mean(word: str, known) -> str:
+    """`"; did you mean 'x'?"` for the nearest of `known`, else the list of them, ready to append."""
+    known = sorted(str(k) for k in known)
+    near = get_close_matches(str(word), known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""

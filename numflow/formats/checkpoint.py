@@ -1,0 +1,87 @@
+"""What a checkpoint on disk is, whatever its format: lazily mapped tensors by name, metadata, tokenizer files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each. Names are GGML's."""
+
+    name: str
+    block: int
+    size: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
+        return columns // self.block * self.size
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One stored tensor. Nothing is read from disk before `raw` or `f32` is called.
+
+    shape: outermost dimension first, as NumPy and torch write it; leading dimensions flatten to rows.
+    read:  returns the stored bytes as read-only uint8 [rows, row_bytes], memory-mapped where the format allows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    read: Callable[[], np.ndarray] = field(repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows when all but the last dimension are flattened (1 for vectors)."""
+        return int(np.prod(self.shape[:-1], dtype=np.int64))
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.type.row_bytes(self.columns)
+
+    def raw(self) -> np.ndarray:
+        """Stored bytes, read-only uint8 [rows, row_bytes]."""
+        return self.read()
+
+    def f32(self, rows=None) -> np.ndarray:
+        """De-quantised float32 values in the tensor's shape, or [len(rows), columns] of the chosen flattened rows."""
+        from numflow.formats.types import to_f32
+
+        raw = self.raw()
+        if rows is not None:
+            return to_f32(raw[rows], self.type.name)
+        return to_f32(raw, self.type.name).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk.
+
+    format:   "safetensors", "pickle", "gguf" or "llama2c".
+    naming:   which table of tensor names in a spec applies: "hf", "gguf" or "llama2c".
+    tensors:  by stored name, in file order.
+    config:   config.json's content ("hf"), GGUF metadata ("gguf", keys as stored), header fields ("llama2c").
+    files:    paths by role, of those that exist: "config", "tokenizer.json", "tokenizer.model", "tokenizer_config",
+              "generation_config", "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map", "chat_template",
+              "tokenizer.bin", and "weights" (list of weight files).
+    """
+
+    path: Path
+    format: str
+    naming: str
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(t.nbytes for t in self.tensors.values())
