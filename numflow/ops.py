@@ -155,6 +155,18 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class TraceRow:
+    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds."""
+
+    index: int
+    label: str
+    op: str
+    shapes: str
+    kernel: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
 class Op:
     """A row of the op table. Optional inputs and weights end in '?'. params: name -> default (REQUIRED if none)."""
 

@@ -1,0 +1,86 @@
+"""Softmax attention over the paged cache (op `attention`)."""
+
+import math
+
+import numpy as np
+
+
+def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
+              bucket_distance):
+    """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
+
+    slopes [H]: bias slope * (key position - query position). buckets [n, H]: bias by bucket of the distance.
+    sinks [H]: one more logit per head that takes probability and has no value.
+    """
+    y = np.empty((len(q), heads * cache.v.shape[3]), np.float32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, v = cache.read(cache.table(batch)[b], length)
+        distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
+        scores = _scores(_by_head(q[rows], heads), _by_query_head(k, heads), scale, softcap)
+        if slopes is not None:
+            scores += slopes[:, None, None] * distance.astype(np.float32)
+        if buckets is not None:
+            scores += buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
+        if cache.kind == "self":
+            scores[:, ~_visible(distance, causal, window)] = -np.inf
+        y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
+    return y
+
+
+def _scores(q, k, scale, softcap):
+    """q [H, n, E], k [H, L, E] -> [H, n, L]"""
+    scores = np.float32(scale) * (q @ k.transpose(0, 2, 1))
+    return np.float32(softcap) * np.tanh(scores / np.float32(softcap)) if softcap else scores
+
+
+def _visible(distance, causal, window):
+    """Which keys a query sees; window w: the w last ones, itself included."""
+    seen = distance <= 0 if causal else np.ones(distance.shape, bool)
+    return seen & (distance > -window) if window else seen
+
+
+def _softmax(scores, sinks):
+    """Over keys [H, n, L]; the sink of a head is one more term of the sum."""
+    peak = np.max(scores, axis=2, keepdims=True)
+    if sinks is not None:
+        peak = np.maximum(peak, sinks[:, None, None])
+    e = np.exp(scores - peak)
+    total = np.sum(e, axis=2, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None, None] - peak)
+    return e / total
+
+
+def bucket(distance, count, max_distance, causal):
+    """T5's bucket of each distance (key - query position), 0 .. count - 1.
+
+    Half of the buckets are exact small distances, the rest grow logarithmically up to max_distance. Without
+    causality the upper half of all buckets is for keys after the query.
+    """
+    first = 0
+    if causal:
+        back = np.maximum(-distance, 0)
+    else:
+        count //= 2
+        first = np.where(distance > 0, count, 0)
+        back = np.abs(distance)
+    exact = count // 2
+    ratio = np.log(np.maximum(back, exact).astype(np.float32) / exact) / np.float32(math.log(max_distance / exact))
+    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+    return first + np.where(back < exact, back, far)
+
+
+def _by_head(x, heads):
+    """[n, H * E] -> [H, n, E]"""
+    return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
+
+
+def _by_query_head(x, heads):
+    """[L, G, E] -> [H, L, E]: query head h uses key/value head h // (H / G)."""
+    return np.repeat(x, heads // x.shape[1], axis=1).transpose(1, 0, 2)
+
+
+def _merge(y):
+    """[H, n, E] -> [n, H * E]"""
+    return y.transpose(1, 0, 2).reshape(y.shape[1], -1)

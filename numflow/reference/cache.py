@@ -1,0 +1,53 @@
+"""Paged key/value memory of one attention (op `cache_write`)."""
+
+import numpy as np
+
+
+class KVCache:
+    """K f32 [n_blocks, block_size, G, E] and V f32 [n_blocks, block_size, G, E_v].
+
+    Token p of a sequence lies in block `table[p // block_size]` at place `p % block_size`.
+    """
+
+    def __init__(self, cache, block_size):
+        self.kind = cache.kind
+        self.block_size = block_size
+        self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
+        self.v = np.zeros((0, block_size, cache.kv_heads, cache.v_dim), np.float32)
+
+    def resize(self, blocks):
+        """Hold `blocks` blocks; the content of those that remain is kept."""
+        self.k, self.v = (_resized(a, blocks) for a in (self.k, self.v))
+
+    def table(self, batch):
+        """Block ids [B, M] of each sequence in this cache."""
+        return batch.cross_blocks if self.kind == "cross" else batch.blocks
+
+    def lengths(self, batch):
+        """Number of cached tokens of each sequence [B], those of the batch included."""
+        if self.kind == "cross":
+            return batch.cross_lengths
+        return [batch.positions[end - 1] + 1 if end > start else 0
+                for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+
+    def read(self, blocks, length):
+        """K [length, G, E] and V [length, G, E_v] of a sequence with these blocks."""
+        used = blocks[: -(-length // self.block_size)]
+        return tuple(a[used].reshape(-1, *a.shape[2:])[:length] for a in (self.k, self.v))
+
+
+def cache_write(k, v, *, batch, cache):
+    """Store k [T, G * E] and v [T, G * E_v] of each token at its position."""
+    table = cache.table(batch)
+    for b, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
+        position = batch.positions[start:end]
+        block, place = table[b, position // cache.block_size], position % cache.block_size
+        cache.k[block, place] = k[start:end].reshape(-1, *cache.k.shape[2:])
+        cache.v[block, place] = v[start:end].reshape(-1, *cache.v.shape[2:])
+
+
+def _resized(old, blocks):
+    new = np.zeros((blocks, *old.shape[1:]), old.dtype)
+    kept = min(blocks, len(old))
+    new[:kept] = old[:kept]
+    return new

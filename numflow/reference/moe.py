@@ -1,0 +1,69 @@
+"""Mixture of experts: choose, multiply, sum (ops `moe_route`, `expert_linear`, `expert_combine`)."""
+
+import numpy as np
+
+from numflow.reference.act import sigmoid
+
+
+def moe_route(logits, bias=None, *, routes, score, normalize, scale, groups, top_groups):
+    """The best `routes` experts of each token: logits [T, X], bias [X] -> ids i32 [T, S], gates f32 [T, S].
+
+    The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
+    groups with the largest sum of their two best scores are not chosen. Equal scores: the lower id first.
+    """
+    scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x}[score](logits)
+    choice = scores if bias is None else scores + bias
+    if top_groups < groups:
+        choice = _mask_groups(choice, groups, top_groups)
+    ids = _best(choice, routes)
+    gates = np.take_along_axis(scores, ids, axis=1)
+    if score == "softmax_topk":
+        gates = softmax(gates)
+    if normalize:
+        gates = gates / np.sum(gates, axis=1, keepdims=True)
+    return ids.astype(np.int32), gates * np.float32(scale)
+
+
+def expert_linear(x, ids, weight, bias=None, *, groups):
+    """y[(t, s)] = weight[ids[t, s]] @ x row + bias[ids[t, s]]; weight [X * N, K], bias [X, N] -> y [T * S, N].
+
+    x [T, K] is shared by the S routes of its token, x [T * S, K] has a row for each route. groups: X.
+    """
+    weight = weight.reshape(groups, -1, weight.shape[1])
+    experts = ids.ravel()
+    if len(x) == len(ids):
+        x = np.repeat(x, ids.shape[1], axis=0)
+    y = np.empty((len(experts), weight.shape[1]), np.float32)
+    for expert in np.unique(experts):
+        rows = experts == expert
+        y[rows] = x[: len(experts)][rows] @ weight[expert].T
+    return y if bias is None else y + bias.reshape(groups, -1)[experts]
+
+
+def expert_combine(x, gates):
+    """y[t] = sum over s of gates[t, s] * x[(t, s)]; x [T * S, D], gates [T, S] -> y [T, D]."""
+    tokens, routes = gates.shape
+    x = x[: tokens * routes].reshape(tokens, routes, -1)
+    return np.sum(gates[:, :, None] * x, axis=1)
+
+
+def softmax(x):
+    """exp(x) / sum(exp(x)) over the last axis."""
+    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    return e / np.sum(e, axis=-1, keepdims=True)
+
+
+def _best(scores, count):
+    """Columns of the `count` largest of each row, best first."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :count]
+
+
+def _mask_groups(choice, groups, top_groups):
+    """-inf for every expert outside the best `top_groups` groups of its token."""
+    grouped = choice.reshape(len(choice), groups, -1)
+    value = np.sum(np.sort(grouped, axis=2)[:, :, -2:], axis=2)
+    masked = np.full_like(grouped, -np.inf)
+    rows = np.arange(len(choice))[:, None]
+    kept = _best(value, top_groups)
+    masked[rows, kept] = grouped[rows, kept]
+    return masked.reshape(choice.shape)

@@ -1,0 +1,144 @@
+"""Runs a network step by step in NumPy: the executor to read and to compare the others with."""
+
+import inspect
+import time
+
+import numpy as np
+
+from numflow.errors import NetworkError, RequestError, did_you_mean
+from numflow.ops import OPS, TraceRow
+from numflow.reference import act, attention, cache, embed, linear, moe, norm, rope, select
+
+KERNELS = {
+    "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
+    "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
+    "rope_angles": rope.rope_angles, "rope": rope.rope, "cache_write": cache.cache_write,
+    "attention": attention.attention, "act": act.act, "act_mul": act.act_mul, "add": act.add, "scale": act.scale,
+    "softcap": act.softcap, "select_rows": select.select_rows, "copy": act.copy, "moe_route": moe.moe_route,
+    "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
+}
+USES_BATCH = {"embed", "embed_position", "embed_type", "rope_angles", "cache_write", "attention", "select_rows"}
+
+
+class Program:
+    """A network bound to NumPy arrays. Arithmetic is float32 whatever type the file has.
+
+    activations, threads: accepted because every executor has them; float32 is exact already and the threads are
+    those of NumPy's BLAS.
+    """
+
+    def __init__(self, network, weights, block_size=16, activations="f32", threads=None):
+        self.network = network
+        self.block_size = block_size
+        self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
+        self._source = weights
+        self._weights = {}
+        self._caches = {name: cache.KVCache(c, block_size) for name, c in network.caches.items()}
+        self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
+                            if step.op == "moe_route"), default=1)
+
+    def reserve(self, blocks, cross_blocks=0):
+        """Make room for this many KV blocks, keeping the content of those that remain."""
+        for memory in self._caches.values():
+            memory.resize(cross_blocks if memory.kind == "cross" else blocks)
+
+    def run(self, batch, entry="main", output="logits"):
+        """Run `entry` on the batch.
+
+        Returns:
+            float32 [R, width of the output], or None if `output` is None: then all steps run.
+
+        Raises:
+            RequestError: no such entry or output.
+        """
+        buffers = self._buffers(batch)
+        for step in self._steps(entry, output):
+            self._step(step, batch, buffers)
+        return None if output is None else _columns(buffers, self.network.outputs[output])
+
+    def trace(self, batch, entry="main"):
+        """The same run; one TraceRow per step."""
+        buffers, rows = self._buffers(batch), []
+        for index, step in enumerate(self._steps(entry, None)):
+            begin = time.perf_counter()
+            self._step(step, batch, buffers)
+            microseconds = (time.perf_counter() - begin) * 1e6
+            rows.append(TraceRow(index, step.label, step.op, _shapes(step, buffers), _where(step.op), microseconds))
+        return rows
+
+    def close(self):
+        """Drop weights and caches."""
+        self._weights.clear()
+        self._caches.clear()
+
+    def weight(self, name):
+        """float32 array of a weight, converted once."""
+        if name not in self._weights:
+            self._weights[name] = self._source.f32(name)
+        return self._weights[name]
+
+    def _steps(self, entry, output):
+        """The steps of `entry` up to the last one that writes `output`."""
+        if entry not in self.network.entries:
+            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self.network.entries)}")
+        steps = self.network.entries[entry]
+        if output is None:
+            return steps
+        if output not in self.network.outputs:
+            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
+        view = self.network.outputs[output]
+        last = [i for i, step in enumerate(steps) if any(_overlap(view, y) for y in step.outputs)]
+        if not last:
+            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
+        return steps[: last[-1] + 1]
+
+    def _buffers(self, batch):
+        """Fresh arrays by buffer name; NaN shows a column that is read before it was written."""
+        tokens = len(batch.tokens)
+        rows = {"tokens": tokens, "logits": len(batch.logit_rows), "routes": tokens * self._routes}
+        return {b.name: np.full((rows[b.rows], b.width), np.nan, np.float32) if b.dtype == "f32"
+                else np.zeros((rows[b.rows], b.width), np.int32) for b in self.network.buffers.values()}
+
+    def _step(self, step, batch, buffers):
+        inputs = [_columns(buffers, view) for view in step.inputs]
+        weights = {role: self.weight(name) for role, name in step.weights.items()}
+        params = {**OPS[step.op].params, **step.params}
+        if "cache" in params:
+            params["cache"] = self._caches[params["cache"]]
+        if step.op in USES_BATCH:
+            params["batch"] = batch
+        if step.op == "moe_route":
+            params["routes"] = step.outputs[0].width
+        if step.op == "expert_linear":
+            params["groups"] = self.network.weights[step.weights["weight"]].groups
+        results = KERNELS[step.op](*inputs, **weights, **params)
+        for view, result in zip(step.outputs, _as_tuple(results), strict=True):
+            y = _columns(buffers, view)
+            if len(result) > len(y) or result.shape[1] != view.width:
+                raise NetworkError(f"{step}: result is {list(result.shape)}, {view} has room for {list(y.shape)}")
+            y[: len(result)] = result
+
+
+def _columns(buffers, view):
+    return buffers[view.buffer][:, view.start:view.start + view.width]
+
+
+def _overlap(a, b):
+    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width
+
+
+def _as_tuple(results):
+    return results if isinstance(results, tuple) else () if results is None else (results,)
+
+
+def _shapes(step, buffers):
+    """Shapes of inputs and outputs: "[3, 64] -> [3, 112]"."""
+    ins, outs = (", ".join(str(list(_columns(buffers, v).shape)) for v in views) for views in
+                 (step.inputs, step.outputs))
+    return f"{ins or '-'} -> {outs or '-'}"
+
+
+def _where(op):
+    """file:line of the function that implements an op."""
+    code = inspect.unwrap(KERNELS[op]).__code__
+    return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"
