@@ -1,0 +1,42 @@
+"""What every test may use: where reference material and real models are, if they are there at all.
+
+The suite passes without either: what needs them skips. `NUMFLOW_SHARED` names the folder of published fixtures and
+data (else `../shared` beside the repository), `NUMFLOW_MODELS` a folder of real models (else `../peers/models`).
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def _existing(variable: str, default: Path, parts: tuple[str, ...]) -> Path:
+    path = Path(os.environ.get(variable) or default).joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no {'/'.join(parts) or default.name}; {variable} names its folder", allow_module_level=True)
+    return path
+
+
+def shared(*parts: str) -> Path:
+    """A path below the folder of reference material; skips the test (or whole module) where it does not exist."""
+    return _existing("NUMFLOW_SHARED", REPO.parent / "shared", parts)
+
+
+def real_model(*parts: str) -> Path:
+    """A path below the folder of real models; skips the test (or whole module) where it does not exist."""
+    return _existing("NUMFLOW_MODELS", REPO.parent / "peers" / "models", parts)
+
+
+@pytest.fixture
+def models_dir() -> Path:
+    """The folder of real models."""
+    return real_model()
+
+
+@pytest.fixture(autouse=True)
+def _offline(request, monkeypatch):
+    """No test reaches the network unless it is marked `network`."""
+    if request.node.get_closest_marker("network") is None:
+        monkeypatch.setenv("NUMFLOW_OFFLINE", "1")
