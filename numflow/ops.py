@@ -115,7 +115,8 @@ class Network:
     """A model as data: steps over buffers, weights and caches. Print it, verify it, cut it, run it.
 
     entries: step lists by name: "main" (decoder, or the only stack) and, for encoder-decoders, "encode".
-    outputs: view by name, both on R rows: "hidden" [R, D] and, where there is a head, "logits" [R, V].
+    outputs: view by name, all on R rows: "hidden" [R, D] and, where there is a head, "logits" [R, V] of "main";
+             "encoder_hidden" [R, D] of "encode".
     facts:   vocabulary, width, layers, context, ... as resolved from spec and checkpoint.
     """
 
@@ -196,6 +197,8 @@ OPS = {op.name: op for op in (
     Op("rope", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
        ("x", "angles"), ("y",), (), {**_HEADS, "pairing": "half", "start": 0}),
+    Op("head_concat", "y [T, H * (A + B)]: head h is (a head h, b head h); b [T, B] is shared by all heads",
+       ("a", "b"), ("y",), (), {"heads": REQUIRED}),
     Op("cache_write", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`",
        ("k", "v"), (), (), {"cache": REQUIRED}),
     Op("attention", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
@@ -207,6 +210,7 @@ OPS = {op.name: op for op in (
         "bucket_distance": 0}),
     Op("act", "y = act(x)", ("x",), ("y",), (), {"kind": REQUIRED}),
     Op("act_mul", "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
+    Op("gate_rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
     Op("add", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
     Op("scale", "y = x * scale", ("x",), ("y",), (), {"scale": REQUIRED}),
     Op("softcap", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
@@ -332,6 +336,13 @@ def _rope(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: pairing should be 'half' or 'adjacent', is {param(step, 'pairing')!r}")
 
 
+def _head_concat(step: Step, network: Network) -> None:
+    a, b = step.inputs
+    heads, width = param(step, "heads"), step.outputs[0].width
+    if width not in (a.width + b.width, a.width + heads * b.width):
+        raise NetworkError(f"{step}: {heads} heads of a [{a.width}] and b [{b.width}] do not make {width} columns")
+
+
 def _cache(step: Step, network: Network) -> Cache:
     name = param(step, "cache")
     if name not in network.caches:
@@ -362,6 +373,11 @@ def _act(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), ACTIVATIONS)}")
 
 
+def _gate_rows(step: Step, network: Network) -> None:
+    _expect(step, "width of the gate", 1, step.inputs[1].width)
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+
+
 def _select(step: Step, network: Network) -> None:
     _expect(step, "rows of the output", "logits", _rows(step, network, step.outputs[0]))
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
@@ -389,8 +405,8 @@ def _combine(step: Step, network: Network) -> None:
 
 _SHAPES = {
     "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
-    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "cache_write": _cache_write,
-    "attention": _attention, "act": _act, "act_mul": _act, "add": _same, "scale": _same, "softcap": _same,
+    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat, "cache_write": _cache_write,
+    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows, "add": _same, "scale": _same, "softcap": _same,
     "select_rows": _select, "copy": _same, "moe_route": _route, "expert_linear": _expert_linear,
     "expert_combine": _combine,
 }

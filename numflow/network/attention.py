@@ -1,0 +1,175 @@
+"""The attention block: projections, q/k norms, rotation, cache, attention, output projection."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.network.builder import Builder
+from numflow.network.rope import alibi_slopes, frequencies
+from numflow.ops import Cache, View
+from numflow.spec.schema import SECTIONS
+
+
+@dataclass(frozen=True)
+class Heads:
+    """H query heads, G key/value heads, columns of a query/key head and of a value head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+def self_attention(b: Builder, x: View) -> View:
+    """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, D]."""
+    shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
+    if b.option("latent", "rank"):
+        q, k, v, shape = _latent_projections(b, x, shape)
+    else:
+        q, k, v = _projections(b, x, shape)
+        if not b.option("attention", "norm_after_rope"):
+            _qk_norms(b, q, k, shape)
+        if b.option("rope", "enabled"):
+            rotate(b, q, shape.heads, shape.head_dim, "rope_q")
+            rotate(b, k, shape.kv_heads, shape.head_dim, "rope_k")
+        if b.option("attention", "norm_after_rope"):
+            _qk_norms(b, q, k, shape)
+    cache = f"{b.prefix}self"
+    b.caches[cache] = Cache(cache, shape.kv_heads, shape.head_dim, shape.value_dim)
+    b.emit("cache_write", (k, v), (), "cache_write", cache=cache)
+    y = b.view("attention", shape.heads * shape.value_dim)
+    weights = _position_biases(b, shape.heads)
+    b.emit("attention", (q,), (y,), "attention", weights, cache=cache, heads=shape.heads,
+           **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
+           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}))
+    if b.option("attention", "gate"):
+        gate = b.linear("attn_gate", x, b.view("attention_gate", y.width))
+        b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+    return b.linear("attn_output", y, b.view("branch", x.width))
+
+
+def cross_memory(b: Builder, memory: View) -> None:
+    """In the "encode" entry: keys and values of the encoder's output for one decoder layer's cross-attention."""
+    shape = _cross_shape(b)
+    kv = b.view("cross_kv", shape.kv_heads * (shape.head_dim + shape.value_dim))
+    k = View(kv.buffer, 0, shape.kv_heads * shape.head_dim)
+    v = View(kv.buffer, k.width, shape.kv_heads * shape.value_dim)
+    b.linear("cross_k", memory, k)
+    b.linear("cross_v", memory, v)
+    cache = f"{b.prefix}cross"
+    b.caches[cache] = Cache(cache, shape.kv_heads, shape.head_dim, shape.value_dim, kind="cross")
+    b.emit("cache_write", (k, v), (), "cross_write", cache=cache)
+
+
+def cross_attention(b: Builder, x: View) -> View:
+    """Attention of the decoder over the encoder's output. Returns [T, D]."""
+    shape = _cross_shape(b)
+    q = b.linear("cross_q", x, b.view("qkv", shape.heads * shape.head_dim))
+    y = b.view("attention", shape.heads * shape.value_dim)
+    b.emit("attention", (q,), (y,), "cross_attention", cache=f"{b.prefix}cross", heads=shape.heads,
+           scale=b.option("attention", "scale"), causal=False)
+    return b.linear("cross_output", y, b.view("branch", x.width))
+
+
+def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, start: int = 0) -> None:
+    """Rotate columns [start, start + dims) of every head in place; angles are computed once per kind and entry."""
+    options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
+    inv_freq, factor = frequencies(options, b.context)
+    inv_freq = _divided(b, inv_freq)
+    known = b.weights
+    name = next((n for n, w in known.items() if n.startswith("rope.") and np.array_equal(w.constant, inv_freq)), None)
+    name = name or b.constant(f"rope.{sum(n.startswith('rope.') for n in known)}", inv_freq)
+    angles = b.view(f"angles.{name}.{factor:g}", 2 * len(inv_freq))
+    steps = b.entries.get(b.entry, [])
+    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in steps):
+        b.emit("rope_angles", (), (angles,), "angles", {"inv_freq": name}, scale=factor)
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"], start=start)
+
+
+def _divided(b: Builder, inv_freq: np.ndarray) -> np.ndarray:
+    """Frequencies divided by the factors that some files carry as a tensor."""
+    tensor = b.names.find("rope_freqs")
+    if tensor is None:
+        return inv_freq
+    return (inv_freq / tensor.f32().reshape(-1)[: len(inv_freq)]).astype(np.float32)
+
+
+def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
+    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer whatever the file's layout."""
+    widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
+    qkv = b.view("qkv", sum(widths))
+    starts = (0, widths[0], widths[0] + widths[1])
+    q, k, v = (View(qkv.buffer, start, width) for start, width in zip(starts, widths, strict=True))
+    layout = b.option("attention", "qkv")
+    if layout == "separate":
+        for module, view in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
+            b.linear(module, x, view)
+        return q, k, v
+    if layout == "concat":
+        chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
+    else:
+        chosen = _grouped_rows(s)
+    for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
+        b.linear("attn_qkv", x, view, select=rows, suffix=part)
+    return q, k, v
+
+
+def _grouped_rows(s: Heads) -> list[np.ndarray]:
+    """Rows of q, k and v in a fused matrix that goes [q .. q k v] per key/value head."""
+    per_group = s.heads // s.kv_heads
+    size = (per_group + 1) * s.head_dim + s.value_dim
+    first = np.arange(s.kv_heads)[:, None] * size
+    q = first + np.arange(per_group * s.head_dim)[None]
+    k = first + per_group * s.head_dim + np.arange(s.head_dim)[None]
+    v = first + (per_group + 1) * s.head_dim + np.arange(s.value_dim)[None]
+    return [rows.reshape(-1) for rows in (q, k, v)]
+
+
+def _qk_norms(b: Builder, q: View, k: View, s: Heads) -> None:
+    kind = b.option("attention", "q_norm")
+    if kind == "none":
+        return
+    for module, view, heads in (("attn_q_norm", q, s.heads), ("attn_k_norm", k, s.kv_heads)):
+        b.norm(module, view, view, groups=heads if kind == "head" else 1)
+
+
+def _position_biases(b: Builder, heads: int) -> dict[str, str]:
+    weights = {}
+    if b.option("attention", "alibi"):
+        weights["slopes"] = b.constant(f"alibi.{heads}", alibi_slopes(heads, b.option("attention", "alibi_max")))
+    if b.option("attention", "sinks"):
+        weights["sinks"] = b.vector("attn_sinks", "weight", heads)
+    if b.option("attention", "buckets"):
+        layer, b.layer = b.layer, 0
+        weights["buckets"] = b.matrix("attn_rel_b", b.option("attention", "buckets"), heads)
+        b.layer = layer
+    return weights
+
+
+def _cross_shape(b: Builder) -> Heads:
+    heads, head_dim = b.option("attention", "heads"), b.option("attention", "head_dim")
+    return Heads(heads, heads, head_dim, b.option("attention", "value_dim"))
+
+
+def _latent_projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View, Heads]:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), keys and values expanded per head."""
+    rank, q_rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "q_rank", "rope_dim", "nope_dim"))
+    head_dim = nope_dim + rope_dim
+    q = b.view("q", s.heads * head_dim)
+    if q_rank:
+        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
+        b.linear("attn_q_b", b.norm("attn_q_a_norm", low, low), q)
+    else:
+        b.linear("attn_q", x, q)
+    down = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
+    low, k_rope = View(down.buffer, 0, rank), View(down.buffer, rank, rope_dim)
+    b.norm("attn_kv_a_norm", low, low)
+    rows = np.arange(s.heads)[:, None] * (nope_dim + s.value_dim)
+    k_nope, v = b.view("k_nope", s.heads * nope_dim), b.view("v", s.heads * s.value_dim)
+    b.linear("attn_kv_b", low, k_nope, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
+    b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(s.value_dim)[None]).reshape(-1), ".v")
+    rotate(b, q, s.heads, head_dim, "rope_q", start=nope_dim)
+    rotate(b, k_rope, 1, rope_dim, "rope_k")
+    k = b.view("k", s.heads * head_dim)
+    b.emit("head_concat", (k_nope, k_rope), (k,), "k_heads", heads=s.heads)
+    return q, k, v, Heads(s.heads, s.heads, head_dim, s.value_dim)

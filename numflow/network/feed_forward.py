@@ -1,0 +1,102 @@
+"""The feed-forward block: dense, gated or not, or routed to experts."""
+
+import numpy as np
+
+from numflow.network.builder import Builder
+from numflow.ops import View
+
+
+def feed_forward(b: Builder, x: View) -> View:
+    """x [T, D] -> [T, D]."""
+    return _experts(b, x) if b.option("moe", "enabled") else _dense(b, x)
+
+
+def _dense(b: Builder, x: View) -> View:
+    width, kind = b.option("ffn", "width"), b.option("ffn", "activation")
+    if not b.option("ffn", "gated"):
+        up = b.linear("ffn_up", x, b.view("gate_up", width))
+        b.emit("act", (up,), (up,), "ffn_act", kind=kind)
+        return b.linear("ffn_down", up, b.view("branch", x.width))
+    gate, up = _gate_up_views(b, width, "tokens")
+    layout = b.option("ffn", "layout")
+    if layout == "separate":
+        b.linear("ffn_gate", x, gate)
+        b.linear("ffn_up", x, up)
+    else:
+        rows_gate, rows_up = _halves(layout, width)
+        b.linear("ffn_gate_up", x, gate, rows_gate, ".gate")
+        b.linear("ffn_gate_up", x, up, rows_up, ".up")
+    hidden = b.view("ffn", width)
+    _gated(b, gate, up, hidden, "ffn_act")
+    return b.linear("ffn_down", hidden, b.view("branch", x.width))
+
+
+def _gated(b: Builder, gate: View, up: View, y: View, label: str) -> None:
+    kind = b.option("ffn", "activation")
+    clamp = {key: b.option("ffn", key) for key in ("limit", "alpha")} if kind == "swiglu_clamp" else {}
+    b.emit("act_mul", (gate, up), (y,), label, kind=kind, **clamp)
+
+
+def _gate_up_views(b: Builder, width: int, rows: str, name: str = "gate_up") -> tuple[View, View]:
+    both = b.view(name, 2 * width, rows)
+    return View(both.buffer, 0, width), View(both.buffer, width, width)
+
+
+def _halves(layout: str, width: int):
+    """Rows of gate and of up in a fused matrix."""
+    if layout == "interleaved":
+        return np.arange(0, 2 * width, 2), np.arange(1, 2 * width, 2)
+    first, second = range(0, width), range(width, 2 * width)
+    return (first, second) if layout == "gate_up" else (second, first)
+
+
+def _experts(b: Builder, x: View) -> View:
+    """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert."""
+    experts, top_k, width = (b.option("moe", key) for key in ("experts", "top_k", "width"))
+    scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
+    ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
+    bias = {"bias": b.vector("exp_probs_b", "weight" if b.has("exp_probs_b.weight") else "bias", experts)} \
+        if b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias") else {}
+    b.emit("moe_route", (scores,), (ids, gates), "route", bias,
+           **{key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups")})
+    gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
+    layout = b.option("moe", "layout")
+    if layout == "separate":
+        _expert_linear(b, "ffn_gate_exps", x, ids, gate, experts)
+        _expert_linear(b, "ffn_up_exps", x, ids, up, experts)
+    else:
+        rows_gate, rows_up = _halves(layout, width)
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, rows_gate, ".gate")
+        _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, rows_up, ".up")
+    hidden = b.view("expert_hidden", width, "routes")
+    _gated(b, gate, up, hidden, "experts_act")
+    routed = b.view("expert_out", x.width, "routes")
+    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts)
+    y = b.view("branch", x.width)
+    b.emit("expert_combine", (routed, gates), (y,), "experts_sum")
+    if b.option("moe", "shared_width"):
+        _shared_expert(b, x, y)
+    return y
+
+
+def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None, suffix: str = "") -> None:
+    transposed = b.option("moe", "transposed")
+    weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
+    if b.has(f"{module}.bias"):
+        weights["bias"] = b.bias_stack(module, experts, y.width, select, suffix)
+    b.emit("expert_linear", (x, ids), (y,), module + suffix, weights)
+
+
+def _shared_expert(b: Builder, x: View, y: View) -> None:
+    """Add the expert that every token uses to y, gated by sigmoid(w . x) where the model does so."""
+    width = b.option("moe", "shared_width")
+    gate, up = _gate_up_views(b, width, "tokens")
+    b.linear("ffn_gate_shexp", x, gate)
+    b.linear("ffn_up_shexp", x, up)
+    hidden = b.view("ffn", width)
+    _gated(b, gate, up, hidden, "shared_act")
+    shared = b.linear("ffn_down_shexp", hidden, b.view("shared", x.width))
+    if b.option("moe", "shared_gate"):
+        weight = b.linear("ffn_gate_inp_shexp", x, b.view("shared_gate", 1))
+        b.emit("gate_rows", (shared, weight), (shared,), "shared_gated")
+    b.emit("add", (y, shared), (y,), "shared_add")

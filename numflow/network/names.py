@@ -1,0 +1,79 @@
+"""Which stored tensor is which module: a spec's name tables tried on a checkpoint's tensors."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from numflow.errors import SpecError, did_you_mean
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.spec.reader import Spec
+
+# Ends of tensor names by role; the empty one is for patterns that are whole names already.
+SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta")}
+_STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec."}
+
+
+class TensorNames:
+    """Finds tensors by standard name and remembers which ones were used."""
+
+    def __init__(self, spec: Spec, checkpoint: Checkpoint):
+        self.spec, self.checkpoint = spec, checkpoint
+        naming = spec.section(checkpoint.naming)
+        self.patterns = {**spec.section("tensors"), **naming.get("tensors", {})}
+        if not self.patterns:
+            raise SpecError(f"{spec.path}: no tensor names for {checkpoint.naming!r} checkpoints "
+                            f"(a [{checkpoint.naming}.tensors] table)")
+        prefixes = naming.get("prefix", spec.table.get("prefix", []))
+        self.prefixes = [*([prefixes] if isinstance(prefixes, str) else prefixes), ""]
+        self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
+        self.used: set[str] = set()
+
+    def candidates(self, module: str, role: str, layer: int | None, stack: str, expert: int | None = None) -> Iterator[str]:
+        """Every stored name that `module` could have, best first."""
+        patterns = self.patterns.get(_STACK_PREFIX[stack] + module, self.patterns.get(module, []))
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            if not pattern or ("{layer}" in pattern and layer is None) or ("{expert}" in pattern) != (expert is not None):
+                continue
+            base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+            for prefix in self.prefixes:
+                for suffix in SUFFIXES[role]:
+                    yield prefix + base + suffix
+
+    def find(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
+             expert: int | None = None) -> Tensor | None:
+        """The tensor of a module, marked as used; None if the file has none."""
+        for name in self.candidates(module, role, layer, stack, expert):
+            if name in self.checkpoint.tensors:
+                self.used.add(name)
+                return self.checkpoint.tensors[name]
+        return None
+
+    def has(self, name: str, layer: int | None = None, stack: str = "") -> bool:
+        """Whether "attn_q.bias" is there, without marking it; a per-layer module is looked up in layer 0 by default."""
+        module, _, role = name.rpartition(".")
+        layer = 0 if layer is None else layer
+        names = [*self.candidates(module, role, layer, stack), *self.candidates(module, role, layer, stack, 0)]
+        return any(candidate in self.checkpoint.tensors for candidate in names)
+
+    def need(self, module: str, role: str = "weight", layer: int | None = None, stack: str = "",
+             expert: int | None = None) -> Tensor:
+        """As find.
+
+        Raises:
+            SpecError: the tensor is missing; says under which names it was looked for.
+        """
+        tensor = self.find(module, role, layer, stack, expert)
+        if tensor is not None:
+            return tensor
+        tried = list(self.candidates(module, role, layer, stack, expert))
+        where = f"{self.checkpoint.path} and spec {self.spec.name!r}"
+        if not tried:
+            raise SpecError(f"{where}: the spec has no name for tensor {module!r} of {self.checkpoint.naming!r} files")
+        near = did_you_mean(tried[0], [n for n in self.checkpoint.tensors if n not in self.used][:2000])
+        near = near if near.startswith("; did you mean") else ""
+        raise SpecError(f"{where}: missing tensor {module}.{role}, looked for {tried[0]!r}"
+                        f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
+
+    def left_over(self) -> list[str]:
+        """Tensors that no part of the network uses and no `ignore` pattern names."""
+        return [name for name in self.checkpoint.tensors
+                if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in self.ignored)]

@@ -1,0 +1,105 @@
+"""Rotary frequencies and ALiBi slopes: the constants that positions are turned into.
+
+RoPE: Su et al., "RoFormer" (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00071), section 3. LongRoPE: Ding et al.
+(arXiv 2402.13753). ALiBi: Press et al. (arXiv 2108.12409), section 3.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import SpecError
+
+
+def frequencies(options: Mapping[str, Any], context: int | None) -> tuple[np.ndarray, float]:
+    """inv_freq float32 [dims / 2] and the factor on cosines and sines.
+
+    options: the values of a spec's [rope] section. context: longest sequence that will be run, None = the model's
+    original one; the scalings that change with length are chosen by it once.
+    """
+    dims, base = options["dims"], options["base"]
+    longer = context is not None and context > options["original_context"]
+    if options["scaling"] == "dynamic" and longer:
+        factor = options["factor"] * context / options["original_context"] - (options["factor"] - 1)
+        base *= factor ** (dims / (dims - 2))
+    powers = base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+    attention_factor = options["attention_factor"] or 1.0
+    match options["scaling"]:
+        case "linear":
+            powers *= options["factor"]
+        case "llama3":
+            powers = 1 / _by_wavelength(1 / powers, options)
+        case "yarn":
+            powers = 1 / _yarn(1 / powers, options)
+            attention_factor = options["attention_factor"] or _yarn_attention_factor(options)
+        case "longrope":
+            powers *= _longrope_divisors(options, dims // 2, longer)
+            attention_factor = options["attention_factor"] or _longrope_attention_factor(options)
+    return (1.0 / powers).astype(np.float32), float(attention_factor)
+
+
+def _by_wavelength(inv_freq: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    """Long waves are divided by the factor, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / inv_freq
+    low, high = options["low_freq_factor"], options["high_freq_factor"]
+    smooth = np.clip((options["original_context"] / wavelength - low) / (high - low), 0, 1)
+    return inv_freq * (smooth + (1 - smooth) / options["factor"])
+
+
+def _yarn(inv_freq: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    dims, base = options["dims"], options["base"]
+
+    def dimension_of(rotations: float) -> float:
+        return dims * math.log(options["original_context"] / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension_of(options["beta_fast"]), dimension_of(options["beta_slow"])
+    if options["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    return inv_freq / options["factor"] * ramp + inv_freq * (1 - ramp)
+
+
+def _yarn_attention_factor(options: Mapping[str, Any]) -> float:
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(options["factor"]) + 1.0 if options["factor"] > 1 else 1.0
+
+    if options["mscale"] and options["mscale_all_dim"]:
+        return mscale(options["mscale"]) / mscale(options["mscale_all_dim"])
+    return mscale(1.0)
+
+
+def _longrope_divisors(options: Mapping[str, Any], count: int, longer: bool) -> np.ndarray:
+    key = "long_factor" if longer else "short_factor"
+    divisors = options[key]
+    if divisors is None or len(divisors) != count:
+        raise SpecError(f"rope.{key}: expected a list of {count} numbers, found "
+                        f"{'nothing' if divisors is None else len(divisors)}")
+    return np.asarray(divisors, np.float64)
+
+
+def _longrope_attention_factor(options: Mapping[str, Any]) -> float:
+    factor, original = options["factor"], options["original_context"]
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def alibi_slopes(heads: int, largest_exponent: float) -> np.ndarray:
+    """float32 [heads]: 2^(-max k / n) for the power of two n <= heads, the rest from the odd steps of 2 n."""
+    n = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-largest_exponent * (k + 1) / n) for k in range(n)]
+    slopes += [2.0 ** (-largest_exponent * (2 * k + 1) / (2 * n)) for k in range(heads - n)]
+    return np.array(slopes, np.float32)
+
+
+def sinusoids(context: int, width: int, layout: str, span: int) -> np.ndarray:
+    """float32 [context, width]: sin and cos of position * 10000^(-i / (width / 2 - span))."""
+    half = width // 2
+    angle = np.arange(context)[:, None] * np.exp(np.arange(half) * -(math.log(10000.0) / (half - span)))
+    table = np.zeros((context, width), np.float32)
+    if layout == "halves":
+        table[:, :half], table[:, half:2 * half] = np.sin(angle), np.cos(angle)
+    else:
+        table[:, 0:2 * half:2], table[:, 1:2 * half:2] = np.sin(angle), np.cos(angle)
+    return table

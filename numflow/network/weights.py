@@ -1,0 +1,85 @@
+"""The data of a network's weights, fetched from the checkpoint on demand, in the file's own type where it can be."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.errors import NetworkError
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.ops import Network, Part, Weight
+
+
+@dataclass(frozen=True)
+class RawMatrix:
+    """A matrix as stored: `rows` uint8 [N, row_bytes] of tensor type `type`, standing for [N, K] = `shape`.
+
+    groups: N is `groups` equal matrices one after the other (experts), else 1.
+    """
+
+    name: str
+    type: str
+    rows: np.ndarray
+    shape: tuple[int, int]
+    groups: int = 1
+
+
+class WeightSource:
+    """Hands the weights of `network` to an executor. Nothing is kept: what is returned belongs to the caller."""
+
+    def __init__(self, network: Network, checkpoint: Checkpoint):
+        self.network, self.checkpoint = network, checkpoint
+
+    def raw(self, name: str) -> RawMatrix:
+        """A matrix in the type the file has; as F32 where its parts differ in type or are computed at load."""
+        weight = self._weight(name)
+        columns = weight.shape[-1]
+        plain = (weight.constant is None and not weight.add and not weight.normalize_rows
+                 and len(set(weight.types)) == 1 and not any(part.transpose for part in weight.parts))
+        shape = (int(np.prod(weight.shape[:-1])), columns)
+        if not plain:
+            rows = self.f32(name).reshape(shape)
+            return RawMatrix(name, "F32", rows.view(np.uint8).reshape(shape[0], columns * 4), shape, weight.groups)
+        pieces = [_chosen(self._tensor(part).raw(), part.rows) for part in weight.parts]
+        rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return RawMatrix(name, weight.types[0], rows, shape, weight.groups)
+
+    def f32(self, name: str) -> np.ndarray:
+        """De-quantised float32 values in the weight's shape."""
+        weight = self._weight(name)
+        if weight.constant is not None:
+            return np.ascontiguousarray(weight.constant, np.float32)
+        pieces = [self._part(part, vector=len(weight.shape) == 1) for part in weight.parts]
+        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        if weight.add:
+            values = values + np.float32(weight.add)
+        if weight.normalize_rows:
+            values = values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-12).astype(np.float32)
+        return np.ascontiguousarray(values.reshape(weight.shape), np.float32)
+
+    def _weight(self, name: str) -> Weight:
+        if name not in self.network.weights:
+            raise NetworkError(f"network {self.network.name!r} has no weight {name!r}")
+        return self.network.weights[name]
+
+    def _tensor(self, part: Part) -> Tensor:
+        return self.checkpoint.tensors[part.tensor]
+
+    def _part(self, part: Part, vector: bool) -> np.ndarray:
+        tensor = self._tensor(part)
+        if vector:
+            return _chosen(tensor.f32().reshape(-1), part.rows)
+        if part.transpose:
+            values = np.swapaxes(tensor.f32(), -1, -2)
+            return _chosen(values.reshape(-1, values.shape[-1]), part.rows)
+        if part.rows is None:
+            return tensor.f32().reshape(tensor.rows, tensor.columns)
+        return tensor.f32(_index(part.rows))
+
+
+def _index(rows):
+    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+
+
+def _chosen(values: np.ndarray, rows) -> np.ndarray:
+    """Rows in order; a range is a view, so that mapped bytes are not copied."""
+    return values if rows is None else values[_index(rows)]

@@ -1,0 +1,248 @@
+"""Read a specification file: TOML, `extends`, and strict checks that name file, key and what was expected."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import ModelNotFoundError, SpecError, did_you_mean
+from numflow.spec import schema
+from numflow.spec.expression import ExpressionError, parse
+from numflow.spec.paths import specs_dir
+from numflow.spec.schema import MODULES, SECTIONS, Option
+
+_DEPTH = 8
+_PYTHON_TYPES = {"int": int, "float": (int, float), "bool": bool, "text": str, "choice": str, "list": list}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A specification after `extends`: plain tables as in the file, checked but not yet resolved.
+
+    name:  the file's stem. chain: the files it was read from, itself first.
+    table: the merged TOML tables.
+    """
+
+    name: str
+    chain: tuple[Path, ...]
+    table: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def path(self) -> Path:
+        return self.chain[0]
+
+    @property
+    def type(self) -> str:
+        """ "decoder", "encoder" or "encoder-decoder"."""
+        return self.table.get("model", {}).get("type", "decoder")
+
+    @property
+    def title(self) -> str:
+        return self.table.get("model", {}).get("title", self.name)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        return self.table.get(name, {})
+
+
+def load_spec(path_or_name: str | Path) -> Spec:
+    """Read a spec by path ("my.toml") or by the name of a shipped one ("llama2_7b").
+
+    Raises:
+        ModelNotFoundError: no such file or name.
+        SpecError: unreadable, unknown key, wrong type, circular `extends`.
+    """
+    path = _find(path_or_name, None)
+    chain: list[Path] = []
+    tables = []
+    while True:
+        if path in chain or len(chain) >= _DEPTH:
+            raise SpecError(f"{chain[0]}: 'extends' goes in a circle ({' -> '.join(p.stem for p in [*chain, path])})")
+        chain.append(path)
+        table = _read(path)
+        tables.append(table)
+        parent = table.get("extends")
+        if parent is None:
+            break
+        path = _find(parent, path)
+    merged: dict[str, Any] = {}
+    for table in reversed(tables):
+        _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
+    # A model that extends a family is chosen by name: detection belongs to the file that states it.
+    merged["detect"] = tables[0].get("detect", {})
+    return Spec(chain[0].stem, tuple(chain), merged)
+
+
+def list_specs(directory: Path | None = None) -> list[Spec]:
+    """All shipped specs that describe a model (files whose name starts with "_" are parts of others)."""
+    files = sorted((directory or specs_dir()).glob("*.toml"))
+    return [load_spec(path) for path in files if not path.stem.startswith("_")]
+
+
+def _find(path_or_name: str | Path, beside: Path | None) -> Path:
+    """A path as given, relative to the file that extends it, or the name of a shipped spec."""
+    text = str(path_or_name)
+    folders = [Path("."), *([beside.parent] if beside else []), specs_dir()]
+    for folder in folders:
+        for candidate in (folder / text, folder / f"{text}.toml"):
+            if candidate.is_file():
+                return candidate.resolve()
+    known = [p.stem for p in specs_dir().glob("*.toml") if not p.stem.startswith("_")]
+    near = did_you_mean(Path(text).stem, known)
+    if beside:
+        raise SpecError(f"{beside}: extends {text!r}, which is neither a file nor a shipped spec{near}")
+    raise ModelNotFoundError(f"no specification file or shipped spec {text!r}{near}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    _check_file(path, table)
+    return table
+
+
+def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
+    """Tables merge key by key, `ignore` lists add up, everything else is replaced."""
+    for key, value in source.items():
+        old = target.get(key)
+        is_option = at.rpartition(".")[2] in SECTIONS
+        if isinstance(old, dict) and isinstance(value, Mapping) and not is_option:
+            _merge(old, value, f"{at}.{key}" if at else key)
+        elif key == "ignore" and isinstance(old, list):
+            target[key] = [*old, *(v for v in value if v not in old)]
+        elif isinstance(value, Mapping):
+            target[key] = {}
+            _merge(target[key], value, f"{at}.{key}" if at else key)
+        else:
+            target[key] = value
+
+
+# Checks of one file, before it is merged, so that every error names the file it stands in.
+
+def _check_file(path: Path, table: Mapping[str, Any]) -> None:
+    _known(path, "", table, schema.TOP_KEYS)
+    for key, value in table.items():
+        match key:
+            case "extends":
+                _expect(path, key, value, str, "the name of a spec")
+            case "model":
+                _check_model(path, value)
+            case "detect":
+                _check_detect(path, value)
+            case "parameters":
+                _check_parameters(path, value)
+            case _:
+                _check_part(path, key, key, value)
+
+
+def _check_part(path: Path, where: str, key: str, value: Any) -> None:
+    """A section, a tensor table, or a [gguf] / [encoder] table that holds such parts."""
+    if key in schema.NAMINGS or key in schema.STACKS:
+        _expect(path, where, value, dict, "a table")
+        allowed = schema.NAMING_KEYS if key in schema.NAMINGS else SECTIONS
+        _known(path, where, value, allowed)
+        for inner, part in value.items():
+            _check_part(path, f"{where}.{inner}", inner, part)
+    elif key == "tensors":
+        _expect(path, where, value, dict, "a table")
+        for module, pattern in value.items():
+            name = module.split("enc.", 1)[-1].split("dec.", 1)[-1]
+            _known(path, where, [name], MODULES)
+            _texts(path, f"{where}.{module}", pattern)
+    elif key == "transposed":
+        _texts(path, where, value)
+        _known(path, where, [value] if isinstance(value, str) else value, MODULES)
+    elif key in ("ignore", "prefix"):
+        _texts(path, where, value)
+    else:
+        _expect(path, where, value, dict, "a table")
+        _known(path, where, value, SECTIONS[key])
+        for name, setting in value.items():
+            check_option(path, f"{where}.{name}", SECTIONS[key][name], setting)
+
+
+def check_option(path: Path, where: str, option: Option, value: Any) -> None:
+    """One option's value: a literal of its kind, an expression, or an inline source table.
+
+    Raises:
+        SpecError: naming file, key, what was expected and what was found.
+    """
+    if isinstance(value, dict):
+        _known(path, where, value, schema.SOURCE_KEYS)
+        return
+    if option.kind in ("int", "float", "bool", "list") and isinstance(value, str):
+        try:
+            parse(value)
+        except ExpressionError as error:
+            raise SpecError(f"{path}: {where}: expected {_article(option.kind)} or an expression: {error}") from None
+        return
+    wrong = not isinstance(value, _PYTHON_TYPES[option.kind]) or (
+        isinstance(value, bool) and option.kind in ("int", "float"))
+    if wrong:
+        raise SpecError(f"{path}: {where}: expected {_article(option.kind)}, found {value!r}")
+    if option.kind == "choice" and value not in option.choices:
+        raise SpecError(f"{path}: {where}: expected one of {', '.join(option.choices)}, found {value!r}"
+                        f"{did_you_mean(value, option.choices)}")
+
+
+def _check_model(path: Path, table: Any) -> None:
+    _expect(path, "model", table, dict, "a table")
+    _known(path, "model", table, schema.MODEL_KEYS)
+    for key, value in table.items():
+        _expect(path, f"model.{key}", value, str, "text")
+    if table.get("type", "decoder") not in schema.MODEL_TYPES:
+        raise SpecError(f"{path}: model.type: expected one of {', '.join(schema.MODEL_TYPES)}, found {table['type']!r}")
+
+
+def _check_detect(path: Path, table: Any) -> None:
+    _expect(path, "detect", table, dict, "a table")
+    _known(path, "detect", table, schema.DETECT_KEYS)
+    for key in ("architectures", "model_type", "gguf"):
+        if key in table:
+            _texts(path, f"detect.{key}", table[key])
+    if "when" in table:
+        check_option(path, "detect.when", Option("bool", None, ""), table["when"])
+
+
+def _check_parameters(path: Path, table: Any) -> None:
+    _expect(path, "parameters", table, dict, "a table")
+    for name, source in table.items():
+        where = f"parameters.{name}"
+        if not name.isidentifier():
+            raise SpecError(f"{path}: {where}: a parameter's name is a word of letters, digits and _")
+        if isinstance(source, dict):
+            _known(path, where, source, schema.SOURCE_KEYS)
+            for key in ("config", "gguf", "llama2c"):
+                if key in source:
+                    _texts(path, f"{where}.{key}", source[key])
+            if isinstance(source.get("default"), str) and "map" not in source:
+                check_option(path, f"{where}.default", Option("float", None, ""), source["default"])
+
+
+def _known(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    for key in keys:
+        if key not in allowed:
+            place = f"{where}.{key}" if where else key
+            raise SpecError(f"{path}: unknown key {place!r}{did_you_mean(key, allowed)}")
+
+
+def _expect(path: Path, where: str, value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise SpecError(f"{path}: {where}: expected {what}, found {value!r}")
+
+
+def _texts(path: Path, where: str, value: Any) -> None:
+    values = value if isinstance(value, list) else [value]
+    for item in values:
+        if not isinstance(item, str):
+            raise SpecError(f"{path}: {where}: expected text or a list of texts, found {value!r}")
+
+
+def _article(kind: str) -> str:
+    return {"int": "an integer", "float": "a number", "bool": "true or false", "text": "text",
+            "choice": "a word", "list": "a list"}[kind]

@@ -1,0 +1,226 @@
+"""Every key that a specification file may hold: its kind, default and meaning. The reader refuses all others.
+
+An option's value is a literal of its kind; for numbers and switches also an expression over the parameters and
+`layer` (see expression.py); for any kind also an inline source table, which reads it from the checkpoint:
+`{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numflow.ops import ACTIVATIONS
+
+REQUIRED = object()
+NAMINGS = ("hf", "gguf", "llama2c")
+STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words."""
+
+    kind: str
+    default: Any
+    what: str
+    choices: tuple[str, ...] = ()
+
+
+def _int(default, what):
+    return Option("int", default, what)
+
+
+def _float(default, what):
+    return Option("float", default, what)
+
+
+def _bool(default, what):
+    return Option("bool", default, what)
+
+
+def _choice(choices, default, what):
+    return Option("choice", default, what, tuple(choices))
+
+
+def _text(default, what):
+    return Option("text", default, what)
+
+
+def _list(default, what):
+    return Option("list", default, what)
+
+
+# Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+                      "gelu_accurate": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
+                      "gelu_python": "gelu"}
+
+SECTIONS: dict[str, dict[str, Option]] = {
+    "stack": {
+        "layers": _int("layers", "layers of this stack"),
+        "width": _int("hidden", "columns of the residual stream"),
+        "context": _int("context", "positions the model was made for"),
+    },
+    "embedding": {
+        "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
+        "scale": _float(1.0, "embeddings are multiplied by it"),
+        "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
+        "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
+        "position_offset": _int(0, "added to the position before the look-up"),
+        "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
+        "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models"),
+        "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
+    },
+    "norm": {
+        "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
+        "eps": _float("norm_eps", "added to the mean square or the variance"),
+        "offset": _float(0.0, "added to the stored weights (1 where the file stores w - 1)"),
+    },
+    "block": {
+        "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
+        "post_norm": _choice(("none", "branch", "residual"), "none",
+                             "normalise each branch's output before it is added, or the sum after"),
+        "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
+        "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
+    },
+    "attention": {
+        "heads": _int("heads", "query heads"),
+        "kv_heads": _int("kv_heads", "key/value heads"),
+        "head_dim": _int("head_dim", "columns of a query or key head"),
+        "value_dim": _int("attention_head_dim", "columns of a value head"),
+        "qkv": _choice(("separate", "concat", "groups"), "separate",
+                       "three matrices; one of [q k v]; one of [q..q k v] per key/value head"),
+        "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
+        "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off"),
+        "window": _int(0, "a query sees this many latest keys, itself included; 0 = all"),
+        "causal": _bool(True, "queries see no later keys"),
+        "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
+        "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
+        "alibi": _bool(False, "linear position bias; slopes from the number of heads"),
+        "alibi_max": _float(8.0, "exponent of the smallest slope"),
+        "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
+        "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x))"),
+        "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none"),
+        "bucket_distance": _int(128, "distance of the last bucket"),
+    },
+    "latent": {
+        "rank": _int(0, "rank of the compressed key/value (multi-head latent attention); 0 = ordinary attention"),
+        "q_rank": _int(0, "rank of the compressed query; 0 = a plain query matrix"),
+        "rope_dim": _int(0, "columns of a head that are rotated, shared by all heads on the key side"),
+        "nope_dim": _int(0, "columns of a head that are not rotated"),
+    },
+    "rope": {
+        "enabled": _bool(True, "rotary position embedding"),
+        "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
+        "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first"),
+        "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)"),
+        "scaling": _choice(("none", "linear", "dynamic", "yarn", "llama3", "longrope"), "none",
+                           "how frequencies are stretched for long contexts"),
+        "factor": _float(1.0, "how many times the original context"),
+        "original_context": _int("context", "context the model was first trained with"),
+        "low_freq_factor": _float(1.0, "llama3"),
+        "high_freq_factor": _float(4.0, "llama3"),
+        "beta_fast": _float(32.0, "yarn"),
+        "beta_slow": _float(1.0, "yarn"),
+        "truncate": _bool(True, "yarn: round the borders of the ramp to whole dimensions"),
+        "attention_factor": _float(0.0, "multiplies cos and sin; 0 = the scaling's own rule"),
+        "mscale": _float(0.0, "yarn"),
+        "mscale_all_dim": _float(0.0, "yarn"),
+        "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context"),
+        "long_factor": _list("none", "longrope: the same, beyond it"),
+    },
+    "ffn": {
+        "width": _int("ffn_width", "columns between the two matrices"),
+        "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "silu", "the non-linearity"),
+        "gated": _bool(True, "act(gate(x)) * up(x) rather than act(up(x))"),
+        "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
+                          "gate and up as two matrices or one, and in which order of rows"),
+        "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped"),
+        "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
+    },
+    "moe": {
+        "enabled": _bool(False, "this layer routes its tokens to experts"),
+        "experts": _int("experts", "how many there are"),
+        "top_k": _int("experts_per_token", "how many each token uses"),
+        "width": _int("expert_width", "columns between an expert's two matrices"),
+        "score": _choice(("softmax", "sigmoid", "softmax_topk"), "softmax",
+                         "probabilities over all experts, independent ones, or softmax over the chosen only"),
+        "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
+        "scale": _float(1.0, "gates are multiplied by it"),
+        "groups": _int(1, "experts are chosen from the best groups only"),
+        "top_groups": _int(1, "how many groups"),
+        "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
+                          "gate and up of an expert as two matrices or one"),
+        "transposed": _bool(False, "expert matrices are stored [inputs, outputs]"),
+        "shared_width": _int(0, "width of the expert that every token uses; 0 = none"),
+        "shared_gate": _bool("has('ffn_gate_inp_shexp.weight')", "the shared expert is multiplied by sigmoid(gate(x))"),
+    },
+    "head": {
+        "norm": _bool(True, "a norm after the last layer"),
+        "tied": _bool("not has('output.weight')", "the output matrix is the embedding table"),
+        "scale": _float(1.0, "the hidden state is multiplied by it before the output matrix"),
+        "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off"),
+        "normalize": _bool(False, "rows of the output matrix are divided by their length"),
+        "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
+                             "masked-LM head: dense, this activation, norm, before the output matrix"),
+        "enabled": _bool(True, "there is an output matrix; otherwise only hidden states"),
+    },
+    "tokenizer": {
+        "kind": _choice(("auto", "tokenizer.json", "sentencepiece", "gguf", "llama2c", "wordpiece", "bpe"), "auto",
+                        "which reader; auto goes by the files"),
+        "file": _text("", "file of the tokenizer inside the checkpoint's folder"),
+        "pre": _text("", "name of a GGUF byte-pair pre-tokenizer"),
+        "add_bos": Option("bool", None, "put the begin token first; the file's own word if absent"),
+        "add_eos": Option("bool", None, "put the end token last; the file's own word if absent"),
+        "bos": _text("", "text of the begin token"),
+        "eos": _text("", "text of the end token"),
+        "unk": _text("", "text of the unknown token"),
+        "pad": _text("", "text of the padding token"),
+        "chat_template": _text("", "Jinja template over `messages`"),
+    },
+    "generation": {
+        "template": _text("", "prompt template: literal text and {query}, {bos}, {#ID}, {token} pieces"),
+        "system_prompt": _text("", "default of the system message"),
+        "temperature": _float(0.0, "default"),
+        "top_k": _int(0, "default"),
+        "top_p": _float(1.0, "default"),
+        "decoder_start": _int("decoder_start_token", "encoder-decoder: the first token given to the decoder"),
+        "forced_bos": _int("forced_bos_token", "encoder-decoder: the first token that is generated"),
+        "pooling": _choice(("none", "mean", "cls", "last"), "none", "how embeddings are made of hidden states"),
+    },
+}
+
+# Parameters that options use by default; a spec may leave them undefined only if nothing needs them.
+MODEL_TYPES = ("decoder", "encoder", "encoder-decoder")
+MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
+DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
+SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
+TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", *SECTIONS, *NAMINGS, *STACKS)
+# Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
+NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", *SECTIONS, *STACKS)
+
+# Modules of a network by their standard name; a spec's tensor tables map them to names in a file.
+MODULES = {
+    "token_embd": "token embeddings [V, D]", "token_embd_norm": "norm of the summed embeddings",
+    "position_embd": "learned positions", "token_types": "segment embeddings",
+    "project_in": "embedding width -> D", "project_out": "D -> embedding width",
+    "attn_norm": "norm before attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
+    "attn_qkv": "query, key and value in one", "attn_output": "output projection of attention",
+    "attn_q_norm": "norm of queries", "attn_k_norm": "norm of keys", "attn_sinks": "sink logits", "attn_gate": "output gate",
+    "attn_rel_b": "relative position buckets [n, H]",
+    "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
+    "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm", "attn_kv_b": "latent key/value, up",
+    "attn_k_b": "latent key, up (split files)", "attn_v_b": "latent value, up (split files)",
+    "attn_post_norm": "norm after attention", "ffn_norm": "norm before the feed-forward part",
+    "ffn_gate": "gate", "ffn_up": "up", "ffn_gate_up": "gate and up in one", "ffn_down": "down",
+    "ffn_post_norm": "norm after the feed-forward part",
+    "ffn_gate_inp": "router [X, D]", "exp_probs_b": "router bias used for choosing",
+    "ffn_gate_exps": "experts' gate", "ffn_up_exps": "experts' up", "ffn_gate_up_exps": "experts' gate and up",
+    "ffn_down_exps": "experts' down",
+    "ffn_gate_shexp": "shared expert's gate", "ffn_up_shexp": "shared expert's up", "ffn_down_shexp": "shared expert's down",
+    "ffn_gate_inp_shexp": "gate of the shared expert",
+    "cross_norm": "norm before cross-attention", "cross_q": "cross query", "cross_k": "cross key", "cross_v": "cross value",
+    "cross_output": "output projection of cross-attention", "cross_post_norm": "norm after cross-attention",
+    "output_norm": "norm after the last layer", "output": "output matrix [V, D]",
+    "head_dense": "masked-LM transform", "head_norm": "its norm",
+    "rope_freqs": "divisors of the rotary frequencies", "rope_factors_long": "longrope", "rope_factors_short": "longrope",
+}
