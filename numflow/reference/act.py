@@ -1,4 +1,4 @@
-"""Element-wise ops: activations, sums, scales (ops `act`, `act_mul`, `add`, `scale`, `softcap`, `copy`)."""
+"""Element-wise ops: activations, sums, scales (ops `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `copy`)."""
 
 import math
 
@@ -15,6 +15,11 @@ def act_mul(gate, up, *, kind, limit, alpha):
     if kind == "swiglu_clamp":
         return swiglu_clamp(gate, up, limit, alpha)
     return _ACT[kind](gate) * up
+
+
+def gate_rows(x, gate):
+    """y = x * sigmoid(gate); x [T, D], gate [T, 1]."""
+    return x * sigmoid(gate)
 
 
 def add(a, b, *, scale):

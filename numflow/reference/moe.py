@@ -5,8 +5,8 @@ import numpy as np
 from numflow.reference.act import sigmoid
 
 
-def moe_route(logits, bias=None, *, routes, score, normalize, scale, groups, top_groups):
-    """The best `routes` experts of each token: logits [T, X], bias [X] -> ids i32 [T, S], gates f32 [T, S].
+def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_groups):
+    """The best S = `width` experts of each token: logits [T, X], bias [X] -> ids i32 [T, S], gates f32 [T, S].
 
     The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
     groups with the largest sum of their two best scores are not chosen. Equal scores: the lower id first.
@@ -15,7 +15,7 @@ def moe_route(logits, bias=None, *, routes, score, normalize, scale, groups, top
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         choice = _mask_groups(choice, groups, top_groups)
-    ids = _best(choice, routes)
+    ids = _best(choice, width)
     gates = np.take_along_axis(scores, ids, axis=1)
     if score == "softmax_topk":
         gates = softmax(gates)

@@ -12,10 +12,11 @@ from numflow.reference import act, attention, cache, embed, linear, moe, norm, r
 KERNELS = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
-    "rope_angles": rope.rope_angles, "rope": rope.rope, "cache_write": cache.cache_write,
-    "attention": attention.attention, "act": act.act, "act_mul": act.act_mul, "add": act.add, "scale": act.scale,
-    "softcap": act.softcap, "select_rows": select.select_rows, "copy": act.copy, "moe_route": moe.moe_route,
-    "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
+    "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "copy": act.copy,
+    "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_linear": moe.expert_linear,
+    "expert_combine": moe.expert_combine,
 }
 USES_BATCH = {"embed", "embed_position", "embed_type", "rope_angles", "cache_write", "attention", "select_rows"}
 
@@ -107,8 +108,8 @@ class Program:
             params["cache"] = self._caches[params["cache"]]
         if step.op in USES_BATCH:
             params["batch"] = batch
-        if step.op == "moe_route":
-            params["routes"] = step.outputs[0].width
+        if step.op in ("moe_route", "head_concat"):
+            params["width"] = step.outputs[0].width
         if step.op == "expert_linear":
             params["groups"] = self.network.weights[step.weights["weight"]].groups
         results = KERNELS[step.op](*inputs, **weights, **params)

@@ -1,0 +1,72 @@
+"""Cases of `cache_write` and `attention`: prefill in pieces, ragged batches, then single tokens, over paged caches."""
+
+import numpy as np
+
+from tests.ops.build import Builder
+
+# Three sequences: one prefilled in two pieces beside the others, one of a single token, one that decodes early.
+SCHEDULE = (((0, 37), (1, 1), (2, 5)), ((2, 1), (0, 4)), ((0, 1), (1, 1), (2, 1)))
+SHORT = (((0, 6), (1, 3)), ((1, 1), (0, 1)))
+LONG = (((0, 300),), ((0, 1),))
+WHOLE = (((0, 9), (1, 1), (2, 40)),)  # bidirectional: the whole sequence is in the batch
+
+# name: heads, kv heads, head size, params, weights, schedule
+SELF = {
+    "attention": (4, 4, 16, {}, (), SCHEDULE),
+    "attention-grouped": (6, 2, 64, {}, (), SCHEDULE),
+    "attention-multi-query": (5, 1, 32, {}, (), SHORT),
+    "attention-head-20": (3, 3, 20, {}, (), SCHEDULE),
+    "attention-long": (2, 1, 64, {}, (), LONG),
+    "attention-scale": (2, 2, 16, {"scale": 1.0}, (), SHORT),
+    "attention-window-1": (2, 2, 16, {"window": 1}, (), SHORT),
+    "attention-window": (4, 2, 16, {"window": 7}, (), SCHEDULE),
+    "attention-window-wider-than-text": (2, 2, 16, {"window": 64}, (), SHORT),
+    "attention-window-long": (2, 1, 32, {"window": 100}, (), LONG),
+    "attention-softcap": (4, 2, 32, {"softcap": 2.0}, (), SCHEDULE),
+    "attention-slopes": (6, 6, 16, {}, ("slopes",), SCHEDULE),
+    "attention-sinks": (4, 2, 64, {}, ("sinks",), SCHEDULE),
+    "attention-sinks-window": (4, 2, 16, {"window": 5}, ("sinks",), SCHEDULE),
+    "attention-buckets-causal": (4, 4, 16, {"scale": 1.0, "bucket_distance": 16}, ("buckets",), SCHEDULE),
+    "attention-buckets-both-ways": (4, 4, 16, {"causal": False, "bucket_distance": 16}, ("buckets",), WHOLE),
+    "attention-both-ways": (4, 2, 32, {"causal": False}, (), WHOLE),
+    "attention-both-ways-window": (2, 2, 20, {"causal": False, "window": 6}, (), WHOLE),
+}
+
+
+def attention_cases():
+    for name, (heads, kv_heads, head_dim, params, weights, schedule) in SELF.items():
+        b = Builder(name)
+        q, k, v = b.inputs(heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        _attend(b, q, k, v, heads, head_dim, b.cache(kv_heads=kv_heads, k_dim=head_dim), params, weights)
+        yield b.case(b.last, schedule, bound=2e-5)
+    yield _different_value_size()
+    yield _cross()
+
+
+def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
+    shapes = {"slopes": (heads,), "sinks": (heads,), "buckets": (8, heads)}
+    drawn = {role: b.weight(role, np.abs(b.normal(*shapes[role])) if role == "slopes" else b.normal(*shapes[role]))
+             for role in weights}
+    b.last = b.buffer(heads * (v_dim or head_dim))
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (q,), (b.last,), drawn, **{"scale": head_dim**-0.5, **params}, cache=cache, heads=heads)
+
+
+def _different_value_size():
+    """Keys of 24 columns, values of 16."""
+    b = Builder("attention-value-size")
+    q, k, v = b.inputs(4 * 24, 2 * 24, 2 * 16)
+    _attend(b, q, k, v, 4, 24, b.cache(kv_heads=2, k_dim=24, v_dim=16), {}, v_dim=16)
+    return b.case(b.last, SCHEDULE, bound=2e-5)
+
+
+def _cross():
+    """An encoder writes its memory once; queries of the decoder see all of it and nothing else."""
+    b = Builder("attention-cross")
+    cache = b.cache(kv_heads=2, k_dim=16, kind="cross")
+    k, v = b.inputs(32, 32, entry="encode")
+    b.step("cache_write", (k, v), (), entry="encode", cache=cache)
+    (q,) = b.inputs(64)
+    y = b.buffer(64)
+    b.step("attention", (q,), (y,), cache=cache, heads=4, scale=0.25, causal=False)
+    return b.case(y, (((0, 3), (1, 1), (2, 4)), ((1, 2), (0, 1)), ((2, 1),)), encoder=(9, 33, 2), bound=2e-5)

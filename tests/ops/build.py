@@ -1,0 +1,204 @@
+"""Tiny networks around one op, so that any executor's Program can run it.
+
+A network looks its inputs up in a table of random rows (op `embed`), applies the op under test and selects rows. The
+inputs of an op lie side by side in one buffer, so ops see column views. Weights are float32.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from numflow.network.weights import RawMatrix
+from numflow.ops import OPS, Batch, Buffer, Cache, Network, Step, View, Weight, check_step
+
+VOCABULARY = 97
+
+
+class FakeWeights:
+    """Weights from arrays, with the interface of a WeightSource."""
+
+    def __init__(self, arrays, network_weights):
+        self.arrays = arrays
+        self.weights = network_weights
+
+    def f32(self, name):
+        return self.arrays[name]
+
+    def raw(self, name):
+        array, weight = self.arrays[name], self.weights[name]
+        rows = array.reshape(1 if array.ndim == 1 else len(array), -1).view(np.uint8)
+        return RawMatrix(name, "F32", rows, weight.shape, weight.groups)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of Program.run; `sequences[b]` says which sequence row group b of the batch belongs to."""
+
+    batch: Batch
+    entry: str
+    output: str | None
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one shape.
+
+    schedule: per run, the new tokens of each sequence: ((sequence, count), ...).
+    bound:    largest absolute difference allowed, relative to the standard deviation of the expected output.
+    rows:     which rows of each batch are wanted, None for all.
+    encoder:  length of each sequence's encoder memory, if there is an "encode" entry (run first).
+    """
+
+    name: str
+    network: Network
+    weights: FakeWeights
+    schedule: tuple[tuple[tuple[int, int], ...], ...]
+    bound: float = 1e-5
+    rows: tuple[int, ...] | None = None
+    encoder: tuple[int, ...] = ()
+    types: bool = False
+
+    def __str__(self):
+        return self.name
+
+    def blocks(self, block_size):
+        """KV blocks a program must reserve: more than are used, so that tables have holes."""
+        return sum(len(t) for t in self._tables(self._totals(), block_size)) + 5
+
+    def cross_blocks(self, block_size):
+        return sum(len(t) for t in self._tables(dict(enumerate(self.encoder)), block_size)) + 3
+
+    def runs(self, block_size) -> list[Run]:
+        """The batches for a program of this block size. Block tables are shuffled."""
+        rng = np.random.default_rng(len(self.name))
+        # The encoder's own sequences use the same self blocks as the decoder's; their caches are different ones.
+        totals = self._totals()
+        table = self._shuffled(totals, block_size, self.blocks(block_size))
+        cross = self._shuffled(dict(enumerate(self.encoder)), block_size, self.cross_blocks(block_size))
+        runs, seen = [], dict.fromkeys(totals, 0)
+        if self.encoder:
+            parts = tuple(enumerate(self.encoder))
+            runs.append(self._run(parts, dict.fromkeys(totals, 0), table, cross, rng, "encode"))
+        for parts in self.schedule:
+            runs.append(self._run(parts, seen, table, cross, rng, "main"))
+            seen = {s: seen[s] + dict(parts).get(s, 0) for s in seen}
+        return runs
+
+    def _run(self, parts, seen, table, cross, rng, entry):
+        total = sum(count for _, count in parts)
+        sequences = tuple(s for s, _ in parts)
+        rows = range(total) if self.rows is None else self.rows
+        batch = Batch(
+            tokens=rng.integers(0, VOCABULARY, total, dtype=np.int32),
+            positions=np.concatenate([seen[s] + np.arange(n) for s, n in parts]).astype(np.int32),
+            starts=np.cumsum([0] + [n for _, n in parts]).astype(np.int32),
+            blocks=table[list(sequences)],
+            logit_rows=np.array(rows if entry == "main" else [], np.int32),
+            types=rng.integers(0, 2, total, dtype=np.int32) if self.types else None,
+            cross_blocks=cross[list(sequences)] if self.encoder else None,
+            cross_lengths=np.array([self.encoder[s] for s in sequences], np.int32) if self.encoder else None,
+        )
+        return Run(batch, entry, "logits" if entry == "main" else None, sequences)
+
+    def _totals(self):
+        totals = dict(enumerate(self.encoder))
+        counts = {}
+        for parts in self.schedule:
+            for s, n in parts:
+                counts[s] = counts.get(s, 0) + n
+        return {s: max(n, totals.get(s, 0)) for s, n in counts.items()}
+
+    @staticmethod
+    def _tables(lengths, block_size):
+        return [range(-(-n // block_size)) for _, n in sorted(lengths.items())]
+
+    def _shuffled(self, lengths, block_size, blocks):
+        """Block ids i32 [sequences, M], in random order; -1 beyond a sequence's own."""
+        sizes = [len(t) for t in self._tables(lengths, block_size)]
+        free = iter(np.random.default_rng(blocks).permutation(blocks).tolist())
+        table = np.full((len(sizes), max(sizes, default=0)), -1, np.int32)
+        for row, size in zip(table, sizes, strict=True):
+            row[:size] = [next(free) for _ in range(size)]
+        return table
+
+
+@dataclass
+class Builder:
+    """Collects the parts of a tiny network; weights are drawn from a generator seeded by the name."""
+
+    name: str
+    steps: dict = field(default_factory=lambda: {"main": []})
+    buffers: dict = field(default_factory=dict)
+    weights: dict = field(default_factory=dict)
+    arrays: dict = field(default_factory=dict)
+    caches: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.rng = np.random.default_rng(sum(map(ord, self.name)))
+
+    def normal(self, *shape):
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def weight(self, role, array, groups=1):
+        """Add a weight, returns its name."""
+        name = f"{role}.{len(self.weights)}"
+        self.arrays[name] = np.ascontiguousarray(array)
+        self.weights[name] = Weight(name, array.shape, groups=groups, types=("F32",))
+        return name
+
+    def buffer(self, width, rows="tokens", dtype="f32"):
+        """Add a buffer, returns the view of all its columns."""
+        name = f"b{len(self.buffers)}"
+        self.buffers[name] = Buffer(name, rows, width, dtype)
+        return View(name, 0, width)
+
+    def cache(self, *, kv_heads, k_dim, v_dim=None, kind="self"):
+        name = f"cache.{len(self.caches)}"
+        self.caches[name] = Cache(name, kv_heads, k_dim, v_dim or k_dim, kind)
+        return name
+
+    def step(self, op, inputs, outputs, weights=None, entry="main", **params):
+        label = f"{entry}.{len(self.steps.setdefault(entry, []))}"
+        self.steps[entry].append(Step(op, tuple(inputs), tuple(outputs), weights or {}, params, label))
+
+    def inputs(self, *widths, entry="main", spread=1.0):
+        """Random rows by token, cut into column views of these widths, with a gap between them."""
+        gap = 4
+        whole = self.buffer(sum(widths) + gap * (len(widths) - 1))
+        table = self.weight("table", np.float32(spread) * self.normal(VOCABULARY, whole.width))
+        self.step("embed", (), (whole,), {"table": table}, entry)
+        starts = np.cumsum([0] + [w + gap for w in widths[:-1]]).tolist()
+        return [View(whole.buffer, start, width) for start, width in zip(starts, widths, strict=True)]
+
+    def case(self, y, schedule=(((0, 5),),), **options) -> Case:
+        """Select rows of y (where it is not on the wanted rows already) and close the network."""
+        if self.buffers[y.buffer].rows == "tokens":
+            out = self.buffer(y.width, "logits")
+            self.step("select_rows", (y,), (out,))
+            y = out
+        network = Network(self.name, {k: tuple(v) for k, v in self.steps.items()}, self.buffers, self.weights,
+                          self.caches, {"logits": y}, {"type": "decoder"})
+        for steps in network.entries.values():
+            for step in steps:
+                assert step.op in OPS
+                check_step(step, network)
+        return Case(self.name, network, FakeWeights(self.arrays, self.weights), tuple(schedule), **options)
+
+
+def run_case(case, program_class, **options):
+    """Outputs of every run that has one, float32 [R, N] each."""
+    program = program_class(case.network, case.weights, **options)
+    try:
+        program.reserve(case.blocks(program.block_size), case.cross_blocks(program.block_size) if case.encoder else 0)
+        results = [program.run(r.batch, r.entry, r.output) for r in case.runs(program.block_size)]
+        return [np.array(y) for y in results if y is not None]
+    finally:
+        program.close()
+
+
+def error(actual, expected):
+    """Largest absolute difference relative to the standard deviation of what is expected."""
+    assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
+    assert actual.dtype == np.float32
+    return float(np.max(np.abs(actual - expected)) / max(np.std(expected), 1e-3))

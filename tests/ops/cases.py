@@ -1,0 +1,189 @@
+"""The op case list: `CASES`, one or more for every row of OPS. Every executor runs the same ones (`run_case`)."""
+
+import numpy as np
+
+from tests.ops.attention_cases import attention_cases
+from tests.ops.build import Builder
+
+ONE, FIVE = (((0, 1),),), (((0, 5),),)
+RAGGED = (((0, 3), (1, 1), (2, 9)),)
+
+
+def _embed():
+    for name, width, scale, schedule in (("embed", 64, 1.0, RAGGED), ("embed-scaled-odd", 60, 7.5, ONE)):
+        b = Builder(name)
+        y = b.buffer(width)
+        b.step("embed", (), (y,), {"table": b.weight("table", b.normal(97, width))}, scale=scale)
+        yield b.case(y, schedule)
+    for name, op, params, types in (("embed_position", "embed_position", {}, False),
+                                    ("embed_position-offset-2", "embed_position", {"offset": 2}, False),
+                                    ("embed_type", "embed_type", {}, True),
+                                    ("embed_type-without-types", "embed_type", {}, False)):
+        b = Builder(name)
+        (x,) = b.inputs(60)
+        b.step(op, (x,), (x,), {"table": b.weight("table", b.normal(2 if op == "embed_type" else 40, 60))}, **params)
+        yield b.case(x, (((0, 3), (1, 1)), ((1, 4), (0, 2))), types=types)
+
+
+def _norm():
+    for op in ("rms_norm", "layer_norm"):
+        for suffix, width, groups, weight, eps in (("", 64, 1, 64, 1e-5), ("-odd-width", 60, 1, 60, 1e-6),
+                                                   ("-plain", 64, 1, 0, 1e-5), ("-heads", 60, 3, 20, 1e-6),
+                                                   ("-heads-own-weights", 128, 4, 128, 1e-5),
+                                                   ("-wide", 1000, 1, 1000, 1e-5)):
+            b = Builder(op + suffix)
+            x, _ = b.inputs(width, 8, spread=3.0)
+            weights = {role: b.weight(role, 1 + b.normal(weight)) for role in ("weight", "bias")
+                       if weight and (role == "weight" or op == "layer_norm")}
+            y = x if suffix == "-heads" else b.buffer(width)  # once in place
+            b.step(op, (x,), (y,), weights, eps=eps, groups=groups)
+            yield b.case(y, RAGGED)
+    b = Builder("rms_norm-tiny-values")
+    (x,) = b.inputs(64, spread=1e-4)
+    b.step("rms_norm", (x,), (x,), {"weight": b.weight("weight", b.normal(64))}, eps=1e-5)
+    yield b.case(x)
+
+
+def _linear():
+    for n, k, bias, tokens in ((64, 64, False, 5), (60, 20, True, 1), (37, 112, True, 3), (1, 60, False, 4),
+                               (130, 256, False, 33), (64, 576, True, 1), (48, 100, False, 17)):
+        b = Builder(f"linear-{n}x{k}{'-bias' * bias}-{tokens}-rows")
+        x, _ = b.inputs(k, 4)
+        y = b.buffer(n)
+        weights = {"weight": b.weight("weight", b.normal(n, k))}
+        if bias:
+            weights["bias"] = b.weight("bias", b.normal(n))
+        b.step("linear", (x,), (y,), weights)
+        yield b.case(y, (((0, tokens),),))
+    b = Builder("linear-on-wanted-rows")
+    (x,) = b.inputs(64)
+    last, y = b.buffer(64, "logits"), b.buffer(97, "logits")
+    b.step("select_rows", (x,), (last,))
+    b.step("linear", (last,), (y,), {"weight": b.weight("weight", b.normal(97, 64))})
+    yield b.case(y, RAGGED, rows=(2, 3, 12))
+
+
+def _rope():
+    for suffix, heads, head_dim, rotated, pairing, start, scale in (
+            ("half", 4, 16, 16, "half", 0, 1.0), ("half-head-20", 3, 20, 20, "half", 0, 1.0),
+            ("adjacent", 4, 16, 16, "adjacent", 0, 1.0), ("adjacent-partial", 2, 64, 32, "adjacent", 0, 1.0),
+            ("half-partial", 3, 20, 8, "half", 0, 1.0), ("half-tail", 2, 48, 16, "half", 32, 1.19),
+            ("adjacent-tail", 1, 24, 8, "adjacent", 16, 1.0)):
+        for in_place in (True, False):
+            b = Builder(f"rope-{suffix}{'-in-place' * in_place}")
+            x, _ = b.inputs(heads * head_dim, 8)
+            angles = b.buffer(rotated)
+            inv_freq = (10000.0 ** (-np.arange(0, rotated, 2) / rotated)).astype(np.float32)
+            b.step("rope_angles", (), (angles,), {"inv_freq": b.weight("inv_freq", inv_freq)}, scale=scale)
+            y = x if in_place else b.buffer(x.width)
+            b.step("rope", (x, angles), (y,), heads=heads, head_dim=head_dim, pairing=pairing, start=start)
+            yield b.case(y, (((0, 3), (1, 1)), ((0, 30),)))
+    b = Builder("rope_angles")
+    angles = b.buffer(24)
+    freq = b.weight("inv_freq", (0.5 ** np.arange(12)).astype(np.float32))
+    b.step("rope_angles", (), (angles,), {"inv_freq": freq}, scale=0.7)
+    yield b.case(angles, (((0, 50),),))
+
+
+def _elementwise():
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"):
+        b = Builder(f"act-{kind}")
+        (x,) = b.inputs(60, spread=4.0)
+        b.step("act", (x,), (x,), kind=kind)
+        yield b.case(x)
+    for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp"):
+        b = Builder(f"act_mul-{kind}")
+        gate, up = b.inputs(60, 60, spread=4.0)
+        params = {"limit": 7.0, "alpha": 1.702} if kind == "swiglu_clamp" else {}
+        y = gate if kind == "silu" else b.buffer(60)  # once in place
+        b.step("act_mul", (gate, up), (y,), kind=kind, **params)
+        yield b.case(y)
+    for op, params in (("scale", {"scale": 0.3}), ("softcap", {"cap": 3.0}), ("copy", {})):
+        for in_place in (False, True) if op != "copy" else (False,):
+            b = Builder(op + "-in-place" * in_place)
+            x, _ = b.inputs(60, 8, spread=4.0)
+            y = x if in_place else b.buffer(60)
+            b.step(op, (x,), (y,), **params)
+            yield b.case(y)
+    for name, scale, in_place in (("add", 1.0, True), ("add-scaled", 0.22, False)):
+        b = Builder(name)
+        x, z = b.inputs(60, 60)
+        y = x if in_place else b.buffer(60)
+        b.step("add", (x, z), (y,), scale=scale)
+        yield b.case(y, ONE if in_place else RAGGED)
+    b = Builder("softcap-on-wanted-rows")
+    (x,) = b.inputs(64, spread=20.0)
+    y = b.buffer(64, "logits")
+    b.step("select_rows", (x,), (y,))
+    b.step("softcap", (y,), (y,), cap=30.0)
+    yield b.case(y, RAGGED, rows=(12, 0))
+    b = Builder("gate_rows")
+    x, gate = b.inputs(60, 1, spread=3.0)
+    b.step("gate_rows", (x, gate), (x,))
+    yield b.case(x, RAGGED)
+    for name, heads, width, shared in (("head_concat", 3, 8, False), ("head_concat-shared", 3, 8, True)):
+        b = Builder(name)
+        x, z = b.inputs(heads * 20, width if shared else heads * width)
+        y = b.buffer(heads * (20 + width))
+        b.step("head_concat", (x, z), (y,), heads=heads)
+        yield b.case(y, RAGGED)
+    b = Builder("select_rows")
+    x, _ = b.inputs(60, 4)
+    yield b.case(x, RAGGED, rows=(2, 3, 12))
+
+
+def _route():
+    """The gates by expert: each expert's matrix has one row, e_x, of ones at columns of its own."""
+    for suffix, experts, chosen, params, bias in (
+            ("softmax", 8, 2, {"normalize": True}, False), ("softmax-not-normalized", 6, 3, {"scale": 2.5}, False),
+            ("softmax_topk", 4, 2, {"score": "softmax_topk"}, False),
+            ("sigmoid-bias", 16, 4, {"score": "sigmoid", "normalize": True, "scale": 2.5}, True),
+            ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),
+            ("softmax-groups", 12, 3, {"groups": 3, "top_groups": 1}, False),
+            ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
+        b = Builder(f"moe_route-{suffix}")
+        (logits,) = b.inputs(experts, spread=2.0)
+        one = b.buffer(experts)
+        b.step("act", (logits,), (one,), kind="relu")
+        b.step("scale", (one,), (one,), scale=0.0)
+        b.step("embed_type", (one,), (one,), {"table": b.weight("ones", np.ones((1, experts), np.float32))})
+        ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
+        weights = {"bias": b.weight("bias", b.normal(experts))} if bias else {}
+        b.step("moe_route", (logits,), (ids, gates), weights, **params)
+        routed, y = b.buffer(experts, "routes"), b.buffer(experts)
+        pick = np.zeros((experts, experts, experts), np.float32)
+        pick[np.arange(experts), np.arange(experts), :] = 1 / experts
+        name = b.weight("pick", pick.reshape(-1, experts), groups=experts)
+        b.step("expert_linear", (one, ids), (routed,), {"weight": name})
+        b.step("expert_combine", (routed, gates), (y,))
+        yield b.case(y, RAGGED)
+
+
+def _experts():
+    """A whole feed-forward of experts: route, gate and up, multiply, down, combine."""
+    for name, width, inner, experts, chosen, bias, schedule in (
+            ("moe-feed-forward", 64, 32, 4, 2, False, RAGGED), ("moe-feed-forward-bias-odd", 60, 20, 5, 3, True, FIVE),
+            ("moe-feed-forward-one-token", 64, 48, 8, 2, False, ONE),
+            ("moe-feed-forward-one-route", 32, 32, 4, 1, True, (((0, 19),),))):
+        b = Builder(name)
+        x, logits = b.inputs(width, experts)
+        ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
+        b.step("moe_route", (logits,), (ids, gates), normalize=True)
+        gate_up, y = b.buffer(2 * inner, "routes"), b.buffer(width)
+        down = b.buffer(width, "routes")
+        _expert_linear(b, x, ids, gate_up, experts, bias)
+        gate, up = (type(gate_up)(gate_up.buffer, start, inner) for start in (0, inner))
+        b.step("act_mul", (gate, up), (gate,), kind="silu")
+        _expert_linear(b, gate, ids, down, experts, bias)
+        b.step("expert_combine", (down, gates), (y,))
+        yield b.case(y, schedule)
+
+
+def _expert_linear(b, x, ids, y, experts, bias):
+    weights = {"weight": b.weight("experts", b.normal(experts * y.width, x.width), groups=experts)}
+    if bias:
+        weights["bias"] = b.weight("bias", b.normal(experts, y.width))
+    b.step("expert_linear", (x, ids), (y,), weights)
+
+
+CASES = [*_embed(), *_norm(), *_linear(), *_rope(), *_elementwise(), *_route(), *_experts(), *attention_cases()]
