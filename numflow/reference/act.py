@@ -1,4 +1,4 @@
-"""Element-wise ops: activations, sums, scales (ops `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `copy`)."""
+"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `copy`)."""
 
 import math
 
