@@ -1,0 +1,66 @@
+"""What threads need to meet outside the GIL: atomic int64 operations, a pause for spinning, a yield."""
+
+import ctypes
+import sys
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+_X86 = binding.get_default_triple().startswith(("x86_64", "i386", "i686"))
+
+if sys.platform == "win32":
+    cpu_yield = ctypes.WinDLL("kernel32").SwitchToThread
+else:
+    cpu_yield = ctypes.CDLL(None).sched_yield
+cpu_yield.argtypes, cpu_yield.restype = [], ctypes.c_int
+
+
+def _pointer(builder, address):
+    return builder.inttoptr(address, _I64.as_pointer())
+
+
+@intrinsic
+def fetch_add(typingctx, address, value):
+    """Add to the int64 at `address`; the value before."""
+    def codegen(context, builder, signature, args):
+        return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def exchange(typingctx, address, value):
+    """Replace the int64 at `address`; the value before."""
+    def codegen(context, builder, signature, args):
+        return builder.atomic_rmw("xchg", _pointer(builder, args[0]), args[1], "seq_cst")
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_acquire(typingctx, address):
+    """The int64 at `address`, and everything its writer wrote before it."""
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store_release(typingctx, address, value):
+    """Write the int64 at `address` after everything this thread wrote before."""
+    def codegen(context, builder, signature, args):
+        builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def pause(typingctx):
+    """Tell the core that this is a spin loop (x86 `pause`; nothing elsewhere)."""
+    def codegen(context, builder, signature, args):
+        if _X86:
+            nothing = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, nothing, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+    return types.void(), codegen
