@@ -222,7 +222,7 @@ OPS = {op.name: op for op in (
        ("logits",), ("ids", "gates"), ("bias?",),
        {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1}),
     Op("expert_linear", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
-       "routes) or T*S rows; bias [X, N]", ("x", "ids"), ("y",), ("weight", "bias?")),
+       "routes) or T*S rows; bias [X * N]", ("x", "ids"), ("y",), ("weight", "bias?")),
     Op("expert_combine", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
 )}
 

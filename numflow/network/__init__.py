@@ -1,0 +1,103 @@
+"""Spec + checkpoint -> Network: a flat list of steps on named buffers and weights, as plain data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import NetworkError, SpecError
+from numflow.formats.checkpoint import Checkpoint
+from numflow.network.builder import Builder
+from numflow.network.names import TensorNames
+from numflow.network.passes import fuse_linears
+from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
+from numflow.network.weights import RawMatrix, WeightSource
+from numflow.ops import Network, check_step
+from numflow.spec.detect import detect
+from numflow.spec.reader import Spec, load_spec
+from numflow.spec.resolve import Resolved
+
+__all__ = ["RawMatrix", "WeightSource", "build", "choose_spec", "resolve", "verify"]
+
+
+def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
+    """The spec asked for (file or name), else the one that detection finds."""
+    if spec is not None:
+        return load_spec(spec)
+    return detect(checkpoint, lambda candidate: TensorNames(candidate, checkpoint).has)
+
+
+def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
+    """The spec's values for this checkpoint, and its tensor names."""
+    names = TensorNames(spec, checkpoint)
+    return Resolved(spec, checkpoint.config, checkpoint.naming, names.has), names
+
+
+def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: bool = True) -> Network:
+    """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
+
+    context: longest sequence that will be run, None = the model's own; chooses among length-dependent rotary scalings.
+    fuse: merge neighbouring matrix products (same results, fewer steps).
+
+    Raises:
+        SpecError: a value or tensor is missing, of the wrong shape, or left over.
+        NetworkError: the steps do not fit together (a mistake in numflow or an impossible spec).
+    """
+    resolved, names = resolve(spec, checkpoint)
+    builder = Builder(resolved, names, checkpoint, context)
+    if spec.type == "encoder-decoder":
+        encoder_and_decoder(builder)
+    else:
+        decoder_or_encoder(builder)
+    left = names.left_over()
+    if left:
+        shown = ", ".join(map(repr, left[:4])) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        raise SpecError(f"{checkpoint.path}: spec {spec.name!r} has no place for tensor{'s' * (len(left) > 1)} {shown}; "
+                        f"name it in a tensors table or in `ignore`")
+    network = builder.network(spec.name, _facts(builder, spec))
+    if fuse:
+        network = fuse_linears(network)
+    verify(network)
+    return network
+
+
+def verify(network: Network) -> None:
+    """Check every step (arity, shapes, dtypes) and that nothing is read before it is written.
+
+    Raises:
+        NetworkError: naming the step, what was expected and what was found.
+    """
+    for entry, steps in network.entries.items():
+        written: dict[str, list[tuple[int, int]]] = {}
+        for step in steps:
+            check_step(step, network)
+            for view in step.inputs:
+                if not _covered(view.start, view.start + view.width, written.get(view.buffer, [])):
+                    raise NetworkError(f"{entry}: {step}: reads {view} before it is written")
+            for view in step.outputs:
+                written.setdefault(view.buffer, []).append((view.start, view.start + view.width))
+    writers = {view.buffer for steps in network.entries.values() for step in steps for view in step.outputs}
+    for name, view in network.outputs.items():
+        if view.buffer not in writers:
+            raise NetworkError(f"output {name!r} is buffer {view.buffer!r}, which no step writes")
+
+
+def _covered(start: int, stop: int, spans: list[tuple[int, int]]) -> bool:
+    for first, last in sorted(set(spans)):
+        if first <= start < last:
+            start = last
+    return start >= stop
+
+
+def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
+    """What the engine needs to know of the model, beside its steps."""
+    stack = "decoder" if spec.type == "encoder-decoder" else ""
+    table = b.weights[f"{'dec.' if stack else ''}token_embd.weight"] if stack else b.weights["token_embd.weight"]
+    facts = {"type": spec.type, "vocabulary": table.shape[0],
+             **{key: b.resolved.option("stack", key, None, stack) for key in ("layers", "width", "context")}}
+    if stack:
+        facts["decoder_start_token"] = b.resolved.option("generation", "decoder_start")
+        facts["forced_bos_token"] = b.resolved.option("generation", "forced_bos")
+    if b.resolved.option("embedding", "position", None, stack) == "learned":
+        rows = b.weights[f"{'dec.' if stack else ''}position_embd.weight"].shape[0]
+        facts["context"] = min(facts["context"], rows - b.resolved.option("embedding", "position_offset", None, stack))
+    return facts

@@ -26,6 +26,7 @@ class Builder:
         self.entries: dict[str, list[Step]] = {}
         self.outputs: dict[str, View] = {}
         self.entry = "main"
+        self._whole: dict[tuple, str] = {}
         naming = resolved.spec.section(checkpoint.naming)
         transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
         self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
@@ -128,6 +129,12 @@ class Builder:
                                 types=tuple(t.type.name for t in tensors)))
 
     def _add(self, weight: Weight) -> str:
+        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
+        if all(part.rows is None for part in weight.parts):
+            same = (*(part.tensor for part in weight.parts), weight.shape, weight.add, weight.normalize_rows)
+            first = self._whole.setdefault(same, weight.name)
+            if first != weight.name:
+                return first
         self.weights[weight.name] = weight
         return weight.name
 

@@ -51,7 +51,7 @@ class Resolved:
     def _source(self, where: str, source: Any, layer: int | None, stack: str) -> Any:
         """A literal, an expression, or what a source table finds in the checkpoint."""
         if isinstance(source, str):
-            return self._evaluate(where, source, layer, stack)
+            return self.evaluate(where, source, layer, stack)
         if not isinstance(source, Mapping):
             return source
         keys = self.keys(source)
@@ -64,7 +64,7 @@ class Resolved:
             place = "config.json" if self.naming == "hf" else f"{self.naming} metadata"
             wanted = " or ".join(map(repr, keys)) or f"any key of {self.naming!r}"
             raise SpecError(f"{self.spec.path}: {where}: {place} has no {wanted}, and there is no default")
-        return self._evaluate(where, default, layer, stack) if isinstance(default, str) and "map" not in source else default
+        return self.evaluate(where, default, layer, stack) if isinstance(default, str) and "map" not in source else default
 
     def keys(self, source: Mapping[str, Any]) -> list[str]:
         """Where this checkpoint's configuration may hold a value, best first."""
@@ -88,13 +88,16 @@ class Resolved:
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
         table = source.get("map")
-        if table is None or not isinstance(value, str):
+        if table is None:
             return value
+        if isinstance(value, bool):
+            value = str(value).lower()
         if value not in table:
             raise SpecError(f"{self.spec.path}: {where}: {key} is {value!r}{did_you_mean(value, table)}")
         return table[value]
 
-    def _evaluate(self, where: str, text: str, layer: int | None, stack: str) -> Any:
+    def evaluate(self, where: str, text: str, layer: int | None = None, stack: str = "") -> Any:
+        """The value of an expression over parameters, options and `layer`; `where` names it in errors."""
         def name(word: str) -> Any:
             if word == "layer":
                 if layer is None:

@@ -1,0 +1,102 @@
+"""A network in words and numbers, for `numflow inspect` and `numflow spec check`."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from numflow.formats.checkpoint import Checkpoint
+from numflow.ops import Network, Step
+
+
+@dataclass(frozen=True)
+class StepGroup:
+    """Steps of one label over the layers that have it: "blk.*.attn_q+attn_k+attn_v", op, shapes, layers, bytes."""
+
+    entry: str
+    label: str
+    op: str
+    shapes: str
+    layers: str
+    stored_bytes: int
+
+
+def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
+    """Steps in order of first appearance, equal ones of different layers together."""
+    groups: dict[tuple[str, str, str, str], tuple[list[int], int]] = {}
+    for entry, steps in network.entries.items():
+        for step in steps:
+            label, layer = _without_layer(step.label)
+            key = (entry, label, step.op, shapes(step, network))
+            layers, size = groups.get(key, ([], 0))
+            if layer is not None:
+                layers.append(layer)
+            groups[key] = (layers, size + sum(stored_bytes(network, checkpoint, name) for name in step.weights.values()))
+    return [StepGroup(entry, label, op, text, _spans(layers), size)
+            for (entry, label, op, text), (layers, size) in groups.items()]
+
+
+def shapes(step: Step, network: Network) -> str:
+    """ "[T, 576] -> [T, 960]  Q4_1"."""
+    def one(view):
+        rows = {"tokens": "T", "logits": "R", "routes": "T*S"}[network.buffers[view.buffer].rows]
+        return f"[{rows}, {view.width}]"
+
+    text = " ".join(map(one, step.inputs)) + " -> " + " ".join(map(one, step.outputs))
+    types = sorted({kind for role, name in step.weights.items() if role in ("weight", "table")
+                    for kind in network.weights[name].types})
+    return f"{text.strip()}  {'/'.join(types)}".rstrip()
+
+
+def stored_bytes(network: Network, checkpoint: Checkpoint, name: str) -> int:
+    """Bytes of a weight as the file stores them."""
+    weight = network.weights[name]
+    total = 0
+    for part in weight.parts:
+        tensor = checkpoint.tensors[part.tensor]
+        if part.rows is None:
+            total += tensor.nbytes
+        elif len(weight.shape) == 1:
+            total += len(part.rows) * tensor.type.size // tensor.type.block
+        else:
+            total += len(part.rows) * tensor.type.row_bytes(tensor.columns)
+    return total
+
+
+def tensor_types(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple[int, int, int]]:
+    """Tensor type -> (tensors, weights, bytes) over the tensors that the network uses."""
+    used = {part.tensor for weight in network.weights.values() for part in weight.parts}
+    table: dict[str, tuple[int, int, int]] = {}
+    for name in used:
+        tensor = checkpoint.tensors[name]
+        count, weights, size = table.get(tensor.type.name, (0, 0, 0))
+        table[tensor.type.name] = (count + 1, weights + tensor.rows * tensor.columns, size + tensor.nbytes)
+    return dict(sorted(table.items(), key=lambda item: -item[1][2]))
+
+
+def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
+    """Bytes of keys and values that one token of context takes, all layers."""
+    return sum(c.kv_heads * (c.k_dim + c.v_dim) * element_bytes for c in network.caches.values() if c.kind == "self")
+
+
+def op_counts(network: Network) -> Mapping[str, int]:
+    return Counter(step.op for steps in network.entries.values() for step in steps)
+
+
+def _without_layer(label: str) -> tuple[str, int | None]:
+    words = label.split(".")
+    if "blk" in words:
+        at = words.index("blk") + 1
+        layer = int(words[at])
+        return ".".join([*words[:at], "*", *words[at + 1:]]), layer
+    return label, None
+
+
+def _spans(layers: list[int]) -> str:
+    """0, 1, 2, 5 -> "0-2, 5"."""
+    spans: list[list[int]] = []
+    for layer in layers:
+        if spans and layer == spans[-1][1] + 1:
+            spans[-1][1] = layer
+        else:
+            spans.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

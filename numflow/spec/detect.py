@@ -1,0 +1,78 @@
+"""Which shipped spec describes a checkpoint: by the architecture it names, then by conditions on its values."""
+
+from collections.abc import Callable
+from typing import Any
+
+from numflow.errors import SpecError, did_you_mean
+from numflow.spec.reader import Spec, list_specs
+from numflow.spec.resolve import Resolved
+
+
+HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
+
+
+def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
+    """The spec whose [detect] table fits the checkpoint (format, architectures or model_type, and `when`).
+
+    has_for: gives, for a spec, the function behind `has(...)` in conditions (see network.choose_spec).
+
+    Raises:
+        SpecError: none fits, or several do.
+    """
+    specs = list_specs()
+    named = [spec for spec in specs if _names_it(spec, checkpoint)]
+    fitting = [spec for spec in named if _condition(spec, checkpoint, has_for)]
+    if len(fitting) == 1:
+        return fitting[0]
+    what = _architecture(checkpoint)
+    if len(fitting) > 1:
+        raise SpecError(f"{checkpoint.path}: {what} fits several specs ({', '.join(s.name for s in fitting)}); "
+                        f"choose one with --spec")
+    if named:
+        raise SpecError(f"{checkpoint.path}: {what} is known to {', '.join(s.name for s in named)}, whose condition "
+                        f"`when` does not hold; choose or write a spec with --spec")
+    known = {name for spec in specs for key in ("architectures", "model_type", "gguf")
+             for name in _list(spec.section("detect").get(key, []))}
+    words = _identities(checkpoint)
+    raise SpecError(f"{checkpoint.path}: no spec for {what}{did_you_mean(words[0] if words else '', known) if words else ''}; "
+                    f"`numflow spec new` drafts one")
+
+
+def _list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _identities(checkpoint: Any) -> list[str]:
+    config = checkpoint.config
+    if checkpoint.naming == "gguf":
+        return [str(config.get("general.architecture", ""))]
+    return [*map(str, config.get("architectures") or []), str(config.get("model_type", ""))]
+
+
+def _architecture(checkpoint: Any) -> str:
+    if checkpoint.naming == "gguf":
+        return f"architecture {checkpoint.config.get('general.architecture', '(none)')!r}"
+    if checkpoint.naming == "hf":
+        names = " / ".join(filter(None, _identities(checkpoint)))
+        return f"model {names!r}" if names else "a checkpoint without config.json"
+    return f"a {checkpoint.naming} file"
+
+
+def _names_it(spec: Spec, checkpoint: Any) -> bool:
+    table, config = spec.section("detect"), checkpoint.config
+    if checkpoint.naming == "gguf":
+        return config.get("general.architecture") in _list(table.get("gguf", []))
+    if checkpoint.naming == "llama2c":
+        return bool(table.get("llama2c"))
+    architectures = config.get("architectures") or []
+    if any(name in _list(table.get("architectures", [])) for name in architectures):
+        return True
+    return not architectures and config.get("model_type") in _list(table.get("model_type", []))
+
+
+def _condition(spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:
+    when = spec.section("detect").get("when")
+    if when is None:
+        return True
+    has = has_for(spec) if has_for else (lambda name, layer, stack: False)
+    return bool(Resolved(spec, checkpoint.config, checkpoint.naming, has).evaluate("detect.when", when))
