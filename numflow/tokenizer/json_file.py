@@ -1,0 +1,40 @@
+"""tokenizer.json, by the `tokenizers` package: BPE, unigram and WordPiece, whatever the file describes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import FormatError
+from numflow.tokenizer import wrapping
+from numflow.tokenizer.pieces import piece_rule
+from numflow.tokenizer.roles import resolve
+from numflow.tokenizer.side_files import SideFiles
+from numflow.tokenizer.tokenizer import Tokenizer
+from numflow.tokenizer.vocabulary import LibraryVocabulary
+
+
+def load(path: Path, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer a tokenizer.json describes.
+
+    Raises:
+        FormatError: the file cannot be read or is no tokenizer.json.
+        TokenizerError: its decoder is not supported.
+    """
+    from tokenizers import Tokenizer as Library
+
+    try:
+        library = Library.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise FormatError(f"{path}: not a tokenizer.json: {error}") from None
+    return of_library(library, side, options)
+
+
+def of_library(library: Any, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:
+    """A Tokenizer around a `tokenizers.Tokenizer` that is complete with its decoder and post-processor."""
+    decoder = None if library.decoder is None else json.loads(library.decoder.__getstate__())
+    vocabulary = LibraryVocabulary(library, piece_rule(decoder))
+    roles = resolve(vocabulary, side.roles(), options, side.end_ids())
+    wanted = {key: options.get(key, side.tokenizer_config.get(f"{key}_token")) for key in ("add_bos", "add_eos")}
+    around = wrapping.of_library(library).changed(roles.bos, roles.eos, **wanted)
+    return Tokenizer(vocabulary, roles, around, options.get("chat_template", side.chat_template()))

@@ -1,0 +1,51 @@
+"""Which ids have a meaning: what the files say, what the options override, and the known ends of a turn."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numflow.errors import TokenizerError
+from numflow.tokenizer.tokenizer import Roles
+from numflow.tokenizer.vocabulary import Vocabulary
+
+NAMES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls")
+
+# Texts that end a turn or a text wherever they are added tokens, whatever else the files say.
+END_TEXTS = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>",
+    "<EOT>", "_<EOT>", "<|EOT|>", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<eos>",
+    "<|END_OF_TURN_TOKEN|>", "<|return|>", "<|call|>", "<|eot|>", "<|endofturn|>",
+)
+# Where messages end in "<|end|>" and turns in one of these, "<|end|>" does not end the turn.
+_TURN_AFTER_MESSAGE = ("<|return|>", "<|call|>")
+
+
+def resolve(vocabulary: Vocabulary, given: Mapping[str, Any], options: Mapping[str, Any],
+            ends: frozenset[int] = frozenset()) -> Roles:
+    """Roles from `given` (role -> token text or id, None for none), overridden by the options' token texts.
+
+    Raises:
+        TokenizerError: an option names a token that is not in the vocabulary.
+    """
+    found: dict[str, int | None] = {}
+    for role in NAMES:
+        found[role] = _id(vocabulary, given.get(role))
+        if role in options:
+            found[role] = vocabulary.id(options[role]) if options[role] else None
+            if found[role] is None and options[role]:
+                raise TokenizerError(f"[tokenizer] {role}: no token {options[role]!r} in the vocabulary")
+    known = {text: vocabulary.added[text] for text in END_TEXTS if text in vocabulary.added}
+    if any(text in known for text in _TURN_AFTER_MESSAGE):
+        known.pop("<|end|>", None)
+    eos = {found["eos"]} - {None}
+    return Roles(**found, ends=frozenset({*known.values(), *ends, *eos}))
+
+
+def _id(vocabulary: Vocabulary, token: Any) -> int | None:
+    """Id of a role given as text, id, or an added-token table; None where the vocabulary lacks it."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    if isinstance(token, str):
+        return vocabulary.id(token)
+    if token is None or isinstance(token, bool) or not 0 <= int(token) < vocabulary.size:
+        return None
+    return int(token)

@@ -1,0 +1,163 @@
+"""SentencePiece vocabularies by the `sentencepiece` package, and its model file written from a table of tokens."""
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import FormatError
+from numflow.tokenizer.pieces import metaspace
+from numflow.tokenizer.vocabulary import AddedTokens
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+UNIGRAM, BPE = 1, 2
+
+
+class SentencePieceVocabulary:
+    """Added tokens are cut out first; each text between them is encoded on its own.
+
+    proto:       a serialised SentencePiece model.
+    added:       tokens matched as whole texts.
+    prefix_each: the space before a text is put before each text between added tokens, not only before the first.
+    texts:       tokens by id where they differ from the model's own.
+    """
+
+    def __init__(self, proto: bytes, added: AddedTokens, prefix_each: bool = True, strip_first: bool = True,
+                 texts: Sequence[str] | None = None, where: str = "tokenizer.model"):
+        self._proto, self._where = proto, where
+        self._processor = load_proto(proto, where)
+        self._prefix_each = prefix_each
+        self._unprefixed_lock, self._unprefixed_processor = Lock(), None
+        self._added = added
+        self._texts = texts if texts is not None else _texts(self._processor, added)
+        self._ids: dict[str, int] | None = None
+        self._plain = set(added.ids.values())
+        self._piece = metaspace(strip_first)
+        self.added, self.special_ids = added.ids, added.special_ids
+        self.size = len(self._texts)
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        ids: list[int] = []
+        for n, part in enumerate(self._added.split(text, parse_special)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += (self._processor if n == 0 or self._prefix_each else self._unprefixed()).encode(part)
+        return ids
+
+    def text(self, token: int) -> str | None:
+        return self._texts[token] if 0 <= token < self.size else None
+
+    def id(self, text: str) -> int | None:
+        if text in self.added:
+            return self.added[text]
+        if self._ids is None:
+            self._ids = {text: id for id, text in reversed(list(enumerate(self._texts)))}
+        return self._ids.get(text)
+
+    def piece(self, token: int, first: bool) -> bytes:
+        text = self.text(token)
+        if text is None:
+            return b""
+        return text.encode("utf-8") if token in self._plain else self._piece(text, first)
+
+    def _unprefixed(self) -> Any:
+        """The same model without the space before a text; a later field of a message overrides an earlier one."""
+        with self._unprefixed_lock:
+            if self._unprefixed_processor is None:
+                changed = _message(3, _integer(3, 0))
+                self._unprefixed_processor = load_proto(self._proto + changed, self._where)
+            return self._unprefixed_processor
+
+
+def load_proto(proto: bytes, where: str) -> Any:
+    """A SentencePieceProcessor of a serialised model.
+
+    Raises:
+        FormatError: naming the file.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor()
+    try:
+        loaded = processor.LoadFromSerializedProto(proto)
+    except (RuntimeError, OSError) as error:
+        raise FormatError(f"{where}: not a SentencePiece model: {' '.join(str(error).split())}") from None
+    if not loaded or processor.GetPieceSize() == 0:
+        raise FormatError(f"{where}: not a SentencePiece model")
+    return processor
+
+
+def _texts(processor: Any, added: AddedTokens) -> list[str]:
+    texts = processor.IdToPiece(list(range(processor.GetPieceSize())))
+    for text, id in added.ids.items():
+        texts += [f"[unused{n}]" for n in range(len(texts), id + 1)]
+        texts[id] = text
+    return texts
+
+
+def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[int], kind: int, unk: int,
+                add_dummy_prefix: bool, remove_extra_whitespaces: bool, charsmap: bytes = b"") -> bytes:
+    """A serialised SentencePiece model (its protocol buffer, written field by field) from a table of tokens.
+
+    Empty and repeated tokens, which the format does not allow, become unused ones; so do tokens of a type that
+    is never met in text.
+    """
+    kinds = np.asarray(types, dtype=np.uint8).copy()
+    kinds[kinds == USER_DEFINED] = CONTROL  # cut out before, by AddedTokens
+    kinds[kinds == UNKNOWN] = CONTROL
+    kinds[unk] = UNKNOWN
+    tail = np.zeros(len(texts), dtype=[("score_key", "u1"), ("score", "<f4"), ("type_key", "u1"), ("type", "u1")])
+    tail["score_key"], tail["score"], tail["type_key"], tail["type"] = 0x15, np.asarray(scores, "<f4"), 0x18, kinds
+    byte_fallback = int((kinds == BYTE).sum()) == 256
+    if not byte_fallback:
+        tail["type"][kinds == BYTE] = UNUSED
+    trainer = _integer(3, kind) + _integer(35, byte_fallback) + _integer(40, unk)
+    normalizer = _bytes(2, charsmap) + _integer(3, add_dummy_prefix) + _integer(4, remove_extra_whitespaces)
+    return _pieces(texts, tail) + _message(2, trainer) + _message(3, normalizer + _integer(5, 1))
+
+
+def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
+    """Field 1, once per token: text (1), score (2), type (3). The tail of 7 bytes has the last two."""
+    encoded = [text.encode("utf-8", errors="replace") for text in texts]
+    if len(set(encoded)) < len(encoded) or b"" in encoded:
+        encoded = _made_unique(encoded, tail)
+    tails = tail.tobytes()
+    heads = [b"\n" + _varint(n + len(_varint(n)) + 8) + b"\n" + _varint(n) for n in range(max(map(len, encoded)) + 1)]
+    parts: list[bytes] = []
+    for n, text in enumerate(encoded):
+        parts += (heads[len(text)], text, tails[7 * n : 7 * n + 7])
+    return b"".join(parts)
+
+
+def _made_unique(encoded: list[bytes], tail: np.ndarray) -> list[bytes]:
+    seen, unique = {b""}, []
+    for n, text in enumerate(encoded):
+        if text in seen:
+            text = b"\x00unused%d" % n
+            tail["type"][n] = UNUSED if tail["type"][n] != UNKNOWN else UNKNOWN
+        seen.add(text)
+        unique.append(text)
+    return unique
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(int(value))
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+_message: Callable[[int, bytes], bytes] = _bytes

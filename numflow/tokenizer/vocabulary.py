@@ -1,0 +1,133 @@
+"""What every vocabulary can do, whatever file it came from, and the two shapes most of them share."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+
+from numflow.errors import TokenizerError
+
+
+class Vocabulary(Protocol):
+    """Token ids of a text without anything added around it, and the bytes of each token.
+
+    size:        one more than the highest id.
+    added:       tokens matched as whole texts before the vocabulary's algorithm runs, text -> id.
+    special_ids: ids that are no text: left out by `decode`, not matched when parse_special is off.
+    """
+
+    size: int
+    added: Mapping[str, int]
+    special_ids: frozenset[int]
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """Token ids of `text`, nothing added before or after."""
+
+    def text(self, token: int) -> str | None:
+        """The token as the vocabulary writes it ("Ġthe", "▁the", "##s"), None where there is no such id."""
+
+    def id(self, text: str) -> int | None:
+        """Id of the token the vocabulary writes as `text`, added tokens first."""
+
+    def piece(self, token: int, first: bool) -> bytes:
+        """What the token adds to decoded text; `first`: nothing precedes it."""
+
+
+class LibraryVocabulary:
+    """A `tokenizers.Tokenizer`, with a rule for the bytes of a token.
+
+    The library's decoder joins tokens into a string and cannot say what an incomplete character is; the rule
+    (see pieces.py) gives the same text token by token, as bytes.
+    """
+
+    def __init__(self, library: Any, piece: Callable[[str, bool], bytes]):
+        self._library = library
+        self._piece = piece
+        self._lock = Lock()  # encode_special_tokens is a setting of the object, not of the call
+        library.no_truncation()
+        library.no_padding()
+        added = library.get_added_tokens_decoder()
+        self.added = {token.content: id for id, token in added.items()}
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.size = max(library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        with self._lock:
+            self._library.encode_special_tokens = not parse_special
+            return self._library.encode(text, add_special_tokens=False).ids
+
+    def text(self, token: int) -> str | None:
+        return self._library.id_to_token(token) if token >= 0 else None
+
+    def id(self, text: str) -> int | None:
+        return self._library.token_to_id(text)
+
+    def piece(self, token: int, first: bool) -> bytes:
+        text = self.text(token)
+        return b"" if text is None else self._piece(text, first)
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token matched as a whole text. lstrip, rstrip: it swallows the white space before or after it."""
+
+    id: int
+    text: str
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class AddedTokens:
+    """Cuts text at added tokens: the leftmost match, and the longest there."""
+
+    def __init__(self, tokens: Iterable[AddedToken]):
+        self._tokens = {token.text: token for token in tokens if token.text}
+        lengths: dict[str, set[int]] = {}
+        for text in self._tokens:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._scan = _character_class(self._lengths)
+        self.ids = {text: token.id for text, token in self._tokens.items()}
+        self.special_ids = frozenset(token.id for token in self._tokens.values() if token.special)
+
+    def split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Texts (never empty) and ids in order; special tokens stay text when parse_special is off."""
+        parts: list[str | int] = []
+        done = at = 0
+        while self._scan is not None and (found := self._scan.search(text, at)):
+            token = self._at(text, found.start(), parse_special)
+            if token is None:
+                at = found.start() + 1
+                continue
+            before = text[done : found.start()]
+            before = before.rstrip() if token.lstrip else before
+            done = at = found.start() + len(token.text)
+            if token.rstrip:
+                done = at = len(text) - len(text[done:].lstrip())
+            parts += [before, token.id] if before else [token.id]
+        return parts + [text[done:]] if done < len(text) else parts
+
+    def _at(self, text: str, start: int, parse_special: bool) -> AddedToken | None:
+        for length in self._lengths[text[start]]:
+            token = self._tokens.get(text[start : start + length])
+            if token is not None and (parse_special or not token.special):
+                return token
+        return None
+
+
+def _character_class(characters: Iterable[str]) -> Any:
+    import re
+
+    characters = "".join(re.escape(c) for c in characters)
+    return re.compile(f"[{characters}]") if characters else None
+
+
+def check_text(text: str) -> None:
+    """Raises TokenizerError where `text` is not Unicode text (a lone surrogate), naming the character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise TokenizerError(f"text has a lone surrogate, U+{code:04X}, at character {error.start}: "
+                             "it is not Unicode text") from None

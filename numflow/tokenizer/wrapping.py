@@ -1,0 +1,78 @@
+"""What a tokenizer puts around text: [CLS] A [SEP] B [SEP] and the like."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TEXT, SECOND = "A", "B"
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """Slots in order, each (what, type id); `what` is a token id, or TEXT or SECOND for the ids of a text."""
+
+    single: tuple[tuple[int | str, int], ...] = ((TEXT, 0),)
+    pair: tuple[tuple[int | str, int], ...] = ((TEXT, 0), (SECOND, 0))
+
+    @property
+    def prefix(self) -> list[int]:
+        """Ids before a single text."""
+        return [what for what, _ in self.single[: self.single.index((TEXT, 0))] if isinstance(what, int)]
+
+    def apply(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """Token ids and type ids of one text or two."""
+        ids: list[int] = []
+        types: list[int] = []
+        for what, type_id in self.single if second is None else self.pair:
+            part = [what] if isinstance(what, int) else first if what == TEXT else second
+            ids += part
+            types += [type_id] * len(part)
+        return ids, types
+
+    def changed(self, bos: int | None, eos: int | None, add_bos: bool | None, add_eos: bool | None) -> "Wrapping":
+        """With the first and last token put in or taken out as told; None leaves them as they are."""
+
+        def change(slots):
+            if bos is not None and add_bos is not None:
+                slots = slots[1:] if slots[0][0] == bos else slots
+                slots = ((bos, 0), *slots) if add_bos else slots
+            if eos is not None and add_eos is not None:
+                slots = slots[:-1] if slots[-1][0] == eos else slots
+                slots = (*slots, (eos, slots[-1][1])) if add_eos else slots
+            return slots
+
+        return Wrapping(change(self.single), change(self.pair))
+
+
+def around(bos: int | None = None, eos: int | None = None, between: Sequence[int] = (), second_type: int = 0) -> Wrapping:
+    """bos A eos, and for two texts bos A `between` B eos."""
+    start = ((bos, 0),) if bos is not None else ()
+    end = (eos,) if eos is not None else ()
+    return Wrapping(
+        (*start, (TEXT, 0), *((id, 0) for id in end)),
+        (*start, (TEXT, 0), *((id, 0) for id in between), (SECOND, second_type), *((id, second_type) for id in end)),
+    )
+
+
+def of_library(library: Any) -> Wrapping:
+    """What a `tokenizers.Tokenizer` does: seen on a probe, so that every kind of post-processor is covered."""
+    probe = _probe(library)
+    single, pair = library.encode(probe), library.encode(probe, probe)
+    return Wrapping(_slots(single), _slots(pair)) if probe else Wrapping()
+
+
+def _probe(library: Any) -> str:
+    """A text that becomes at least one token."""
+    for text in ("a", "A", "0", "\n", "."):
+        if library.encode(text, add_special_tokens=False).ids:
+            return text
+    return ""
+
+
+def _slots(encoding: Any) -> tuple[tuple[int | str, int], ...]:
+    slots: list[tuple[int | str, int]] = []
+    for id, type_id, sequence in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
+        what = id if sequence is None else (TEXT, SECOND)[sequence]
+        if isinstance(what, int) or (what, type_id) not in slots:
+            slots.append((what, type_id))
+    return tuple(slots)
