@@ -20,7 +20,7 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         SpecError: none fits, or several do.
     """
     specs = list_specs()
-    named = [spec for spec in specs if _names_it(spec, checkpoint)]
+    named = [spec for spec in specs if names_it(spec, checkpoint)]
     fitting = [spec for spec in named if _condition(spec, checkpoint, has_for)]
     if len(fitting) == 1:
         return fitting[0]
@@ -58,7 +58,8 @@ def _architecture(checkpoint: Any) -> str:
     return f"a {checkpoint.naming} file"
 
 
-def _names_it(spec: Spec, checkpoint: Any) -> bool:
+def names_it(spec: Spec, checkpoint: Any) -> bool:
+    """Whether the spec's [detect] table names the checkpoint's architecture."""
     table, config = spec.section("detect"), checkpoint.config
     if checkpoint.naming == "gguf":
         return config.get("general.architecture") in _list(table.get("gguf", []))

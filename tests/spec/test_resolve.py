@@ -1,0 +1,80 @@
+import pytest
+
+from numflow.errors import SpecError
+from numflow.spec import Resolved, load_spec
+
+
+def resolved(tmp_path, text, config, naming="hf"):
+    path = tmp_path / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    return Resolved(load_spec(path), config, naming)
+
+
+def test_sources_in_order_nested_keys_null_and_defaults(tmp_path):
+    text = """
+    [parameters]
+    heads = { config = ["n_head", "num_heads"], gguf = "attention.head_count" }
+    factor = { config = "rope_scaling.factor", default = 1.5 }
+    kv = { config = "kv", default = "heads // 2" }
+    """
+    r = resolved(tmp_path, text, {"num_heads": 8, "rope_scaling": None, "kv": None})
+    assert (r.parameter("heads"), r.parameter("factor"), r.parameter("kv")) == (8, 1.5, 4)
+    assert resolved(tmp_path, text, {"n_head": 4, "rope_scaling": {"factor": 2}}).parameter("factor") == 2
+    gguf = {"general.architecture": "x", "x.attention.head_count": 6}
+    assert resolved(tmp_path, text, gguf, "gguf").parameter("heads") == 6
+
+
+def test_options_by_layer_stack_and_naming(tmp_path):
+    text = """
+    [parameters]
+    windows = [1, 2, 3]
+    [attention]
+    heads = 4
+    window = "windows"
+    [rope]
+    base = "1e4 if layer % 2 else 1e6"
+    [encoder.attention]
+    heads = 2
+    [gguf.attention]
+    heads = 3
+    """
+    r = resolved(tmp_path, text, {})
+    assert [r.option("attention", "window", layer) for layer in range(3)] == [1, 2, 3]
+    assert [r.option("rope", "base", layer) for layer in range(2)] == [1e6, 1e4]
+    assert r.option("attention", "heads", 0, "encoder") == 2
+    assert r.option("attention", "heads", 0, "decoder") == 4
+    assert resolved(tmp_path, text, {}, "gguf").option("attention", "heads", 0) == 3
+
+
+def test_options_may_be_named_in_expressions(tmp_path):
+    r = resolved(tmp_path, "[attention]\nhead_dim = 16\n", {})
+    assert r.option("attention", "scale") == 0.25
+    assert r.option("rope", "dims") == 16
+
+
+def test_words_are_mapped_and_activations_have_aliases(tmp_path):
+    text = '[ffn]\nactivation = { config = "act" }\n[block]\npost_norm = { config = "pre", map = { true = "none", false = "residual" } }'
+    r = resolved(tmp_path, text, {"act": "gelu_new", "pre": False})
+    assert r.option("ffn", "activation") == "gelu_tanh"
+    assert r.option("block", "post_norm") == "residual"
+
+
+@pytest.mark.parametrize(("text", "config", "words"), [
+    ("[parameters]\nheads = { config = ['n_head', 'h'] }\n[attention]\nheads = 'heads'", {},
+     ["my.toml", "parameters.heads", "config.json has no 'n_head' or 'h'"]),
+    ("[parameters]\na = 'b'\nb = 'a'\n[attention]\nheads = 'a'", {}, ["depends on itself"]),
+    ("[parameters]\nheads = 4\n[attention]\nheads = 'haeds'", {}, ["attention.heads", "'haeds'", "'heads'"]),
+    ("[attention]\nheads = { config = 'n' }", {"n": "many"}, ["attention.heads", "int", "'many'"]),
+    ("[attention]\nheads = { config = 'n' }", {"n": 2.5}, ["attention.heads", "int", "2.5"]),
+    ("[attention]\nheads = '1 / 0'", {}, ["attention.heads", "division"]),
+    ("[attention]\nheads = 'layer'", {}, ["'layer' has no value here"]),
+])
+def test_error_names_file_and_key(tmp_path, text, config, words):
+    with pytest.raises(SpecError) as error:
+        resolved(tmp_path, text, config).option("attention", "heads")
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_list_too_short_for_the_layers(tmp_path):
+    with pytest.raises(SpecError, match="list of 2 values, but there is a layer 2"):
+        resolved(tmp_path, "[parameters]\nw = [1, 2]\n[attention]\nwindow = 'w'", {}).option("attention", "window", 2)
