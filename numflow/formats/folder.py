@@ -1,0 +1,119 @@
+"""A folder as published on model hubs: which files hold the weights, and what lies beside them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import FormatError, ModelNotFoundError
+from numflow.formats.mapped import read_json, show
+
+# role: file names, the first that exists counts
+SIDE_FILES = {
+    "config": ("config.json",),
+    "generation_config": ("generation_config.json",),
+    "tokenizer.json": ("tokenizer.json",),
+    "tokenizer_config": ("tokenizer_config.json",),
+    "special_tokens_map": ("special_tokens_map.json",),
+    "added_tokens": ("added_tokens.json",),
+    "tokenizer.model": ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model"),
+    "source.spm": ("source.spm",),
+    "target.spm": ("target.spm",),
+    "vocab.json": ("vocab.json",),
+    "merges.txt": ("merges.txt",),
+    "vocab.txt": ("vocab.txt",),
+    "chat_template": ("chat_template.jinja", "chat_template.json"),
+    "modules": ("modules.json",),
+    "pooling": ("1_Pooling/config.json",),
+}
+
+# Where the weights are, best first: one file, else an index of shards, else the shards themselves.
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_SHARDS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+_LOOSE = (".bin", ".pt", ".pth", ".ckpt")
+_NO_WEIGHTS = re.compile(r"(tok|training_args|optimizer|scheduler|scaler|rng_state).*", re.IGNORECASE)
+_GGUF_SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
+
+
+def side_files(folder: Path) -> dict[str, Path]:
+    """Configuration and tokenizer files of a folder, by role."""
+    found = {}
+    for role, names in SIDE_FILES.items():
+        path = next((folder / name for name in names if (folder / name).is_file()), None)
+        if path is not None:
+            found[role] = path
+    if tokenizer := _llama2c_tokenizer(folder):
+        found["tokenizer.bin"] = tokenizer
+    return found
+
+
+def _llama2c_tokenizer(folder: Path) -> Path | None:
+    """tokenizer.bin, else the only tok*.bin."""
+    if (folder / "tokenizer.bin").is_file():
+        return folder / "tokenizer.bin"
+    found = [p for p in folder.glob("tok*.bin") if p.is_file()]
+    return found[0] if len(found) == 1 else None
+
+
+def find_weights(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The weight files of a folder, and which file holds which tensor where an index says so ({} if none does).
+
+    Raises:
+        FormatError: a bad index, or several models.
+        ModelNotFoundError: no weights here.
+    """
+    for single, shards in zip(_SINGLE, _SHARDS):
+        if (folder / single).is_file():
+            return [folder / single], {}
+        index = folder / f"{single}.index.json"
+        if index.is_file():
+            return read_index(index)
+        if found := _files(folder, shards):
+            return found, {}
+    if found := _files(folder, "*.gguf"):
+        return [_one_gguf(folder, found)], {}
+    loose = [p for p in _files(folder, "*") if p.suffix in _LOOSE and not _NO_WEIGHTS.fullmatch(p.name)]
+    if len(loose) == 1:
+        return loose, {}
+    if loose:
+        raise FormatError(f"{folder}: several models, name one: {', '.join(p.name for p in loose)}")
+    raise ModelNotFoundError(f"{folder}: no weights here (looked for {', '.join(_SHARDS)} and *{', *'.join(_LOOSE)})")
+
+
+def index_of(path: Path) -> Path | None:
+    """The index beside a weight file that lists the file as one of its shards."""
+    for single in _SINGLE:
+        index = path.parent / f"{single}.index.json"
+        if index.is_file() and path.name in read_index(index)[1].values():
+            return index
+    return None
+
+
+def read_index(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The shards that an index names, in order of name, and the shard of each tensor.
+
+    Raises:
+        FormatError: no weight_map, a name that is not a plain file name, or a file that is not there.
+    """
+    weight_map: Any = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(f"{path}: weight_map must be an object of tensor and file names")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or name in (".", "..") or set(name) & set("/\\\0:"):
+            raise FormatError(f"{path}: weight_map {show(tensor)}: {show(name)} is not the name of a file beside it")
+    paths = [path.with_name(name) for name in sorted(set(weight_map.values()))]
+    missing = [p.name for p in paths if not p.is_file()]
+    if missing:
+        raise FormatError(f"{path}: {len(missing)} of {len(paths)} files are missing, the first is {show(missing[0])}")
+    return paths, weight_map
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
+
+
+def _one_gguf(folder: Path, found: list[Path]) -> Path:
+    """The only model among GGUF files, where the parts of a split one count as one."""
+    stems = {match[1] if (match := _GGUF_SPLIT.fullmatch(p.name)) else p.name for p in found}
+    if len(stems) > 1:
+        raise FormatError(f"{folder}: several models, name one: {', '.join(p.name for p in found)}")
+    return found[0]

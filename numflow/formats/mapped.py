@@ -1,0 +1,116 @@
+"""A file mapped into memory, and tensors as ranges of it. Every range is checked before it is used."""
+
+import json
+import math
+import mmap
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import FormatError
+from numflow.formats.checkpoint import Tensor, TensorType
+
+MAX_DIMS = 32  # NumPy's own limit is 64
+MAX_JSON_BYTES = 100_000_000
+
+
+def show(name: object) -> str:
+    """A name found in a file, quoted and cut, fit for a message."""
+    text = repr(name)
+    return text if len(text) <= 100 else f"{text[:60]}...{text[-20:]}"
+
+
+class MappedFile:
+    """A regular file, read-only. `data` is uint8 [size]; nothing is read before it is touched."""
+
+    def __init__(self, path: Path):
+        """Raises: FormatError: not a regular file, empty, or not readable."""
+        self.path = Path(path)
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise FormatError(f"{path}: not a regular file")
+            if self.path.stat().st_size == 0:
+                raise FormatError(f"{path}: the file is empty")
+            with open(self.path, "rb") as file:
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{path}: cannot be read: {error}") from None
+        self.data = np.frombuffer(self.map, np.uint8)
+        self.size = len(self.data)
+
+    def bytes(self, start: int, count: int) -> bytes:
+        """A copy of `count` bytes from `start`, fewer at the end of the file."""
+        return self.map[start:start + count]
+
+    def fail(self, message: str) -> FormatError:
+        """An error about this file, to be raised."""
+        return FormatError(f"{self.path}: {message}")
+
+    def check_name(self, name: str, known) -> None:
+        """A tensor name must be text that can be printed, and new."""
+        if name in known:
+            raise self.fail(f"tensor {show(name)}: there are two of that name")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise self.fail(f"tensor {show(name)}: the name is not valid Unicode") from None
+
+    def count(self, name: str, shape: tuple[int, ...]) -> int:
+        """Number of elements; sizes that cannot be a tensor of any file are errors."""
+        if len(shape) > MAX_DIMS:
+            raise self.fail(f"tensor {show(name)}: {len(shape)} dimensions, at most {MAX_DIMS} are possible")
+        if math.prod(max(d, 1) for d in shape) >= 2**60:
+            raise self.fail(f"tensor {show(name)}: shape {show(shape)} is larger than any file")
+        return math.prod(shape)
+
+    def tensor(self, name: str, shape: tuple[int, ...], kind: TensorType, start: int) -> Tensor:
+        """The tensor whose bytes begin at `start` of the file.
+
+        Raises:
+            FormatError: the shape is impossible, rows are no whole blocks, or the bytes are not all in the file.
+        """
+        columns = shape[-1] if shape else 1
+        if columns % kind.block:
+            raise self.fail(f"tensor {show(name)}: rows of {columns} are no whole number of {kind.name} blocks "
+                            f"of {kind.block}")
+        nbytes = self.count(name, shape) // kind.block * kind.size
+        if start < 0 or start + nbytes > self.size:
+            raise self.fail(f"tensor {show(name)}: needs bytes {start} to {start + nbytes}, "
+                            f"the file has {self.size} (is it truncated?)")
+        rows, data = math.prod(shape[:-1]), self.data
+        return Tensor(name, shape, kind, lambda: data[start:start + nbytes].reshape(rows, kind.row_bytes(columns)))
+
+
+def parse_json(text: bytes, where: str, unique_keys: bool = False) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FormatError: not UTF-8, not JSON, not an object, or (unique_keys) a key that comes twice.
+    """
+    def unique(pairs):
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise ValueError(f"the key {show(twice)} comes twice")
+        return found
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique if unique_keys else None)
+    except RecursionError:
+        raise FormatError(f"{where}: JSON nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file whose content is an object. Raises: FormatError."""
+    file = MappedFile(path)
+    if file.size > MAX_JSON_BYTES:
+        raise file.fail(f"{file.size} bytes of JSON, at most {MAX_JSON_BYTES} are read")
+    return parse_json(file.bytes(0, file.size), str(path))

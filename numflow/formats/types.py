@@ -1,0 +1,141 @@
+"""The tensor types that files hold, and how each becomes float32.
+
+Names, numbers and block sizes are GGML's; types that only safetensors, torch or llama2.c know follow below them.
+"""
+
+import functools
+import re
+
+import numpy as np
+
+from numflow.errors import FormatError, did_you_mean
+from numflow.formats.checkpoint import TensorType
+
+# name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package by a test.
+_GGML = {
+    "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "F64": (28, 1, 8),
+    "I8": (24, 1, 1), "I16": (25, 1, 2), "I32": (26, 1, 4), "I64": (27, 1, 8),
+    "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
+    "Q8_0": (8, 32, 34), "Q8_1": (9, 32, 40),
+    "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
+    "Q6_K": (14, 256, 210), "Q8_K": (15, 256, 292),
+    "IQ1_S": (19, 256, 50), "IQ1_M": (29, 256, 56), "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74),
+    "IQ2_S": (22, 256, 82), "IQ3_XXS": (18, 256, 98), "IQ3_S": (21, 256, 110), "IQ4_NL": (20, 32, 18),
+    "IQ4_XS": (23, 256, 136), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66),
+    "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18),
+}
+# Types of other formats: bytes per weight.
+_OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+
+TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
+TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
+
+GGML_NAMES = {number: name for name, (number, _, _) in _GGML.items()}
+# Numbers that GGML once used, and that no current program reads.
+GGML_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+                36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+
+_NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+          "BOOL": "u1", "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_Q8_GROUPS = re.compile(r"Q8_GS([1-9]\d{0,9})")
+
+
+def q8_groups(block: int) -> TensorType:
+    """llama2.c's int8 groups as a block type: a float32 scale, then `block` int8 codes."""
+    return TensorType(f"Q8_GS{block}", block, block + 4)
+
+
+def tensor_type(name: str) -> TensorType:
+    """The type of that name.
+
+    Raises:
+        FormatError: no such type; the message has the nearest name.
+    """
+    if name in TYPES:
+        return TYPES[name]
+    if match := _Q8_GROUPS.fullmatch(name):
+        return q8_groups(int(match[1]))
+    raise FormatError(f"no tensor type named {name!r}{did_you_mean(name, TYPES)}")
+
+
+def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
+    """De-quantise rows.
+
+    Args:
+        raw: uint8 [rows, row_bytes], rows in the type's own layout.
+        type_name: a name of `TYPES`, or "Q8_GS<block>".
+
+    Returns:
+        float32 [rows, columns], aligned; for "F32" it may be a read-only view of `raw`.
+
+    Raises:
+        FormatError: no such type, a row that is no whole number of blocks, or a type that nothing can expand.
+    """
+    kind = tensor_type(type_name)
+    rows, row_bytes = raw.shape
+    if row_bytes % kind.size:
+        raise FormatError(f"a row of {row_bytes} bytes is no whole number of {type_name} blocks of {kind.size} bytes")
+    raw = np.ascontiguousarray(raw)
+    # A damaged scale may be NaN or infinite: that is the file's value, not a warning.
+    with np.errstate(all="ignore"):
+        values = _expand(raw, kind)
+    return np.require(values.reshape(rows, row_bytes // kind.size * kind.block), np.float32, "A")
+
+
+def _expand(raw: np.ndarray, kind: TensorType) -> np.ndarray:
+    """Numbers of any dtype and shape, in the order of the rows."""
+    if raw.size == 0:
+        return np.empty(0, np.float32)
+    if kind.name in _NUMPY:
+        return raw.view(_NUMPY[kind.name])
+    blocks = raw.reshape(-1, kind.size)
+    if kind.name in _EXPAND:
+        return _EXPAND[kind.name](blocks)
+    if _Q8_GROUPS.fullmatch(kind.name):
+        return blocks[:, 4:].view(np.int8) * blocks[:, :4].copy().view("<f4")
+    return _expand_ggml(raw, kind.name)
+
+
+def _expand_ggml(raw: np.ndarray, name: str) -> np.ndarray:
+    from gguf import GGMLQuantizationType, quants
+
+    number = GGMLQuantizationType.__members__.get(name)
+    try:
+        if number is None:
+            raise NotImplementedError
+        return quants.dequantize(raw, number)
+    except NotImplementedError:
+        raise FormatError(f"{name} tensors cannot be expanded: the installed gguf package does not know how") from None
+
+
+def _bf16(blocks: np.ndarray) -> np.ndarray:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    """float16 scale, then 128 bits: 1 is +scale, 0 is -scale, lowest bit first."""
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little"), scale, -scale)
+
+
+def _f8_e5m2(blocks: np.ndarray) -> np.ndarray:
+    return (blocks.astype(np.uint16) << 8).view(np.float16)
+
+
+@functools.cache
+def _e4m3_values() -> np.ndarray:
+    """float32 [256]: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities, all ones is NaN."""
+    code = np.arange(128)
+    exponent, mantissa = code >> 3, code & 7
+    value = np.where(exponent, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    value[127] = np.nan
+    return np.concatenate([value, -value]).astype(np.float32)
+
+
+_EXPAND = {
+    "BF16": _bf16,
+    "Q1_0": _q1_0,
+    "F8_E5M2": _f8_e5m2,
+    "F8_E4M3": lambda blocks: _e4m3_values()[blocks],
+    "F8_E8M0": lambda blocks: np.where(blocks == 255, np.nan, np.ldexp(np.float32(1), blocks.astype(np.int32) - 127)),
+}
