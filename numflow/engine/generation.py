@@ -1,0 +1,134 @@
+"""What a generation returns, whole or piece by piece; stop strings and incomplete characters are held back."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Generation:
+    """Generated text.
+
+    text:          decoded new tokens, "" without a tokenizer; a stop string and what follows it are cut off.
+    ids:           new tokens; an end-of-text token that ended them is not among them.
+    finish_reason: "stop" (end-of-text token), "stop_string", or "length" (max_tokens or the context is full);
+                   None while tokens come, and when the stream was closed early.
+    stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s.
+    """
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: dict[str, float] = field(default_factory=dict)
+
+    def add(self, piece: "Piece") -> "Piece":
+        """Append to the text; returns the piece."""
+        self.text += piece
+        return piece
+
+
+class Piece(str):
+    """Text that became certain with the token `id` (None: flushed at the end); may be empty."""
+
+    __slots__ = ("id",)
+
+    def __new__(cls, text: str, id: int | None = None):
+        piece = super().__new__(cls, text)
+        piece.id = id
+        return piece
+
+
+class Stream:
+    """Iterates the pieces of a generation as they come; `result` is complete when the iteration ends.
+
+    close() (or leaving a `with`) ends it early and frees its memory.
+    """
+
+    def __init__(self, steps: Iterator[Piece], result: Generation):
+        self._steps = steps
+        self.result = result
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Stop generating."""
+        self._steps.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class TextStream:
+    """Ids to text: holds back what may be the start of a stop string; `decoder` holds back incomplete UTF-8.
+
+    decoder: what tokenizer.stream() returns, or None without a tokenizer. stopped: a stop string was found.
+    """
+
+    def __init__(self, decoder, stops: tuple[str, ...] = ()):
+        self._decoder = decoder
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def push(self, id: int) -> str:
+        """Text that is certain now."""
+        return self._release(self._decoder.push(id)) if self._decoder else ""
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        if self.stopped or not self._decoder:
+            return ""
+        certain = self._release(self._decoder.flush())
+        held, self._held = self._held, ""
+        return certain if self.stopped else certain + held
+
+    def _release(self, text: str) -> str:
+        self._held += text
+        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.stopped = True
+            cut = min(found)
+        else:
+            cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        certain, self._held = self._held[:cut], "" if self.stopped else self._held[cut:]
+        return certain
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` starts with, short of all of it."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class Timing:
+    """Times of one generation: the prompt's part ends with the first token, the rest is decoding."""
+
+    def __init__(self, prompt_tokens: int):
+        self._prompt_tokens = prompt_tokens
+        self._begin = time.perf_counter()
+        self._first: float | None = None
+
+    def token(self) -> None:
+        """A token has come."""
+        if self._first is None:
+            self._first = time.perf_counter()
+
+    def stats(self, result: Generation) -> dict[str, float]:
+        """Generation.stats, when all tokens have come. A rate without tokens is 0."""
+        now = time.perf_counter()
+        first = self._first if self._first is not None else now
+        prefill_s, decode_s = first - self._begin, now - first
+        runs = max(0, len(result.ids) + (result.finish_reason == "stop") - 1)
+        return {"prompt_tokens": self._prompt_tokens, "new_tokens": len(result.ids), "prefill_s": prefill_s,
+                "decode_s": decode_s, "first_token_s": prefill_s,
+                "prefill_tok_s": self._prompt_tokens / prefill_s if self._first is not None else 0.0,
+                "decode_tok_s": runs / decode_s if runs else 0.0}

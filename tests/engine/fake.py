@@ -1,0 +1,88 @@
+"""A model of 20 lines: bytes are tokens, the program writes a given text, and its KV memory is a dict."""
+
+import codecs
+
+import numpy as np
+
+from numflow.engine.model import Model
+from numflow.ops import Network, View
+
+BOS, EOS, VOCABULARY = 256, 257, 258
+
+
+class FakeProgram:
+    """Next token = rule(history), where the history is read back through the block table, as attention would."""
+
+    block_size = 4
+    weights_bytes = 0
+
+    def __init__(self, rule):
+        self.rule, self.memory, self.blocks, self.batches, self.closed = rule, {}, 0, [], False
+
+    def reserve(self, blocks, cross_blocks=0):
+        self.blocks = blocks
+
+    def run(self, batch, entry="main", output="logits"):
+        self.batches.append(len(batch.tokens))
+        assert batch.blocks.max() < self.blocks
+        place = [(int(batch.blocks[0, p // 4]), int(p % 4)) for p in range(batch.positions[-1] + 1)]
+        for p, token in zip(batch.positions, batch.tokens, strict=True):
+            self.memory[place[p]] = int(token)
+        if output is None:
+            return None
+        rows = [self.rule([self.memory[at] for at in place[: batch.positions[r] + 1]]) for r in batch.logit_rows]
+        return np.array([row if np.ndim(row) else one_hot(row) for row in rows], np.float32)
+
+    def close(self):
+        self.closed = True
+
+
+def one_hot(id):
+    return np.eye(VOCABULARY, dtype=np.float32)[id] * 20
+
+
+def writes(text, prompt=1):
+    """A rule that continues a prompt of so many tokens by a text (bytes or ids), then EOS for ever."""
+    ids = list(text)
+    return lambda history: (ids + [EOS] * 1000)[len(history) - prompt]
+
+
+class FakeTokenizer:
+    """Bytes as ids; BOS first."""
+
+    bos_id, eos_ids, special_ids = BOS, frozenset({EOS}), frozenset({BOS, EOS})
+
+    def encode(self, text):
+        return [BOS, *text.encode()]
+
+    def apply_chat(self, messages):
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+    def stream(self, continues=False):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        class Decoder:
+            def push(self, id):
+                return decoder.decode(bytes([id]) if id < 256 else b"")
+
+            def flush(self):
+                return decoder.decode(b"", final=True)
+
+        return Decoder()
+
+
+def network(context=64, type="decoder", outputs=("logits", "hidden")):
+    facts = {"type": type, "vocabulary": VOCABULARY, "context": context, "layers": 1, "width": 4}
+    views = {"logits": View("logits", 0, VOCABULARY), "hidden": View("hidden", 0, VOCABULARY)}
+    return Network("fake", {"main": ()}, {}, {}, {}, {name: views[name] for name in outputs}, facts)
+
+
+def fake_model(rule=None, context=64, tokenizer=True, chunk=512, **options):
+    """A model whose next token is rule(history); by default the last token plus one."""
+    rule = rule or (lambda history: (history[-1] + 1) % 256)
+    return Model(network(context, **options), FakeProgram(rule), FakeTokenizer if tokenizer else None,
+                 ends=frozenset({EOS}), bos=BOS, chunk=chunk)
+
+
+def used_blocks(model):
+    return model.runner.blocks.used + model.runner.cross_blocks.used
