@@ -1,4 +1,8 @@
-"""What threads need to meet outside the GIL: atomic int64 operations, a pause for spinning, a yield."""
+"""What threads need to meet outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
+
+System functions are called as symbols that are resolved when compiled code is loaded, so that kernels which use them
+can be cached on disk (Numba does not cache code that holds a ctypes pointer).
+"""
 
 import ctypes
 import sys
@@ -8,14 +12,29 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_I64 = ir.IntType(64)
-_X86 = binding.get_default_triple().startswith(("x86_64", "i386", "i686"))
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_X86 = binding.get_process_triple().startswith(("x86_64", "i386", "i686"))
 
 if sys.platform == "win32":
-    cpu_yield = ctypes.WinDLL("kernel32").SwitchToThread
+    _yield = ctypes.WinDLL("kernel32").SwitchToThread
 else:
-    cpu_yield = ctypes.CDLL(None).sched_yield
-cpu_yield.argtypes, cpu_yield.restype = [], ctypes.c_int
+    _yield = ctypes.CDLL(None).sched_yield
+for _name, _function in (("numflow_yield", _yield), ("numflow_acquire", ctypes.pythonapi.PyThread_acquire_lock),
+                         ("numflow_release", ctypes.pythonapi.PyThread_release_lock)):
+    binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
+
+_python = ctypes.pythonapi
+_python.PyThread_allocate_lock.restype = ctypes.c_void_p
+_python.PyThread_acquire_lock.argtypes = [ctypes.c_void_p, ctypes.c_int]
+
+
+def new_lock() -> int:
+    """Address of one of CPython's own locks, taken; it works without the GIL. It is never freed (32 bytes)."""
+    lock = _python.PyThread_allocate_lock()
+    if not lock:
+        raise MemoryError("the system has no lock left for a worker thread")
+    _python.PyThread_acquire_lock(lock, 1)
+    return lock
 
 
 def _pointer(builder, address):
@@ -64,3 +83,42 @@ def pause(typingctx):
             builder.call(cgutils.get_or_insert_function(builder.module, nothing, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
     return types.void(), codegen
+
+
+@intrinsic
+def cpu_yield(typingctx):
+    """Let another thread have this core (sched_yield, SwitchToThread)."""
+    def codegen(context, builder, signature, args):
+        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, []), "numflow_yield"), [])
+        return context.get_dummy_value()
+    return types.void(), codegen
+
+
+@intrinsic
+def acquire(typingctx, lock):
+    """Sleep until the lock at this address (see new_lock) is free, and take it."""
+    def codegen(context, builder, signature, args):
+        fn = ir.FunctionType(_I32, [_I64, _I32])
+        builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_acquire"), [args[0], _I32(1)])
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def release(typingctx, lock):
+    """Free the lock at this address, whichever thread took it."""
+    def codegen(context, builder, signature, args):
+        fn = ir.FunctionType(ir.VoidType(), [_I64])
+        builder.call(cgutils.get_or_insert_function(builder.module, fn, "numflow_release"), [args[0]])
+        return context.get_dummy_value()
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def call_kernel(typingctx, address, args_address, thread, n_threads):
+    """Call the kernel at `address`."""
+    def codegen(context, builder, signature, args):
+        fn = ir.FunctionType(ir.VoidType(), [_I64, _I64, _I64]).as_pointer()
+        builder.call(builder.inttoptr(args[0], fn), args[1:])
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, types.int64), codegen

@@ -68,7 +68,8 @@ class Kernel:
     """A module-level function `fn(args, thread, n_threads)` that becomes a C function when `address` is first read."""
 
     def __init__(self, fn: Callable[[int, int, int], None]):
-        self.fn, self.name, self._compiled = fn, fn.__name__.lstrip("_"), None
+        self.fn, self.name = fn, fn.__name__.lstrip("_")
+        self._compiled = self._function = None
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
 
     @property
@@ -81,18 +82,22 @@ class Kernel:
     @property
     def address(self) -> int:
         """Address of the C function; compiles it or loads it from the cache on first use."""
-        return self._ready().address
+        self.prepare()
+        return self._compiled.address
 
     def __call__(self, args: int, thread: int = 0, n_threads: int = 1) -> None:
         """Run it once, outside the GIL; `args` is an address."""
-        _PROTOTYPE(self.address)(args, thread, n_threads)
+        self.prepare()
+        self._function(args, thread, n_threads)
 
-    def _ready(self) -> Any:
+    def prepare(self) -> None:
+        """Compile it or load it from the cache, unless that has been done."""
         if self._compiled is None:
             with _lock:
                 if self._compiled is None:
-                    self._compiled = self._compile()
-        return self._compiled
+                    compiled = self._compile()
+                    self._function = _PROTOTYPE(compiled.address)
+                    self._compiled = compiled
 
     def _compile(self) -> Any:
         begin, config = time.perf_counter(), numba.config

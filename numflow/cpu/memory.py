@@ -1,0 +1,45 @@
+"""Memory of a program: arrays on cache-line boundaries, and the buffers of a network with padded rows."""
+
+import numpy as np
+
+from numflow.ops import Network, View
+
+LINE = 64     # bytes of a cache line and of the widest vector register
+LANES = 16    # elements of 4 bytes in a line: rows start on lines, so whole vectors can be read past a row's end
+
+
+def aligned(shape: int | tuple[int, ...], dtype: type | np.dtype, spare: int = LINE) -> np.ndarray:
+    """Zeros on a cache-line boundary, followed by at least `spare` more bytes that may be read."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.zeros(size + spare + LINE, np.uint8)
+    begin = -memory.ctypes.data % LINE
+    return memory[begin:begin + size].view(dtype).reshape(shape)
+
+
+def padded(width: int) -> int:
+    """`width` rounded up to whole vectors."""
+    return -(-width // LANES) * LANES
+
+
+class Buffers:
+    """Scratch memory of a network, by buffer name: [capacity of its rows, padded width], zeros at first."""
+
+    def __init__(self, network: Network, capacity: dict[str, int]):
+        self.network, self.arrays = network, {}
+        for buffer in network.buffers.values():
+            dtype = np.float32 if buffer.dtype == "f32" else np.int32
+            self.arrays[buffer.name] = aligned((capacity[buffer.rows], padded(buffer.width)), dtype)
+
+    def address(self, view: View) -> int:
+        """Address of the view's first element."""
+        array = self.arrays[view.buffer]
+        return array.ctypes.data + view.start * array.itemsize
+
+    def stride(self, view: View) -> int:
+        """Elements from one row to the next."""
+        return self.arrays[view.buffer].shape[1]
+
+    def columns(self, view: View, rows: int) -> np.ndarray:
+        """The first `rows` rows of a view, as an array that shares the memory."""
+        return self.arrays[view.buffer][:rows, view.start:view.start + view.width]
