@@ -91,13 +91,15 @@ def _covered(start: int, stop: int, spans: list[tuple[int, int]]) -> bool:
 def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
     """What the engine needs to know of the model, beside its steps."""
     stack = "decoder" if spec.type == "encoder-decoder" else ""
-    table = b.weights[f"{'dec.' if stack else ''}token_embd.weight"] if stack else b.weights["token_embd.weight"]
-    facts = {"type": spec.type, "vocabulary": table.shape[0],
+    tables = {step.label.rpartition(".")[2]: b.weights[step.weights["table"]].shape[0]
+              for step in b.entries["main"] if "table" in step.weights}
+    facts = {"type": spec.type, "vocabulary": tables["token_embd"],
              **{key: b.resolved.option("stack", key, None, stack) for key in ("layers", "width", "context")}}
     if stack:
-        facts["decoder_start_token"] = b.resolved.option("generation", "decoder_start")
-        facts["forced_bos_token"] = b.resolved.option("generation", "forced_bos")
+        start, forced = (b.resolved.option("generation", key) for key in ("decoder_start", "forced_bos"))
+        facts["decoder_start_token"] = start if start >= 0 else None
+        facts["forced_bos_token"] = forced if forced >= 0 else None
     if b.resolved.option("embedding", "position", None, stack) == "learned":
-        rows = b.weights[f"{'dec.' if stack else ''}position_embd.weight"].shape[0]
-        facts["context"] = min(facts["context"], rows - b.resolved.option("embedding", "position_offset", None, stack))
+        offset = b.resolved.option("embedding", "position_offset", None, stack)
+        facts["context"] = min(facts["context"], tables["position_embd"] - offset)
     return facts

@@ -219,7 +219,7 @@ def _check_parameters(path: Path, table: Any) -> None:
             for key in ("config", "gguf", "llama2c"):
                 if key in source:
                     _texts(path, f"{where}.{key}", source[key])
-            if isinstance(source.get("default"), str) and "map" not in source:
+            if isinstance(source.get("default"), str):
                 check_option(path, f"{where}.default", Option("float", None, ""), source["default"])
 
 
