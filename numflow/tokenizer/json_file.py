@@ -14,7 +14,7 @@ from numflow.tokenizer.tokenizer import Tokenizer
 from numflow.tokenizer.vocabulary import LibraryVocabulary
 
 
-def load(path: Path, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:
+def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer a tokenizer.json describes.
 
     Raises:
@@ -27,7 +27,7 @@ def load(path: Path, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:
         library = Library.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise FormatError(f"{path}: not a tokenizer.json: {error}") from None
-    return of_library(library, side, options)
+    return of_library(library, SideFiles(checkpoint), options)
 
 
 def of_library(library: Any, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:

@@ -1,15 +1,28 @@
 """Which of a checkpoint's files describes its tokenizer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from numflow.errors import TokenizerError, did_you_mean
+from numflow.tokenizer.names import names
 from numflow.tokenizer.tokenizer import Tokenizer
 
+# What a spec's [tokenizer] section may say, and the type of each value.
 OPTIONS = {"file": str, "kind": str, "pre": str, "add_bos": bool, "add_eos": bool, "bos": str, "eos": str, "unk": str,
            "pad": str, "mask": str, "sep": str, "cls": str, "chat_template": str, "language_codes": list,
            "added_tokens": dict}
+
+# The file that decides -> those that must be there too, and the module that reads it. In order of preference.
+READERS = {
+    "tokenizer.json": ((), "json_file"),
+    "tokenizer.model": ((), "sentencepiece_file"),
+    "vocab.json": (("merges.txt",), "bpe_files"),
+    "vocab.txt": ((), "wordpiece_file"),
+    "tokenizer.bin": ((), "scored_file"),
+}
+_BY_SUFFIX = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "vocab.txt", ".bin": "tokenizer.bin"}
 
 
 def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -24,14 +37,35 @@ def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) ->
         FormatError: a tokenizer file is broken.
     """
     options = _checked(options or {})
-    where = str(checkpoint.path)
-    if options.get("kind", checkpoint.format) == "gguf":
+    in_metadata = checkpoint.format == "gguf" and "tokenizer.ggml.model" in checkpoint.config
+    if options.get("kind") == "gguf" or (in_metadata and not {"kind", "file"} & options.keys()):
         from numflow.tokenizer import gguf_vocabulary
 
-        return gguf_vocabulary.load(checkpoint.config, options, where)
-    from numflow.tokenizer import json_file
-    from numflow.tokenizer.side_files import SideFiles
-    return json_file.load(Path(checkpoint.files["tokenizer.json"]), SideFiles(checkpoint), options)
+        return gguf_vocabulary.load(checkpoint.config, options, str(checkpoint.path))
+    role, path = _chosen(checkpoint, options)
+    reader = import_module(f"numflow.tokenizer.{READERS[role][1]}")
+    return reader.load(path, checkpoint, options)
+
+
+def _chosen(checkpoint: Any, options: Mapping[str, Any]) -> tuple[str, Path]:
+    """The role of the file that decides, and its path."""
+    role = names()["kinds"][options["kind"]] if "kind" in options else None
+    if "file" in options:
+        base = Path(checkpoint.path)
+        path = (base if base.is_dir() else base.parent) / options["file"]
+        if not path.is_file():
+            raise TokenizerError(f"[tokenizer] file: no file {path}")
+        role = role or _BY_SUFFIX.get(path.suffix)
+        if role is None:
+            raise TokenizerError(f"[tokenizer] file: cannot tell what {path.name!r} is; set `kind` to one of "
+                                 f"{', '.join(names()['kinds'])}")
+        return role, path
+    for candidate in (role,) if role else READERS:
+        if candidate in checkpoint.files and all(other in checkpoint.files for other in READERS[candidate][0]):
+            return candidate, Path(checkpoint.files[candidate])
+    wanted = [" with ".join((name, *READERS[name][0])) for name in ((role,) if role else READERS)]
+    raise TokenizerError(f"{checkpoint.path}: no tokenizer: looked for {', '.join(wanted)}; "
+                         "name a file with `file` in the spec's [tokenizer] section")
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,5 +73,8 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         if key not in OPTIONS:
             raise TokenizerError(f"[tokenizer] {key}: no such option{did_you_mean(key, OPTIONS)}")
         if not isinstance(value, OPTIONS[key]):
-            raise TokenizerError(f"[tokenizer] {key}: should be a {OPTIONS[key].__name__}, is {value!r}")
+            raise TokenizerError(f"[tokenizer] {key}: should be of type {OPTIONS[key].__name__}, is {value!r}")
+    kinds = (*names()["kinds"], "gguf")
+    if options.get("kind", "gguf") not in kinds:
+        raise TokenizerError(f"[tokenizer] kind: {options['kind']!r} is unknown{did_you_mean(options['kind'], kinds)}")
     return dict(options)

@@ -1,27 +1,19 @@
-"""How byte-level BPE cuts text before merging: pretokenizers.toml as objects of the `tokenizers` package."""
+"""How byte-level BPE cuts text before merging: the rules of names.toml as objects of the `tokenizers` package."""
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from numflow.errors import TokenizerError, did_you_mean
-
-
-@cache
-def _table() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    data = tomllib.loads(files("numflow.tokenizer").joinpath("pretokenizers.toml").read_text("utf-8"))
-    return {name: rule for rule in data["rule"] for name in rule["names"]}, data["patterns"]
+from numflow.tokenizer.names import names
 
 
 def rule_of(name: str, where: str) -> Mapping[str, Any]:
-    """The row of pretokenizers.toml for a value of tokenizer.ggml.pre.
+    """The rule in names.toml for a value of tokenizer.ggml.pre.
 
     Raises:
-        TokenizerError: no row has this name; the message lists those there are.
+        TokenizerError: no rule has this name; the message lists those there are.
     """
-    rules, _ = _table()
+    rules = {value: rule for rule in names()["rule"] for value in rule["names"]}
     if name not in rules:
         near = did_you_mean(name, rules)
         known = "" if near.startswith("; known") else f"; known: {', '.join(sorted(rules))}"
@@ -52,4 +44,4 @@ def _step(name: str) -> Any:
         return pre_tokenizers.Digits(individual_digits=True)
     if name == "runs of punctuation":
         return pre_tokenizers.Punctuation(behavior="contiguous")
-    return pre_tokenizers.Split(Regex(_table()[1][name]), behavior="isolated")
+    return pre_tokenizers.Split(Regex(names()["patterns"][name]), behavior="isolated")

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from numflow.errors import TokenizerError
-from numflow.tokenizer.tokenizer import Roles
+from numflow.tokenizer.tokenizer import ROLES, Roles
 from numflow.tokenizer.vocabulary import Vocabulary
-
-NAMES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls")
 
 # Texts that end a turn or a text wherever they are added tokens, whatever else the files say.
 END_TEXTS = (
@@ -27,7 +25,7 @@ def resolve(vocabulary: Vocabulary, given: Mapping[str, Any], options: Mapping[s
         TokenizerError: an option names a token that is not in the vocabulary.
     """
     found: dict[str, int | None] = {}
-    for role in NAMES:
+    for role in ROLES:
         found[role] = _id(vocabulary, given.get(role))
         if role in options:
             found[role] = vocabulary.id(options[role]) if options[role] else None

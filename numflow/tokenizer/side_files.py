@@ -6,40 +6,57 @@ from pathlib import Path
 from typing import Any
 
 from numflow.errors import FormatError
-from numflow.tokenizer.roles import NAMES
+from numflow.tokenizer.tokenizer import ROLES
 from numflow.tokenizer.vocabulary import AddedToken
 
-MAX_JSON_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
+MAX_ID = 1 << 24
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file.
+
+    Raises:
+        FormatError: it cannot be read, or is too large to be a tokenizer file.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise FormatError(f"{path}: larger than {MAX_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 text file. Raises: FormatError."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        FormatError: it cannot be read, is too large to be one of these files, or is not JSON.
-    """
+    """The content of a JSON file. Raises: FormatError."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise FormatError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {error}") from None
 
 
-def read_text(path: Path) -> str:
-    """The content of a UTF-8 text file.
+def read_vocab(path: Path) -> dict[str, int]:
+    """vocab.json: token -> id.
 
     Raises:
-        FormatError: it cannot be read or is not UTF-8.
+        FormatError: it is not a table of tokens and ids, or ids are far beyond the number of tokens.
     """
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: not UTF-8 at byte {error.start}") from None
+    vocab = read_json(path)
+    if not isinstance(vocab, dict) or not vocab:
+        raise FormatError(f"{path}: should be a JSON object of tokens and ids")
+    highest = 4 * len(vocab) + 10_000  # ids may have gaps, but an absurd one must not size a table
+    bad = next(((text, id) for text, id in vocab.items() if type(id) is not int or not 0 <= id < highest), None)
+    if bad:
+        raise FormatError(f"{path}: token {bad[0]!r} should have an id, has {bad[1]!r}")
+    return vocab
 
 
 def _object(files: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -65,7 +82,7 @@ class SideFiles:
     def roles(self) -> dict[str, Any]:
         """Role -> token text or id; the tokenizer's own files come before the model's."""
         roles: dict[str, Any] = {}
-        for role in NAMES:
+        for role in ROLES:
             texts = (source.get(f"{role}_token") for source in (self.tokenizer_config, self._special_tokens_map))
             ids = (_first(source.get(f"{role}_token_id")) for source in (self._generation_config, self._model_config))
             roles[role] = next((found for found in (*texts, *ids) if found is not None), None)
@@ -80,24 +97,27 @@ class SideFiles:
         return frozenset(ids)
 
     def added_tokens(self) -> list[AddedToken]:
-        """tokenizer_config.json's added_tokens_decoder.
+        """tokenizer_config.json's added_tokens_decoder: every added token with its id.
 
         Raises:
-            FormatError: an entry is not {"content": text, ...} under a number.
+            FormatError: an entry is not {"content": text, ...} under a reasonable number.
         """
         table = self.tokenizer_config.get("added_tokens_decoder", {})
         try:
-            return [AddedToken(int(id), t["content"], t.get("special", False), t.get("lstrip", False),
-                               t.get("rstrip", False)) for id, t in table.items()]
+            found = [AddedToken(int(id), t["content"], *(bool(t.get(k)) for k in ("special", "lstrip", "rstrip")))
+                     for id, t in table.items()]
+            if any(not isinstance(t.text, str) or not 0 <= t.id < MAX_ID for t in found):
+                raise ValueError
         except (TypeError, ValueError, KeyError, AttributeError):
             where = self._files["tokenizer_config"]
             raise FormatError(f"{where}: added_tokens_decoder should map ids to {{content, special, ...}}") from None
+        return found
 
     def additional_special_tokens(self) -> list[str]:
         """Texts of further special tokens, in the order of their ids."""
         for source in (self.tokenizer_config, self._special_tokens_map):
             if tokens := source.get("additional_special_tokens"):
-                return [t["content"] if isinstance(t, Mapping) else t for t in tokens]
+                return [text for t in tokens if (text := text_of(t)) is not None]
         return []
 
     def chat_template(self) -> str | None:
@@ -108,6 +128,12 @@ class SideFiles:
                 return read_text(path)
             return _template_of(_object(self._files, "chat_template").get("chat_template"))
         return _template_of(self.tokenizer_config.get("chat_template"))
+
+
+def text_of(token: Any) -> str | None:
+    """The text of a token given as text or as {"content": text, ...}; None for an id or nothing."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) else None
 
 
 def _first(value: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError
+from numflow.tokenizer.added import AddedTokens
 from numflow.tokenizer.pieces import metaspace
-from numflow.tokenizer.vocabulary import AddedTokens
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -20,22 +20,28 @@ class SentencePieceVocabulary:
 
     proto:       a serialised SentencePiece model.
     added:       tokens matched as whole texts.
+    texts:       tokens by id.
+    remap:       the id of each of the model's ids, where they differ.
+    special_ids: those of `added`, if not given.
     prefix_each: the space before a text is put before each text between added tokens, not only before the first.
-    texts:       tokens by id where they differ from the model's own.
+    strip_first: `piece` drops one space at the start of a text.
     """
 
-    def __init__(self, proto: bytes, added: AddedTokens, prefix_each: bool = True, strip_first: bool = True,
-                 texts: Sequence[str] | None = None, where: str = "tokenizer.model"):
+    def __init__(self, proto: bytes, added: AddedTokens, *, texts: Sequence[str],
+                 remap: Sequence[int] | None = None, special_ids: frozenset[int] | None = None, where: str = "",
+                 prefix_each: bool = True, strip_first: bool = True):
         self._proto, self._where = proto, where
         self._processor = load_proto(proto, where)
         self._prefix_each = prefix_each
         self._unprefixed_lock, self._unprefixed_processor = Lock(), None
         self._added = added
-        self._texts = texts if texts is not None else _texts(self._processor, added)
+        self._texts = texts
+        self._remap = remap
         self._ids: dict[str, int] | None = None
-        self._plain = set(added.ids.values())
+        self.added = added.ids
+        self.special_ids = added.special_ids if special_ids is None else special_ids
         self._piece = metaspace(strip_first)
-        self.added, self.special_ids = added.ids, added.special_ids
+        self._whole = self.special_ids.union(added.ids.values())
         self.size = len(self._texts)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
@@ -43,8 +49,9 @@ class SentencePieceVocabulary:
         for n, part in enumerate(self._added.split(text, parse_special)):
             if isinstance(part, int):
                 ids.append(part)
-            else:
-                ids += (self._processor if n == 0 or self._prefix_each else self._unprefixed()).encode(part)
+                continue
+            found = (self._processor if n == 0 or self._prefix_each else self._unprefixed()).encode(part)
+            ids += found if self._remap is None else [self._remap[id] for id in found]
         return ids
 
     def text(self, token: int) -> str | None:
@@ -61,7 +68,7 @@ class SentencePieceVocabulary:
         text = self.text(token)
         if text is None:
             return b""
-        return text.encode("utf-8") if token in self._plain else self._piece(text, first)
+        return text.encode("utf-8") if token in self._whole else self._piece(text, first)
 
     def _unprefixed(self) -> Any:
         """The same model without the space before a text; a later field of a message overrides an earlier one."""
@@ -88,14 +95,6 @@ def load_proto(proto: bytes, where: str) -> Any:
     if not loaded or processor.GetPieceSize() == 0:
         raise FormatError(f"{where}: not a SentencePiece model")
     return processor
-
-
-def _texts(processor: Any, added: AddedTokens) -> list[str]:
-    texts = processor.IdToPiece(list(range(processor.GetPieceSize())))
-    for text, id in added.ids.items():
-        texts += [f"[unused{n}]" for n in range(len(texts), id + 1)]
-        texts[id] = text
-    return texts
 
 
 def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[int], kind: int, unk: int,

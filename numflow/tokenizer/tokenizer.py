@@ -9,6 +9,8 @@ from numflow.errors import TokenizerError, did_you_mean
 from numflow.tokenizer.vocabulary import Vocabulary, check_text
 from numflow.tokenizer.wrapping import Wrapping
 
+ROLES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls")
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -122,8 +124,8 @@ class Tokenizer:
 
     def special_texts(self) -> dict[str, str]:
         """Texts of the tokens with a role: {"bos_token": "<s>", ...}, for templates."""
-        roles = {f"{role}_token": getattr(self.roles, role) for role in ("bos", "eos", "unk", "pad", "mask", "sep", "cls")}
-        return {role: self.token_text(id) for role, id in roles.items() if id is not None}
+        ids = {role: getattr(self.roles, role) for role in ROLES}
+        return {f"{role}_token": self.token_text(id) for role, id in ids.items() if id is not None}
 
     def apply_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True,
                    template: str | None = None, **variables: Any) -> str:
@@ -144,15 +146,14 @@ class Tokenizer:
         variables = {"tools": None, "documents": None, **self.special_texts(), **variables}
         return render(template, messages=list(messages), add_generation_prompt=add_generation_prompt, **variables)
 
-    def check_role(self, name: str) -> int:
+    def role_id(self, name: str) -> int:
         """Id of the token with a role ("bos", "eos", "pad", ...).
 
         Raises:
             TokenizerError: the model has none.
         """
-        known = ("bos", "eos", "unk", "pad", "mask", "sep", "cls")
-        if name not in known:
-            raise TokenizerError(f"no token role {name!r}{did_you_mean(name, known)}")
+        if name not in ROLES:
+            raise TokenizerError(f"no token role {name!r}{did_you_mean(name, ROLES)}")
         id = getattr(self.roles, name)
         if id is None:
             raise TokenizerError(f"this model has no {name} token")

@@ -1,11 +1,22 @@
-"""What every vocabulary can do, whatever file it came from, and the two shapes most of them share."""
+"""What every vocabulary can do, whatever file it came from, and the one the `tokenizers` package runs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
 from numflow.errors import TokenizerError
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token matched as a whole text. lstrip, rstrip: it swallows the white space before or after it."""
+
+    id: int
+    text: str
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class Vocabulary(Protocol):
@@ -65,62 +76,6 @@ class LibraryVocabulary:
     def piece(self, token: int, first: bool) -> bytes:
         text = self.text(token)
         return b"" if text is None else self._piece(text, first)
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    """A token matched as a whole text. lstrip, rstrip: it swallows the white space before or after it."""
-
-    id: int
-    text: str
-    special: bool = True
-    lstrip: bool = False
-    rstrip: bool = False
-
-
-class AddedTokens:
-    """Cuts text at added tokens: the leftmost match, and the longest there."""
-
-    def __init__(self, tokens: Iterable[AddedToken]):
-        self._tokens = {token.text: token for token in tokens if token.text}
-        lengths: dict[str, set[int]] = {}
-        for text in self._tokens:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
-        self._scan = _character_class(self._lengths)
-        self.ids = {text: token.id for text, token in self._tokens.items()}
-        self.special_ids = frozenset(token.id for token in self._tokens.values() if token.special)
-
-    def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Texts (never empty) and ids in order; special tokens stay text when parse_special is off."""
-        parts: list[str | int] = []
-        done = at = 0
-        while self._scan is not None and (found := self._scan.search(text, at)):
-            token = self._at(text, found.start(), parse_special)
-            if token is None:
-                at = found.start() + 1
-                continue
-            before = text[done : found.start()]
-            before = before.rstrip() if token.lstrip else before
-            done = at = found.start() + len(token.text)
-            if token.rstrip:
-                done = at = len(text) - len(text[done:].lstrip())
-            parts += [before, token.id] if before else [token.id]
-        return parts + [text[done:]] if done < len(text) else parts
-
-    def _at(self, text: str, start: int, parse_special: bool) -> AddedToken | None:
-        for length in self._lengths[text[start]]:
-            token = self._tokens.get(text[start : start + length])
-            if token is not None and (parse_special or not token.special):
-                return token
-        return None
-
-
-def _character_class(characters: Iterable[str]) -> Any:
-    import re
-
-    characters = "".join(re.escape(c) for c in characters)
-    return re.compile(f"[{characters}]") if characters else None
 
 
 def check_text(text: str) -> None:

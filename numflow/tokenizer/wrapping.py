@@ -44,7 +44,8 @@ class Wrapping:
         return Wrapping(change(self.single), change(self.pair))
 
 
-def around(bos: int | None = None, eos: int | None = None, between: Sequence[int] = (), second_type: int = 0) -> Wrapping:
+def around(bos: int | None = None, eos: int | None = None, between: Sequence[int] = (),
+           second_type: int = 0) -> Wrapping:
     """bos A eos, and for two texts bos A `between` B eos."""
     start = ((bos, 0),) if bos is not None else ()
     end = (eos,) if eos is not None else ()

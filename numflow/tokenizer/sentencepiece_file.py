@@ -1,0 +1,65 @@
+"""tokenizer.model: a SentencePiece model, alone or with a vocab.json that gives its pieces other ids."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import FormatError
+from numflow.tokenizer import spm, wrapping
+from numflow.tokenizer.added import AddedTokens, collect
+from numflow.tokenizer.roles import resolve
+from numflow.tokenizer.side_files import SideFiles, read_bytes, read_vocab, text_of
+from numflow.tokenizer.tokenizer import Tokenizer
+
+
+def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a SentencePiece model and the files beside it.
+
+    Raises:
+        FormatError: a file is broken.
+        TokenizerError: an option does not fit.
+    """
+    side = SideFiles(checkpoint)
+    proto = read_bytes(path)
+    processor = spm.load_proto(proto, str(path))
+    texts = processor.IdToPiece(list(range(processor.GetPieceSize())))
+    remap = None
+    if "vocab.json" in checkpoint.files and "merges.txt" not in checkpoint.files:
+        texts, remap = _other_ids(Path(checkpoint.files["vocab.json"]), texts, side)
+    vocab = {text: id for id, text in reversed(list(enumerate(texts)))}
+    control = [processor.IdToPiece(n) for n in range(processor.GetPieceSize())
+               if processor.IsControl(n) or processor.IsUnknown(n)]
+    added = collect(vocab, len(texts), control, side, options)
+    texts += [f"<unused {n}>" for n in range(len(texts), max((t.id for t in added), default=-1) + 1)]
+    for token in added:
+        texts[token.id] = token.text
+    prefixed = processor.encode("a", out_type=str)[:1] != ["a"]
+    vocabulary = spm.SentencePieceVocabulary(
+        proto, AddedTokens(added), prefix_each=bool(side.tokenizer_config.get("legacy", True)), strip_first=prefixed,
+        texts=texts, remap=remap, where=str(path))
+    own = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(), "pad": processor.pad_id()}
+    own = {role: None if id < 0 else texts[id if remap is None else remap[id]] for role, id in own.items()}
+    given = own | {role: token for role, token in side.roles().items() if token is not None}
+    roles = resolve(vocabulary, given, options, side.end_ids())
+    return Tokenizer(vocabulary, roles, _around(roles, processor, side, options),
+                     options.get("chat_template", side.chat_template()))
+
+
+def _around(roles: Any, processor: Any, side: SideFiles, options: Mapping[str, Any]) -> wrapping.Wrapping:
+    """BOS first where the model has one, else EOS last, unless the files or the options say otherwise."""
+    has_bos = processor.bos_id() >= 0
+    add_bos = options.get("add_bos", side.tokenizer_config.get("add_bos_token", has_bos))
+    add_eos = options.get("add_eos", side.tokenizer_config.get("add_eos_token", not has_bos))
+    return wrapping.Wrapping().changed(roles.bos, roles.eos, bool(add_bos), bool(add_eos))
+
+
+def _other_ids(path: Path, pieces: list[str], side: SideFiles) -> tuple[list[str], list[int]]:
+    """Tokens by vocab.json's ids, and its id for each id of the model."""
+    vocab = read_vocab(path)
+    unk = text_of(side.roles()["unk"]) or "<unk>"
+    if unk not in vocab:
+        raise FormatError(f"{path}: no token {unk!r} for unknown text")
+    texts = [f"<unused {n}>" for n in range(max(vocab.values()) + 1)]
+    for text, id in vocab.items():
+        texts[id] = text
+    return texts, [vocab.get(piece, vocab[unk]) for piece in pieces]
