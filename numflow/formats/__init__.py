@@ -65,7 +65,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         paths, weight_map = folder.find_weights(path)
     elif not path.exists():
         raise ModelNotFoundError(f"{path}: no such file or folder")
-    elif index := folder.index_of(path):
+    elif detect(path) in ("safetensors", "pickle") and (index := folder.index_of(path)):
         paths, weight_map = folder.read_index(index)
     else:
         paths, weight_map = [path], {}

@@ -71,7 +71,8 @@ class Checkpoint:
     config:   config.json's content ("hf"), GGUF metadata ("gguf", keys as stored), header fields ("llama2c").
     files:    paths by role, of those that exist: "config", "tokenizer.json", "tokenizer.model", "tokenizer_config",
               "generation_config", "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map", "chat_template",
-              "tokenizer.bin", and "weights" (list of weight files).
+              "added_tokens", "source.spm", "target.spm", "modules", "pooling", "tokenizer.bin", and "weights" (list of
+              weight files). `folder.SIDE_FILES` has the file names.
     """
 
     path: Path

@@ -147,14 +147,15 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[Path]]:
         tensors, metadata = read_file(part)
         first = metadata if number == 0 else first
         if metadata.get("split.no") != number or metadata.get("split.count") != count:
-            raise FormatError(f"{part}: split.no {metadata.get('split.no')} of {metadata.get('split.count')}, "
+            raise FormatError(f"{part}: split.no {show(metadata.get('split.no'))} of "
+                              f"{show(metadata.get('split.count'))}, "
                               f"expected {number} of {count}")
         if twice := merged.keys() & tensors.keys():
             raise FormatError(f"{part}: tensor {show(min(twice))} is in an earlier file of the split too")
         merged |= tensors
     wanted = first.get("split.tensors.count", len(merged))
     if wanted != len(merged):
-        raise FormatError(f"{path}: split.tensors.count is {wanted}, the files have {len(merged)} tensors")
+        raise FormatError(f"{path}: split.tensors.count is {show(wanted)}, the files have {len(merged)} tensors")
     return merged, first, paths
 
 

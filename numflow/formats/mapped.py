@@ -16,10 +16,15 @@ MAX_DIMS = 32  # NumPy's own limit is 64
 MAX_JSON_BYTES = 100_000_000
 
 
-def show(name: object) -> str:
-    """A name found in a file, quoted and cut, fit for a message."""
-    text = repr(name)
-    return text if len(text) <= 100 else f"{text[:60]}...{text[-20:]}"
+def show(value: object) -> str:
+    """Something found in a file, quoted and cut, fit for a message. Nested values are not walked."""
+    if isinstance(value, list | tuple):
+        if len(value) > MAX_DIMS or not all(isinstance(item, int | str) for item in value):
+            return f"a {type(value).__name__} of {len(value)}"
+    elif not isinstance(value, int | float | str | bytes | None):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:150]}...{text[-20:]}"
 
 
 class MappedFile:
