@@ -196,11 +196,19 @@ class Model:
             raise RequestError(f"{self.network.name} names no decoder start token; give decoder_ids")
         return [start] if forced is None else [start, forced]
 
+    @cached_property
+    def _tokenizer_if_any(self):
+        """The tokenizer, or None: ids alone can do without one."""
+        try:
+            return self.tokenizer
+        except TokenizerError:
+            return None
+
     def _bos_id(self) -> int | None:
-        return self._bos if self._load_tokenizer is None else self.tokenizer.bos_id
+        return self._tokenizer_if_any.bos_id if self._tokenizer_if_any else self._bos
 
     def _end_ids(self) -> frozenset[int]:
-        return self._ends if self._load_tokenizer is None else self._ends | self.tokenizer.eos_ids
+        return self._ends | self._tokenizer_if_any.eos_ids if self._tokenizer_if_any else self._ends
 
     def _generate(self, request: _Request, sampler: Sampler, result: Generation) -> Iterator[Piece]:
         """Fill `result` token by token; yields the text that became certain with each."""
@@ -238,7 +246,7 @@ class Model:
 
     def _decoder(self, request: _Request):
         """Text decoder of the new tokens. It keeps a leading space where the text goes on after a prompt."""
-        if self._load_tokenizer is None:
+        if not self._tokenizer_if_any:
             return None
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
         return self.tokenizer.stream(continues=goes_on)

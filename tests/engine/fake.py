@@ -50,9 +50,9 @@ def writes(text, prompt=1):
 class FakeTokenizer:
     """Bytes as ids; BOS first."""
 
-    bos_id, eos_ids, special_ids = BOS, frozenset({EOS}), frozenset({BOS, EOS})
+    bos_id, eos_ids, special_ids, add_bos = BOS, frozenset({EOS}), frozenset({BOS, EOS}), True
 
-    def encode(self, text):
+    def encode(self, text, parse_special=True):
         return [BOS, *text.encode()]
 
     def apply_chat(self, messages):

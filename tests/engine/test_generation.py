@@ -55,8 +55,8 @@ def test_stop_strings_against_plain_search(stops):
         if ends:  # the first complete stop string ends it; of those complete at once, the longest is cut
             seen = text[: min(ends)]
             text = seen[: min(seen.index(s) for s in stops if s in seen)]
-        assert ("".join(stream("".join(letters), *stops)[0]), bool(ends)) == (text, stream("".join(letters), *stops)[1])
-        assert "".join(stream("".join(letters), *stops)[0]) == text
+        pieces, stopped = stream("".join(letters), *stops)
+        assert ("".join(pieces), stopped) == (text, bool(ends))
 
 
 def test_streamed_pieces_are_the_text():

@@ -1,0 +1,106 @@
+"""From a name or path to a Model: checkpoint, spec, network, plan, executor."""
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from numflow import formats, network
+from numflow.engine.model import Model
+from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.partition.plan import single_device
+
+# Executors by name; a module is imported only when its executor is chosen.
+BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program"}
+ACTIVATIONS = ("int8", "f32")
+
+
+def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
+         threads: int | None = None, *, offline: bool = False, progress: Callable | None = None,
+         context: int | None = None, chunk: int = 512, **options) -> Model:
+    """Load a model, ready to run.
+
+    path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
+    backend:      "cpu" (compiled kernels) or "reference" (NumPy, slow, always float32).
+    spec:         a specification file or name; None: detected from the checkpoint.
+    activations:  "int8" (fast: quantised weights times int8 activations) or "f32". Checkpoints of float weights
+                  compute in float32 either way.
+    threads:      None: one per physical core.
+    offline:      never touch the network. progress: called while a model is fetched.
+    context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
+    options:      further options of the executor.
+
+    Raises:
+        ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be had or read.
+        DeviceError: no such backend, or what it needs is missing.
+        RequestError: an option that does not exist, or is out of range.
+    """
+    begin = time.perf_counter()
+    program_class = _executor(backend)
+    options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
+    checkpoint = formats.open_checkpoint(_located(path_or_name, offline, progress))
+    chosen = network.choose_spec(checkpoint, spec)
+    built = _limited(network.build(chosen, checkpoint, context), context)
+    part = single_device(built, backend).part(0)
+    program = program_class(part, network.WeightSource(built, checkpoint), **options)
+    model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
+                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"), chunk)
+    model.load_s = time.perf_counter() - begin
+    return model
+
+
+def _located(path_or_name, offline, progress) -> Path:
+    """The path itself, or where the model of that name is kept once it has been fetched."""
+    if Path(path_or_name).exists():
+        return Path(path_or_name)
+    from numflow import registry
+
+    return registry.resolve(path_or_name, offline=offline, progress=progress)
+
+
+def _executor(backend: str):
+    if backend not in BACKENDS:
+        raise DeviceError(f"no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
+    return import_module(BACKENDS[backend]).Program
+
+
+def _options(program_class, backend, options):
+    """The options, checked against what the executor takes."""
+    if options["activations"] not in ACTIVATIONS:
+        raise RequestError(f"activations should be one of {', '.join(ACTIVATIONS)}, is {options['activations']!r}")
+    threads = options["threads"]
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise RequestError(f"threads should be a whole number from 1, is {threads!r}")
+    known = [name for name in inspect.signature(program_class).parameters if name not in ("network", "weights")]
+    for name in options:
+        if name not in known:
+            raise RequestError(f"backend {backend!r} has no option {name!r}{did_you_mean(name, known)}")
+    return options
+
+
+def _limited(built, context):
+    """The network with a shorter context, if one is asked for."""
+    if context is None:
+        return built
+    longest = built.facts["context"]
+    if not isinstance(context, int) or not 1 <= context <= longest:
+        raise RequestError(f"context should be 1 .. {longest} tokens, as the model's, is {context!r}")
+    return replace(built, facts={**built.facts, "context": context})
+
+
+def _tokenizer(checkpoint, spec):
+    from numflow.tokenizer import load_tokenizer
+
+    return load_tokenizer(checkpoint, spec.section("tokenizer"))
+
+
+def _ends(checkpoint) -> frozenset[int]:
+    """End-of-text ids as the model's configuration has them: one id or a list."""
+    ends = _first(checkpoint.config, "eos_token_id", "tokenizer.ggml.eos_token_id")
+    return frozenset(() if ends is None else ends if isinstance(ends, list) else (ends,))
+
+
+def _first(table, *keys):
+    return next((table[key] for key in keys if table.get(key) is not None), None)

@@ -1,0 +1,74 @@
+"""Perplexity of a text in windows that do not overlap."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from numflow.errors import RequestError, did_you_mean
+
+PROTOCOLS = {
+    "plain": "the text is tokenised once, with the model's start token in front if it has one, and cut into windows "
+             "of `context` tokens, the last one possibly shorter; each runs on its own and all but its first token "
+             "are scored",
+    "half": "as llama.cpp's perplexity tool: full windows only, the start token (if the model uses one) replaces the "
+            "first token of each, and the tokens after the one in the middle are scored",
+}
+
+
+def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
+               progress: Callable[[int, int, float], None] | None = None, protocol: str = "plain") -> dict:
+    """exp of the mean negative log-likelihood of a text's tokens.
+
+    chunks:   number of windows from the start; None: all.
+    progress: called after each window with (windows done, windows, perplexity so far).
+    protocol: one of PROTOCOLS; numbers of different protocols do not compare.
+
+    Returns:
+        perplexity, stderr (of the perplexity), nll (mean, natural logarithm), tokens (scored), chunks, context,
+        protocol.
+
+    Raises:
+        RequestError: a text that is too short, or settings out of range.
+    """
+    if protocol not in PROTOCOLS:
+        raise RequestError(f"no protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
+    if not 2 <= context <= model.context:
+        raise RequestError(f"context should be 2 .. {model.context} tokens, is {context}")
+    if chunks is not None and chunks < 1:
+        raise RequestError(f"chunks should be at least 1, is {chunks}")
+    ids = model.tokenizer.encode(text, parse_special=False)
+    shortest, skipped = (2, 0) if protocol == "plain" else (context, context // 2)
+    windows = [ids[start:start + context] for start in range(0, len(ids), context)]
+    windows = [window for window in windows if len(window) >= shortest][:chunks]
+    if not windows:
+        raise RequestError(f"the text has {len(ids)} tokens; at least {shortest} are needed")
+    scores = []
+    for done, window in enumerate(windows, 1):
+        if protocol == "half" and model.tokenizer.add_bos:
+            window = [model.tokenizer.bos_id, *window[1:]]
+        scores.append(log_likelihoods(model, window)[skipped:])
+        if progress is not None:
+            progress(done, len(windows), math.exp(-np.mean(np.concatenate(scores))))
+    return {**_summary(-np.concatenate(scores)), "chunks": len(windows), "context": context, "protocol": protocol}
+
+
+def log_likelihoods(model, ids) -> np.ndarray:
+    """Log-probability of each token but the first, given those before it; float64 [len(ids) - 1]."""
+    targets, scores = np.asarray(ids[1:]), np.empty(len(ids) - 1)
+    for start, logits in model.iter_logits(ids):
+        pairs = zip(logits, targets[start:], strict=False)  # the last row has no target
+        for row, (values, id) in enumerate(pairs, start):
+            scores[row] = float(values[id]) - _log_sum_exp(values)
+    return scores
+
+
+def _log_sum_exp(values) -> float:
+    peak = np.max(values)
+    return float(peak) + math.log(float(np.sum(np.exp(values - peak), dtype=np.float64)))
+
+
+def _summary(nll) -> dict:
+    mean = float(np.mean(nll))
+    spread = float(np.std(nll, ddof=1)) / math.sqrt(len(nll)) if len(nll) > 1 else 0.0
+    return {"perplexity": math.exp(mean), "stderr": math.exp(mean) * spread, "nll": mean, "tokens": len(nll)}

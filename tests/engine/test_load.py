@@ -1,0 +1,125 @@
+"""From files to a running model, on the reference executor, and `bench` over it."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from numflow.engine import load as load_module
+from numflow.engine.bench import bench, host, peak_rss_mib, process_start
+from numflow.engine.load import load
+from numflow.errors import DeviceError, ModelNotFoundError, RequestError, TokenizerError
+from tests.conftest import shared
+from tests.engine.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_folder_runs(folder):
+    with load(folder, backend="reference") as model:
+        assert (model.vocabulary, model.context) == (50, 64)
+        logits = model.logits([1, 5, 9])
+        assert logits.shape == (3, 50) and np.isfinite(logits).all()
+        assert model.generate([1, 5, 9], max_tokens=1, ignore_eos=True).ids == [int(logits[2].argmax())]
+        assert model.hidden([1, 5, 9]).shape == (3, 32)
+        assert model.load_s > 0
+
+
+def test_chunks_and_steps_agree(folder):
+    ids = list(range(1, 40))
+    with load(folder, backend="reference") as whole, load(folder, backend="reference", chunk=7, block_size=4) as parts:
+        expected = whole.logits(ids)
+        np.testing.assert_allclose(parts.logits(ids), expected, atol=1e-4)
+        with parts.runner.open(len(ids)) as sequence:
+            steps = np.array([sequence.last(np.array([id], np.int32)) for id in ids])
+        np.testing.assert_allclose(steps, expected, atol=1e-4)
+
+
+def test_ends_come_from_the_configuration(folder):
+    with load(folder, backend="reference") as model:
+        free = model.generate([1], max_tokens=60, ignore_eos=True).ids
+        stopped = model.generate([1], max_tokens=60)
+        cut = next((i for i, id in enumerate(free) if id in (2, 3)), None)
+        assert stopped.ids == free[:cut]
+        assert model._end_ids() == {2, 3}
+        with pytest.raises(TokenizerError, match="no tokenizer"):
+            model.generate("text")
+        assert model.generate([], max_tokens=1).ids == model.generate([1], max_tokens=1).ids
+
+
+def test_a_shorter_context(folder):
+    with load(folder, backend="reference", context=8) as model, pytest.raises(RequestError, match="context is 8"):
+        model.logits([1] * 9)
+    with pytest.raises(RequestError, match=r"context should be 1 \.\. 64"):
+        load(folder, backend="reference", context=65)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"backend": "referense"}, DeviceError, "did you mean 'reference'"),
+    ({"activations": "int4"}, RequestError, "activations should be one of int8, f32"),
+    ({"threads": 0}, RequestError, "threads"), ({"block_sise": 4}, RequestError, "did you mean 'block_size'"),
+    ({"spec": "no-such-spec"}, ModelNotFoundError, "no-such-spec")])
+def test_bad_options(folder, options, error, message):
+    with pytest.raises(error, match=message):
+        load(folder, **{"backend": "reference", **options})
+
+
+def test_a_path_that_is_not_there(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        load(tmp_path / "absent.gguf", backend="reference")
+
+
+def test_only_the_chosen_executor_is_imported(monkeypatch):
+    seen = []
+
+    def record(name):
+        seen.append(name)
+        return SimpleNamespace(Program=name)
+
+    monkeypatch.setattr(load_module, "import_module", record)
+    assert load_module._executor("reference") == "numflow.reference.program"
+    assert seen == ["numflow.reference.program"]
+
+
+def test_bench_reports_everything(folder):
+    seen = []
+    result = bench(folder, prompt_tokens=20, gen_tokens=4, repeat=3, backend="reference", progress=seen.append)
+    for rate in ("prefill_tok_s", "decode_tok_s"):
+        assert 0 < result[rate]["min"] <= result[rate]["median"] <= result[rate]["max"]
+        assert len(result[rate]["samples"]) == 3
+    assert 0 < result["load_s"] < result["first_token_s"]
+    assert result["weights_bytes"] > (folder / "model.safetensors").stat().st_size * 0.9
+    assert seen == ["run 1 of 3", "run 2 of 3", "run 3 of 3"]
+    assert json.loads(json.dumps(result)) == result
+    assert result["host"]["cores"] >= 1 and result["host"]["numpy"] == np.__version__
+    with pytest.raises(RequestError, match="gen_tokens should be at least 2"):
+        bench(folder, gen_tokens=1)
+    with pytest.raises(RequestError, match="context is 64"):
+        bench(folder, prompt_tokens=65, backend="reference")
+
+
+def test_process_facts():
+    start, peak = process_start(), peak_rss_mib()
+    assert start is None or 0 < time.time() - start < 1e6
+    assert peak is None or 10 < peak < 1e6
+    assert host()["python"].startswith("3.")
+
+
+FIXTURES = ["llama2", "qwen1.5_0.5b", "gemma_2b", "mistral_7b", "bloomz_3b", "phi_2", "mixtral_8x7b"]
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_published_logits_step_by_step(name):
+    """The engine's part: greedy ids, and logits of a prompt cut into small chunks."""
+    path = shared("fixtures", name)
+    case, expected = json.loads((path / "case.json").read_text()), np.load(path / "expected.npz")
+    with load(path, backend="reference", chunk=5) as model:
+        for i, prompt in enumerate(case["prompts"]):
+            worst = np.abs(model.logits(prompt) - expected[f"logits_{i}"]).max() / expected[f"logits_{i}"].std()
+            assert worst < 1e-4
+            assert model.generate(prompt, max_tokens=12, ignore_eos=True).ids == case["greedy"][i]
