@@ -33,7 +33,7 @@ def draft(checkpoint: Checkpoint) -> Draft:
     for spec in list_specs():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate = _with_names(spec, checkpoint.naming, renamed)
-            merit = (not names_it(spec, checkpoint), -len(_keys_read(spec, checkpoint)), len(renamed), len(spec.chain), spec.name)
+            merit = (not names_it(spec.section("detect"), checkpoint), -len(_keys_read(spec, checkpoint)), len(renamed), len(spec.chain), spec.name)
             try:
                 build(candidate, checkpoint)
             except NumflowError as error:

@@ -1,10 +1,10 @@
 """Which shipped spec describes a checkpoint: by the architecture it names, then by conditions on its values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numflow.errors import SpecError, did_you_mean
-from numflow.spec.reader import Spec, list_specs
+from numflow.spec.reader import Spec, detect_tables, load_spec
 from numflow.spec.resolve import Resolved
 
 
@@ -19,8 +19,8 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     Raises:
         SpecError: none fits, or several do.
     """
-    specs = list_specs()
-    named = [spec for spec in specs if names_it(spec, checkpoint)]
+    tables = detect_tables()
+    named = [load_spec(name) for name, table in tables.items() if names_it(table, checkpoint)]
     fitting = [spec for spec in named if _condition(spec, checkpoint, has_for)]
     if len(fitting) == 1:
         return fitting[0]
@@ -31,8 +31,8 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
     if named:
         raise SpecError(f"{checkpoint.path}: {what} is known to {', '.join(s.name for s in named)}, whose condition "
                         f"`when` does not hold; choose or write a spec with --spec")
-    known = {name for spec in specs for key in ("architectures", "model_type", "gguf")
-             for name in _list(spec.section("detect").get(key, []))}
+    known = {name for table in tables.values() for key in ("architectures", "model_type", "gguf")
+             for name in _list(table.get(key, []))}
     words = _identities(checkpoint)
     raise SpecError(f"{checkpoint.path}: no spec for {what}{did_you_mean(words[0] if words else '', known) if words else ''}; "
                     f"`numflow spec new` drafts one")
@@ -58,9 +58,9 @@ def _architecture(checkpoint: Any) -> str:
     return f"a {checkpoint.naming} file"
 
 
-def names_it(spec: Spec, checkpoint: Any) -> bool:
-    """Whether the spec's [detect] table names the checkpoint's architecture."""
-    table, config = spec.section("detect"), checkpoint.config
+def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
+    """Whether a [detect] table names the checkpoint's architecture."""
+    config = checkpoint.config
     if checkpoint.naming == "gguf":
         return config.get("general.architecture") in _list(table.get("gguf", []))
     if checkpoint.naming == "llama2c":

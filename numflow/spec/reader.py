@@ -79,6 +79,12 @@ def list_specs(directory: Path | None = None) -> list[Spec]:
     return [load_spec(path) for path in files if not path.stem.startswith("_")]
 
 
+def detect_tables() -> dict[str, Mapping[str, Any]]:
+    """[detect] of every shipped spec that has one, by name; reads the files and nothing they extend, so it is quick."""
+    tables = {path.stem: _parse(path).get("detect") for path in sorted(specs_dir().glob("*.toml"))}
+    return {name: table for name, table in tables.items() if table}
+
+
 def _find(path_or_name: str | Path, beside: Path | None) -> Path:
     """A path as given, relative to the file that extends it, or the name of a shipped spec."""
     text = str(path_or_name)
@@ -95,14 +101,18 @@ def _find(path_or_name: str | Path, beside: Path | None) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    table = _parse(path)
+    _check_file(path, table)
+    return table
+
+
+def _parse(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
-    _check_file(path, table)
-    return table
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
