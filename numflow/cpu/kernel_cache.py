@@ -75,7 +75,7 @@ def _fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
     digest = hashlib.sha256(_compiler().encode())
     for path in sorted(_sources(module)):
-        digest.update(str(path.relative_to(_PACKAGE)).encode() + _read(path))
+        digest.update(str(path.relative_to(_PACKAGE.parent)).encode() + _read(path))
     return digest.hexdigest()[:16]
 
 
