@@ -95,7 +95,8 @@ def _pull_wheels(entry: Entry, report: Silent) -> Path:
     with _lock(folder / f".{entry.name}.lock", entry, report):
         if found := installed(entry):
             return found
-        _clean(partial, entry)
+        partial.mkdir(exist_ok=True)
+        _keep_wheels(partial, entry)
         _check_space(partial, entry)
         try:
             fetched = [wheels.fetch(wheel, partial, report) for wheel in entry.wheels]
@@ -103,7 +104,9 @@ def _pull_wheels(entry: Entry, report: Silent) -> Path:
             shutil.rmtree(final, ignore_errors=True)  # it was there, but not whole
             os.replace(partial / "files", final)
         finally:
-            _clean(partial, entry, remove=final.exists())
+            _keep_wheels(partial, entry)
+            if installed(entry) or not any(partial.iterdir()):
+                shutil.rmtree(partial, ignore_errors=True)
     report.note(f"{entry.name} is in {final} ({megabytes(entry.bytes)}, {entry.license})")
     return final / entry.load
 
@@ -124,18 +127,14 @@ def _lock(path: Path, entry: Entry, report: Silent) -> Iterator[None]:
         lock.release()
 
 
-def _clean(partial: Path, entry: Entry, remove: bool = False) -> None:
-    """Leave only complete-looking wheels in `partial` (their hashes are checked before use), or nothing at all."""
-    if not remove:
-        partial.mkdir(exist_ok=True)
-        sizes = {wheel.file: wheel.bytes for wheel in entry.wheels}
-        for path in partial.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.stat().st_size != sizes.get(path.name):
-                path.unlink()
-    if remove or not any(partial.iterdir()):
-        shutil.rmtree(partial, ignore_errors=True)
+def _keep_wheels(partial: Path, entry: Entry) -> None:
+    """Remove all but wheels of the right size from `partial`; their hashes are checked before use."""
+    sizes = {wheel.file: wheel.bytes for wheel in entry.wheels}
+    for path in partial.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.stat().st_size != sizes.get(path.name):
+            path.unlink()
 
 
 def _check_space(partial: Path, entry: Entry) -> None:
