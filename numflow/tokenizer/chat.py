@@ -1,17 +1,80 @@
-"""Chat templates: Jinja in a sandbox, with the names that published templates rely on."""
+"""Chat templates: Jinja text from a checkpoint, rendered with the names that published templates rely on."""
 
+import json
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
 from numflow.errors import TokenizerError
+from numflow.tokenizer.sandbox import MAX_SIZE, BoundedEnvironment, TooLarge, start_clock
+
+MAX_TEMPLATE = 1 << 20  # characters
 
 
 def render(template: str, **variables: Any) -> str:
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    """The text a chat template makes of `variables` (messages, add_generation_prompt, bos_token, tools, ...).
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
+    Raises:
+        TokenizerError: the template is wrong, refuses the messages, or takes too long or too much memory.
+    """
+    if len(template) > MAX_TEMPLATE:
+        raise TokenizerError(f"chat template: longer than {MAX_TEMPLATE} characters")
+    start_clock()
+    pieces: list[str] = []
+    total = 0
     try:
-        return environment.from_string(template).render(**variables)
-    except TemplateError as error:
-        raise TokenizerError(f"chat template: {error}") from None
+        for piece in _compiled(template).generate(**variables):
+            pieces.append(piece)
+            total += len(piece)
+            if total > MAX_SIZE:
+                raise TooLarge(f"writes more than {MAX_SIZE} characters")
+    except RecursionError:
+        raise TokenizerError("chat template: nested too deeply") from None
+    except Exception as error:  # a template can fail in any way that Python code can
+        message = " ".join(str(error).split())[:300] or type(error).__name__
+        line = getattr(error, "lineno", None)
+        raise TokenizerError(f"chat template{f', line {line}' if line else ''}: {message}") from None
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                     extensions=["jinja2.ext.loopcontrols", _Generation])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    """Plain JSON, where Jinja's own filter writes it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class _Generation(Extension):
+    """{% generation %} marks the assistant's words for training; here they are just text."""
+
+    tags = frozenset(("generation",))
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)

@@ -11,11 +11,10 @@ from numflow.tokenizer import bpe_files, pieces, pretokenize, spm, wordpiece_fil
 from numflow.tokenizer.added import AddedTokens, add_to_library
 from numflow.tokenizer.names import names
 from numflow.tokenizer.roles import resolve
-from numflow.tokenizer.tokenizer import Tokenizer
+from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 from numflow.tokenizer.vocabulary import AddedToken, LibraryVocabulary, Vocabulary
 
-_ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
-              "cls": "cls"}
+_ROLE_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # where the key has another name; so spelt
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def _list(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
 def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, defaults: Mapping[str, int | None],
             add_bos: bool, add_eos: bool) -> Tokenizer:
     """Roles, and what goes around text, from the metadata's keys; then the options."""
-    given = {role: table.id(role, defaults.get(role)) for role in _ROLE_KEYS}
+    given = {role: table.id(role, defaults.get(role)) for role in ROLES}
     roles = resolve(vocabulary, given, options, frozenset({table.id("eot"), table.id("eom")} - {None}))
     add_bos = options.get("add_bos", table.flag("add_bos_token", add_bos))
     add_eos = options.get("add_eos", table.flag("add_eos_token", add_eos))

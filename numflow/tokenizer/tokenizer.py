@@ -9,12 +9,16 @@ from numflow.errors import TokenizerError, did_you_mean
 from numflow.tokenizer.vocabulary import Vocabulary, check_text
 from numflow.tokenizer.wrapping import Wrapping
 
-ROLES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls")
+ROLES = ("bos", "eos", "unk", "pad", "mask", "sep", "cls", "user", "assistant")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Ids with a meaning; None where the model has none. ends: every id that ends a text or a turn."""
+    """Ids with a meaning; None where the model has none.
+
+    user, assistant: tokens that start a turn.
+    ends:            every id that ends a text or a turn.
+    """
 
     bos: int | None = None
     eos: int | None = None
@@ -23,6 +27,8 @@ class Roles:
     mask: int | None = None
     sep: int | None = None
     cls: int | None = None
+    user: int | None = None
+    assistant: int | None = None
     ends: frozenset[int] = frozenset()
 
 

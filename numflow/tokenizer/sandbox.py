@@ -1,0 +1,186 @@
+"""A Jinja environment for templates nobody has checked: Jinja's own sandbox, and bounds on time and size.
+
+Jinja's sandbox keeps a template away from Python; it does not keep it from running for days or filling the memory.
+Here loops, calls, filters and operators look at the clock, and every value a template assigns, passes on or prints
+is measured before it can grow further.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import BuiltinFunctionType
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_SECONDS = 5.0
+MAX_SIZE = 1 << 24  # characters of the output, or of any value on the way
+ITEM_SIZE = 64  # what an item of a container counts for
+MAX_NUMBER = 1 << 16  # of an argument to a filter or string method: widths, counts
+MAX_BITS = 1 << 12  # of an integer
+_LEFT_OUT = ("pprint", "urlize", "wordwrap", "xmlattr")  # slow on long text, and in no chat template
+_WIDTH = re.compile(r"\d{5}")
+_clock = threading.local()
+
+
+class TooLarge(SecurityError):
+    """A template passed one of the bounds."""
+
+
+def start_clock() -> None:
+    """From now on this thread's templates have MAX_SECONDS."""
+    _clock.deadline = time.monotonic() + MAX_SECONDS
+
+
+def check_time() -> None:
+    if time.monotonic() > _clock.deadline:
+        raise TooLarge(f"takes more than {MAX_SECONDS:g} s")
+
+
+def size(value: Any, budget: int = MAX_SIZE) -> int:
+    """Characters of text, and ITEM_SIZE per item of a container, all the way down.
+
+    Raises:
+        TooLarge: it is above the budget.
+    """
+    if isinstance(value, str | bytes):
+        total, items = len(value), ()
+    elif isinstance(value, Mapping):
+        total, items = len(value) * ITEM_SIZE, (*value, *value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        total, items = len(value) * ITEM_SIZE, value
+    else:
+        return 1
+    for item in items:
+        if total > budget:
+            break
+        total += size(item, budget - total)
+    if total > budget:
+        raise TooLarge(f"makes a value of more than {MAX_SIZE} characters")
+    return total
+
+
+def bounded(value: Any) -> Any:
+    """The value, if it is not too large."""
+    size(value)
+    return value
+
+
+def check_growth(subject: Any, arguments: tuple[Any, ...]) -> None:
+    """What a filter or a string method may make of `subject`: at most its size times the largest argument's."""
+    if not arguments:
+        return
+    largest = 1
+    for argument in arguments:
+        if isinstance(argument, int) and abs(argument) > MAX_NUMBER:
+            raise TooLarge(f"uses the number {argument if argument.bit_length() < 64 else '2^64 or more'} as an argument")
+        largest = max(largest, size(argument), abs(argument) if isinstance(argument, int) else 1)
+    if max(1, size(subject)) * largest > 16 * MAX_SIZE:
+        raise TooLarge(f"may make a value of more than {16 * MAX_SIZE} characters")
+
+
+class _Watch(NodeTransformer):
+    """Puts the clock into loops and the measure on values that are assigned or joined."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        look = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None))
+        node.body.insert(0, look.set_lineno(node.lineno))
+        return node
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Assign:
+        self.generic_visit(node)
+        node.node = _filtered(node.node)
+        return node
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
+        self.generic_visit(node)
+        node.filter = nodes.Filter(node.filter, "bounded", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        node.nodes = [_filtered(part) for part in node.nodes]
+        return _filtered(node)
+
+
+def _filtered(node: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, "bounded", [], [], None, None, lineno=node.lineno)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's immutable sandbox with the bounds above."""
+
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+    check_time = staticmethod(check_time)
+
+    def __init__(self, **options: Any):
+        super().__init__(finalize=bounded, **options)
+        self.globals.pop("lipsum")
+        for name in _LEFT_OUT:
+            self.filters.pop(name)
+        self.filters = {name: _watched(function) for name, function in self.filters.items()} | {"bounded": bounded}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Watch().visit(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        check_time()
+        numbers = isinstance(left, int) and isinstance(right, int)
+        bits = (left.bit_length(), right.bit_length()) if numbers else (0, 0)
+        if operator == "**" and numbers and bits[0] * max(right, 1) > MAX_BITS:
+            raise TooLarge("makes a number that is too large")
+        if operator == "*" and (sum(bits) > MAX_BITS or (not numbers and size(left) * size(right) * max(
+                *(abs(n) if isinstance(n, int) else 1 for n in (left, right))) > MAX_SIZE)):
+            raise TooLarge(f"makes a value of more than {MAX_SIZE} characters")
+        if operator == "%" and isinstance(left, str):
+            _check_format(left, (right,))
+        return bounded(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        check_time()
+        if isinstance(function, Macro) or function is self.globals["range"]:
+            size((*args, *kwargs.values()))
+            return super().call(context, function, *args, **kwargs)
+        method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
+        subject = method.__self__ if isinstance(method, BuiltinFunctionType) else None
+        if isinstance(subject, str) and method.__name__ in ("format", "format_map"):
+            _check_format(subject, args)
+        arguments = (*args, *kwargs.values())
+        if isinstance(subject, str | bytes):
+            check_growth(subject, arguments)
+        else:
+            size(arguments)
+        return bounded(super().call(context, function, *args, **kwargs))
+
+
+def _check_format(template: str, arguments: tuple[Any, ...]) -> None:
+    """Widths inside a format string multiply like arguments do."""
+    if _WIDTH.search(template):
+        raise TooLarge("uses a width of more than 9999 in a format")
+    if "*" in template or "{" in template:
+        check_growth(template, arguments)
+    size(arguments)
+
+
+def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that looks at the clock and measures its arguments; keeps Jinja's marks on the function."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        check_time()
+        subject, *others = args[skipped:]
+        if function.__name__ == "do_format":
+            _check_format(str(subject), (*others, *kwargs.values()))
+        check_growth(subject, (*others, *kwargs.values()))
+        result = function(*args, **kwargs)
+        return bounded(result) if isinstance(result, str) else result
+
+    return watched
