@@ -85,7 +85,7 @@ def peak_rss_mib() -> float | None:
 
 def host() -> dict:
     """Facts about machine and versions that a measurement needs beside it."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in ("numflow", "numpy", "numba", "llvmlite"):
         try:
             versions[package] = metadata.version(package)

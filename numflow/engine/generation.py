@@ -1,7 +1,7 @@
 """What a generation returns, whole or piece by piece; stop strings and incomplete characters are held back."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 
@@ -30,7 +30,7 @@ class Generation:
 class Piece(str):
     """Text that became certain with the token `id` (None: flushed at the end); may be empty."""
 
-    __slots__ = ("id",)
+    id: int | None
 
     def __new__(cls, text: str, id: int | None = None):
         piece = super().__new__(cls, text)
@@ -44,7 +44,7 @@ class Stream:
     close() (or leaving a `with`) ends it early and frees its memory.
     """
 
-    def __init__(self, steps: Iterator[Piece], result: Generation):
+    def __init__(self, steps: Generator[Piece, None, None], result: Generation):
         self._steps = steps
         self.result = result
 

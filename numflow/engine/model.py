@@ -1,6 +1,6 @@
 """A model ready to run: logits, hidden states and generation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,10 +88,10 @@ class Model:
 
     def iter_logits(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary])."""
-        ids = self.runner.check(ids, "ids")
+        checked = self.runner.check(ids, "ids")
         self._check_output("logits")
-        with self.runner.open(len(ids)) as sequence:
-            yield from sequence.rows(ids)
+        with self.runner.open(len(checked)) as sequence:
+            yield from sequence.rows(checked)
 
     def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
         ids, encoder_ids = self.runner.check(ids, "ids"), self._check_encoder(encoder_ids)
@@ -183,9 +183,8 @@ class Model:
         if messages:
             prompt = self.tokenizer.apply_chat(prompt)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if len(ids) == 0 and self._bos_id() is not None:
-            return [self._bos_id()]
-        return ids
+        bos = self._bos_id() if len(ids) == 0 else None
+        return ids if bos is None else [bos]
 
     def _prefix(self, decoder_ids) -> Sequence[int]:
         """The decoder's first tokens: those given, else its start token and the one that is forced after it."""
@@ -210,7 +209,7 @@ class Model:
     def _end_ids(self) -> frozenset[int]:
         return self._ends | self._tokenizer_if_any.eos_ids if self._tokenizer_if_any else self._ends
 
-    def _generate(self, request: _Request, sampler: Sampler, result: Generation) -> Iterator[Piece]:
+    def _generate(self, request: _Request, sampler: Sampler, result: Generation) -> Generator[Piece, None, None]:
         """Fill `result` token by token; yields the text that became certain with each."""
         timing = Timing(len(request.prompt))
         encoder_ids = request.prompt if self.runner.has_encoder else None

@@ -78,19 +78,19 @@ class Runner:
                 self._reserve(sequence.cross, len(ids), len(ids))
                 sequence.encoded = len(ids)
                 result = self.program.run(self._batch(ids, 0, scratch, rows, sequence), "encode", output)
-                return None if result is None else np.array(result)
+                return np.empty((0, 0), np.float32) if result is None else np.array(result)
             finally:
                 scratch.release()
 
-    def run(self, sequence, ids, rows, output, types=None) -> np.ndarray | None:
-        """One batch: the next `ids` of a sequence, outputs wanted for `rows` of them."""
+    def run(self, sequence, ids, rows, output, types=None) -> np.ndarray:
+        """One batch: the next `ids` of a sequence. Returns rows of `output`, float32 [R, N]; R = 0 if it is None."""
         with self._lock:
             self._reserve(sequence.table, sequence.length + len(ids), sequence.limit)
             batch = self._batch(ids, sequence.length, sequence.table, rows, sequence)
             batch.types = np.zeros(len(ids), np.int32) if types is None else types
             result = self.program.run(batch, "main", output)
             sequence.length += len(ids)
-            return None if result is None else np.array(result)  # the program's buffer is used again
+            return np.empty((0, 0), np.float32) if result is None else np.array(result)  # its buffer is used again
 
     def _batch(self, ids, start, table, rows, sequence) -> Batch:
         batch = Batch(tokens=np.ascontiguousarray(ids, np.int32),
