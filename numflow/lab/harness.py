@@ -1,0 +1,77 @@
+"""Finds an experiment, runs it, and leaves its report in reports/NAME/."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from numflow.errors import ModelNotFoundError, RequestError, did_you_mean
+from numflow.lab.report import Lab
+
+
+def experiments_dir() -> Path:
+    """The folder of experiments: $NUMFLOW_EXPERIMENTS, ./experiments, or the source tree's.
+
+    Raises:
+        ModelNotFoundError: there is none (an installed package carries no experiments).
+    """
+    candidates = [Path(os.environ["NUMFLOW_EXPERIMENTS"])] if "NUMFLOW_EXPERIMENTS" in os.environ else [
+        Path("experiments"), Path(__file__).resolve().parents[2] / "experiments"]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise ModelNotFoundError(f"no folder of experiments (looked at {', '.join(map(str, candidates))}); run this in the "
+                             f"source tree")
+
+
+def list_experiments() -> dict[str, str]:
+    """Name -> first line of the experiment's docstring."""
+    found = {}
+    for path in sorted(experiments_dir().glob("*/run.py")):
+        first = path.read_text(encoding="utf-8").lstrip().removeprefix('"""').splitlines()
+        found[path.parent.name] = first[0].rstrip('"') if first else ""
+    return found
+
+
+def run_experiment(name: str, quick: bool = False, out: Path | None = None,
+                   options: Mapping[str, str] | None = None) -> Path:
+    """Run experiments/NAME/run.py and write report.md, results.json and figures. Returns their folder.
+
+    quick:   toy sizes, to see that everything works.
+    out:     folder of the report, default reports/NAME beside the experiments.
+    options: what the experiment's OPTIONS table names, as text.
+
+    Raises:
+        ModelNotFoundError: no such experiment.
+        RequestError: an option that the experiment does not have.
+    """
+    known = list_experiments()
+    if name not in known:
+        raise ModelNotFoundError(f"no experiment {name!r}{did_you_mean(name, known)}")
+    module = _load(experiments_dir() / name / "run.py")
+    settings = dict(getattr(module, "OPTIONS", {}))
+    for key, value in (options or {}).items():
+        if key not in settings:
+            raise RequestError(f"experiment {name!r} has no option {key!r}{did_you_mean(key, settings)}")
+        settings[key] = _as(type(settings[key]), key, value)
+    folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
+    lab = Lab(name, known[name], quick, folder, settings)
+    module.run(lab)
+    lab.write()
+    return folder
+
+
+def _as(kind: type, key: str, value: str) -> Any:
+    try:
+        return value.lower() in ("1", "true", "yes") if kind is bool else kind(value)
+    except ValueError:
+        raise RequestError(f"option {key}: expected {kind.__name__}, found {value!r}") from None
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"numflow_experiment_{path.parent.name.replace('-', '_')}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
