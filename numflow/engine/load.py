@@ -2,12 +2,11 @@
 
 import inspect
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from numflow import formats, network
+from numflow import formats, network, registry
 from numflow.engine.model import Model
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.partition.plan import single_device
@@ -18,7 +17,7 @@ ACTIVATIONS = ("int8", "f32")
 
 
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
-         threads: int | None = None, *, offline: bool = False, progress: Callable | None = None,
+         threads: int | None = None, *, offline: bool = False, progress: bool = True,
          context: int | None = None, chunk: int = 512, **options) -> Model:
     """Load a model, ready to run.
 
@@ -28,7 +27,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     activations:  "int8" (fast: quantised weights times int8 activations) or "f32". Checkpoints of float weights
                   compute in float32 either way.
     threads:      None: one per physical core.
-    offline:      never touch the network. progress: called while a model is fetched.
+    offline:      never touch the network. progress: show on standard error how a download goes.
     context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
     options:      further options of the executor.
 
@@ -40,24 +39,17 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     begin = time.perf_counter()
     program_class = _executor(backend)
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
-    checkpoint = formats.open_checkpoint(_located(path_or_name, offline, progress))
+    checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
     built = _limited(network.build(chosen, checkpoint, context), context)
     part = single_device(built, backend).part(0)
     program = program_class(part, network.WeightSource(built, checkpoint), **options)
+    defaults = chosen.section("generation")
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
-                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"), chunk)
+                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
+                  defaults.get("template", ""), defaults.get("system_prompt", ""), chunk)
     model.load_s = time.perf_counter() - begin
     return model
-
-
-def _located(path_or_name, offline, progress) -> Path:
-    """The path itself, or where the model of that name is kept once it has been fetched."""
-    if Path(path_or_name).exists():
-        return Path(path_or_name)
-    from numflow import registry
-
-    return registry.resolve(path_or_name, offline=offline, progress=progress)
 
 
 def _executor(backend: str):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from numflow.engine.generation import Generation, Piece, Stream, TextStream, Timing
+from numflow.engine.prompt import Prompts
 from numflow.engine.sampling import Sampler, Sampling
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
-from numflow.ops import Network
+from numflow.ops import Network, TraceRow
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,19 @@ class Model:
 
     tokenizer: function that loads it, called when text is first met; without one only ids are understood.
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
+    template, system_prompt: the specification's own prompt template, "" if it has none.
     chunk:     rows of a prompt that run at once.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
-                 ends: frozenset[int] = frozenset(), bos: int | None = None, chunk: int = 512):
+                 ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
+                 system_prompt: str = "", chunk: int = 512):
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
         self.load_s = 0.0
         self._load_tokenizer = tokenizer
+        self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
         self._ends = ends
         self._bos = bos
 
@@ -164,7 +168,9 @@ class Model:
         if stops:
             self.tokenizer  # noqa: B018  stop strings need one: say so before anything runs
         self._check_output("logits")
-        prompt = self.runner.check(self._ids(prompt, chat))
+        ids = self._prompts.ids(prompt, chat)
+        bos = self._bos_id() if len(ids) == 0 else None
+        prompt = self.runner.check(ids if bos is None else [bos])
         prefix, continues = prompt, not chat
         if self.runner.has_encoder:
             prefix, continues = self.runner.check(self._prefix(decoder_ids), "decoder_ids"), False
@@ -172,19 +178,6 @@ class Model:
             raise RequestError(f"{self.network.name} has no encoder: it takes no decoder_ids")
         ends = frozenset() if ignore_eos else self._end_ids()
         return _Request(prompt, prefix, int(max_tokens), ends, stops, continues)
-
-    def _ids(self, prompt, chat: bool) -> Sequence[int]:
-        """Token ids of whatever was given as prompt."""
-        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        if chat and not messages:
-            if not isinstance(prompt, str):
-                raise RequestError("chat needs text or messages, not token ids")
-            prompt, messages = [{"role": "user", "content": prompt}], True
-        if messages:
-            prompt = self.tokenizer.apply_chat(prompt)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        bos = self._bos_id() if len(ids) == 0 else None
-        return ids if bos is None else [bos]
 
     def _prefix(self, decoder_ids) -> Sequence[int]:
         """The decoder's first tokens: those given, else its start token and the one that is forced after it."""
@@ -249,6 +242,19 @@ class Model:
             return None
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
         return self.tokenizer.stream(continues=goes_on)
+
+    def trace(self, prompt: str | Sequence[int] = ()) -> list[TraceRow]:
+        """One decoding step after a prompt, a row per step of the network.
+
+        Raises:
+            RequestError, TokenizerError: as `generate` does.
+        """
+        request = self._request(prompt, 1, True, (), False, None)
+        encoder_ids = request.prompt if self.runner.has_encoder else None
+        with self.runner.open(len(request.prefix), encoder_ids) as sequence:
+            if len(request.prefix) > 1:
+                sequence.last(request.prefix[:-1])
+            return self.runner.trace(sequence, request.prefix[-1:])
 
     def close(self) -> None:
         """Free the executor's memory and threads."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from numflow.engine.blocks import BlockAllocator, BlockTable
 from numflow.errors import RequestError
-from numflow.ops import Batch
+from numflow.ops import Batch, TraceRow
 
 GROW_TOKENS = 256  # KV memory is reserved for at least this many more tokens at a time
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
@@ -92,6 +92,13 @@ class Runner:
             sequence.length += len(ids)
             return np.empty((0, 0), np.float32) if result is None else np.array(result)  # its buffer is used again
 
+    def trace(self, sequence, ids) -> list[TraceRow]:
+        """As `run` for one token, with a row per step of the network."""
+        with self._lock:
+            self._reserve(sequence.table, sequence.length + len(ids), sequence.limit)
+            batch = self._batch(ids, sequence.length, sequence.table, np.zeros(1, np.int32), sequence)
+            return self.program.trace(batch)
+
     def _batch(self, ids, start, table, rows, sequence) -> Batch:
         batch = Batch(tokens=np.ascontiguousarray(ids, np.int32),
                       positions=np.arange(start, start + len(ids), dtype=np.int32),
@@ -109,7 +116,10 @@ class Runner:
             step = max(missing, GROW_TOKENS // table.block_size, allocator.capacity // 2)
             capacity = allocator.used + max(missing, min(step, table.missing(limit)))
             sizes = {id(a): a.capacity for a in (self.blocks, self.cross_blocks)} | {id(allocator): capacity}
-            self.program.reserve(*sizes.values())
+            try:
+                self.program.reserve(*sizes.values())
+            except MemoryError:
+                raise RequestError(f"no memory for the keys and values of {tokens} tokens") from None
             allocator.grow(capacity)
         table.extend(tokens)
 

@@ -123,3 +123,12 @@ def test_published_logits_step_by_step(name):
             worst = np.abs(model.logits(prompt) - expected[f"logits_{i}"]).max() / expected[f"logits_{i}"].std()
             assert worst < 1e-4
             assert model.generate(prompt, max_tokens=12, ignore_eos=True).ids == case["greedy"][i]
+
+
+def test_trace_is_one_step_of_decoding(folder):
+    with load(folder, backend="reference") as model:
+        rows = model.trace([1, 2, 3])
+        assert [row.op for row in rows] == [step.op for step in model.network.entries["main"]]
+        assert rows[-1].shapes.endswith("[1, 50]")
+        assert len(model.trace()) == len(rows)
+        assert model.runner.blocks.used == 0

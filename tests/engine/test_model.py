@@ -143,6 +143,18 @@ def test_blocks_are_free_after_an_exception():
     assert model.generate([1], max_tokens=3).ids == [65] * 3
 
 
+def test_no_memory_for_keys_and_values():
+    model = fake_model()
+
+    def refuse(blocks, cross_blocks=0):
+        raise MemoryError
+
+    model.program.reserve = refuse
+    with pytest.raises(RequestError, match="no memory for the keys and values of 3 tokens"):
+        model.generate([1, 2, 3])
+    assert used_blocks(model) == 0
+
+
 def test_blocks_are_free_after_a_stream_is_left():
     model = fake_model()
     with model.generate([1], max_tokens=20, stream=True) as stream:

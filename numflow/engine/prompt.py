@@ -1,0 +1,46 @@
+"""From what a caller gives as a prompt (text, ids, chat messages) to token ids."""
+
+from collections.abc import Mapping, Sequence
+
+from numflow.errors import RequestError
+
+
+class Prompts:
+    """Turns prompts into ids.
+
+    tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
+    template, system_prompt: the specification's prompt template (one question), which goes before the chat template
+        of the model's files; "" if it has none.
+    """
+
+    def __init__(self, tokenizer, template: str = "", system_prompt: str = ""):
+        self._tokenizer = tokenizer
+        self._template = template
+        self._system_prompt = system_prompt
+
+    def ids(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool) -> Sequence[int]:
+        """Token ids of a prompt; what is no text and no message passes as it is.
+
+        Raises:
+            RequestError: chat with ids, or a conversation for a template that holds one question.
+            TokenizerError: text and no tokenizer, chat and no template, messages that the template refuses.
+        """
+        if isinstance(prompt, str):
+            return self._chat([{"role": "user", "content": prompt}]) if chat else self._tokenizer().encode(prompt)
+        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            return self._chat(prompt)
+        if chat:
+            raise RequestError("chat needs text or messages, not token ids")
+        return prompt  # type: ignore[return-value]
+
+    def _chat(self, messages) -> list[int]:
+        tokenizer = self._tokenizer()
+        if not self._template:
+            return tokenizer.encode(tokenizer.apply_chat(messages))
+        from numflow.tokenizer.inferflow_template import encode_template
+
+        texts = {message.get("role"): message.get("content", "") for message in messages}
+        if len(texts) != len(messages) or not texts.keys() <= {"system", "user"} or "user" not in texts:
+            raise RequestError("this model's prompt template holds one question: give one user message, and at most a "
+                               "system message beside it")
+        return encode_template(self._template, tokenizer, texts["user"], texts.get("system", self._system_prompt))
