@@ -24,13 +24,14 @@ USES_BATCH = {"embed", "embed_position", "embed_type", "rope_angles", "cache_wri
 class Program:
     """A network bound to NumPy arrays. Arithmetic is float32 whatever type the file has.
 
-    activations, threads: accepted because every executor has them; float32 is exact already and the threads are
-    those of NumPy's BLAS.
+    activations, threads: accepted because every executor has them; the attribute `activations` says what is used.
+    The threads are those of NumPy's BLAS.
     """
 
     def __init__(self, network, weights, block_size=16, activations="f32", threads=None):
         self.network = network
         self.block_size = block_size
+        self.activations = "f32"
         self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
         self._source = weights
         self._weights = {}
