@@ -48,7 +48,8 @@ def bench(path_or_name: str | Path, prompt_tokens: int = 512, gen_tokens: int = 
                 progress(f"run {number} of {repeat}")
         return {
             "model": str(path_or_name), "backend": load_options.get("backend", "cpu"),
-            "activations": model.program.activations, "threads": load_options.get("threads"),
+            "activations": getattr(model.program, "activations", load_options.get("activations", "int8")),
+            "threads": getattr(model.program, "threads", load_options.get("threads")),
             "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "repeat": repeat,
             "prefill_tok_s": _spread([run["prefill_tok_s"] for run in runs]),
             "decode_tok_s": _spread([run["decode_tok_s"] for run in runs]),

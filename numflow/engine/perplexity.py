@@ -11,8 +11,8 @@ PROTOCOLS = {
     "plain": "the text is tokenised once, with the model's start token in front if it has one, and cut into windows "
              "of `context` tokens, the last one possibly shorter; each runs on its own and all but its first token "
              "are scored",
-    "half": "as llama.cpp's perplexity tool: full windows only, the start token (if the model uses one) replaces the "
-            "first token of each, and the tokens after the one in the middle are scored",
+    "half": "as the tools around GGUF files measure: full windows only, the start token (if the model uses one) "
+            "replaces the first token of each, and the tokens after the one in the middle are scored",
 }
 
 
