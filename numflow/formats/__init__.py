@@ -32,7 +32,7 @@ def detect(path: Path) -> str:
     from numflow.formats.mapped import MappedFile
 
     file = MappedFile(path)
-    head = file.bytes(0, 16)
+    head = file.bytes(0, 32)
     if head[5:9] == b"\0\0\0{":  # a header length below 2^40, then JSON
         return "safetensors"
     if head.startswith(b"GGUF"):
@@ -44,7 +44,8 @@ def detect(path: Path) -> str:
     for start, what in _NOT_WEIGHTS:
         if head.startswith(start):
             raise file.fail(what)
-    raise file.fail(f"not a checkpoint of a known format (safetensors, GGUF, torch, llama2.c); it begins with {head!r}")
+    raise file.fail(f"not a checkpoint of a known format (safetensors, GGUF, torch, llama2.c); it begins with "
+                    f"{head[:16]!r}")
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -27,10 +27,10 @@ _FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size
 
 
 class _Stack(NamedTuple):
-    """Tensors of one shape that follow each other: `count` of them, "{i}" in the name is the layer."""
+    """Tensors of one shape that follow each other, one per layer ("{i}" in the name) or one in all."""
 
     name: str
-    count: int
+    copies: int
     shape: tuple[int, ...]
 
     @property
@@ -53,7 +53,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     _check_size(file, config, position)
     tensors: dict[str, Tensor] = {}
     for stack in _layout(config):
-        for i in range(stack.count):
+        for i in range(stack.copies):
             name = stack.name.format(i=i)
             if config["version"] == 2 and stack.is_matrix:
                 tensor = _quantised(file, name, stack.shape, position, config["group_size"])
@@ -141,7 +141,7 @@ def _nbytes(shape: tuple[int, ...], config: dict[str, Any]) -> int:
 
 
 def _check_size(file: MappedFile, config: dict[str, Any], start: int) -> None:
-    expected = start + sum(stack.count * _nbytes(stack.shape, config) for stack in _layout(config))
+    expected = start + sum(stack.copies * _nbytes(stack.shape, config) for stack in _layout(config))
     if file.size != expected:
         raise file.fail(f"a llama2.c file of version {config['version']} with this header has {expected} bytes, "
                         f"this one has {file.size}")

@@ -126,13 +126,13 @@ class _Reader:
             raise self.file.fail("data.pkl does not have its checksum: the file is damaged")
         starts = {}
         for key, stored in self.storages.items():
-            entry = found.get(f"{prefix}data/{key}")
-            if entry is None:
+            data = found.get(f"{prefix}data/{key}")
+            if data is None:
                 raise self.file.fail(f"storage {show(key)} is not in the zip file")
-            if entry.size < stored.nbytes:
+            if data.size < stored.nbytes:
                 raise self.file.fail(f"storage {show(key)}: {stored.count} x {stored.kind} takes {stored.nbytes} "
-                                     f"bytes, the zip file has {entry.size}")
-            starts[key] = entry.start
+                                     f"bytes, the zip file has {data.size}")
+            starts[key] = data.start
         return root, starts
 
     def _check_byte_order(self, entry: Entry | None) -> None:

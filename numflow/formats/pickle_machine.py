@@ -14,7 +14,7 @@ from numflow.errors import FormatError, UnsafePickleError
 from numflow.formats.mapped import MappedFile
 
 MAX_BYTES = 2**26  # of one pickle
-MAX_OPCODES = 2**23
+MAX_OPCODES = 2**22  # a tensor takes about 60; ten seconds' work at most
 MAX_LINE = 2**12
 MAX_REQUESTED = 1000
 
