@@ -6,8 +6,8 @@ value, normal_cdf 1e-7 absolute. The coefficients are least-maximum fits in doub
 
 import numpy as np
 
-from numflow.cpu.simd import bcast_f32, fma, inline, mul, neg
-from numflow.cpu.simd_float import add, div, magnitude, sub, two_to, where_less, with_sign
+from numflow.cpu.simd import inline
+from numflow.cpu.simd_float import fma, magnitude, splat, two_to, where_less, with_sign
 
 _F = np.float32
 _LOG2_E, _LN2_HIGH, _LN2_LOW = _F(1.4426950408889634), _F(0.693145751953125), _F(1.42860677e-06)
@@ -29,49 +29,41 @@ _C5, _C6, _C7, _C8 = _F(0.27806702), _F(-0.48719978), _F(0.2845749), _F(-0.05906
 
 
 @inline
-def _step(x, total, coefficient):
-    """One step of Horner's rule."""
-    return fma(total, x, bcast_f32(coefficient))
-
-
-@inline
 def exp(x):
     """e^x; 0 below -87.33, infinite above 88.37, NaN for NaN."""
-    n = sub(add(mul(x, bcast_f32(_LOG2_E)), bcast_f32(_ROUND)), bcast_f32(_ROUND))
-    r = fma(n, bcast_f32(-_LN2_LOW), fma(n, bcast_f32(-_LN2_HIGH), x))
-    p = _step(r, _step(r, _step(r, _step(r, bcast_f32(_E4), _E3), _E2), _E1), _E0)
-    p = add(bcast_f32(_ONE), fma(mul(r, r), p, r))
-    y = where_less(x, bcast_f32(_EXP_MIN), bcast_f32(_ZERO), mul(p, two_to(n)))
-    return where_less(bcast_f32(_EXP_MAX), x, bcast_f32(_INFINITY), y)
+    n = (x * _LOG2_E + _ROUND) - _ROUND
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
+    p = fma(fma(fma(fma(r, _E4, _E3), r, _E2), r, _E1), r, _E0)
+    p = fma(r * r, p, r) + _ONE
+    y = where_less(x, splat(_EXP_MIN), splat(_ZERO), p * two_to(n))
+    return where_less(splat(_EXP_MAX), x, splat(_INFINITY), y)
 
 
 @inline
 def sigmoid(x):
     """1 / (1 + e^-x)."""
-    return div(bcast_f32(_ONE), add(bcast_f32(_ONE), exp(neg(x))))
+    return _ONE / (exp(-x) + _ONE)
 
 
 @inline
 def tanh(x):
     """tanh(x): a polynomial near 0, 1 - 2 / (e^2|x| + 1) elsewhere."""
-    z, a = mul(x, x), magnitude(x)
-    p = _step(z, _step(z, _step(z, _step(z, bcast_f32(_T4), _T3), _T2), _T1), _T0)
-    small = fma(mul(z, x), p, x)
-    e = exp(add(a, a))
-    large = sub(bcast_f32(_ONE), div(bcast_f32(_TWO), add(e, bcast_f32(_ONE))))
-    return where_less(a, bcast_f32(_TANH_SMALL), small, with_sign(large, x))
+    z, a = x * x, magnitude(x)
+    p = fma(fma(fma(fma(z, _T4, _T3), z, _T2), z, _T1), z, _T0)
+    small, large = fma(z * x, p, x), _ONE - _TWO / (exp(a + a) + _ONE)
+    return where_less(a, splat(_TANH_SMALL), small, with_sign(large, x))
 
 
 @inline
 def normal_cdf(x):
     """P(standard normal <= x) = (1 + erf(x / sqrt(2))) / 2, precise in the lower tail too."""
-    a = magnitude(x)
-    z = mul(a, bcast_f32(_SQRT_HALF))
-    t = div(bcast_f32(_ONE), fma(z, bcast_f32(_HALF), bcast_f32(_ONE)))
-    p = _step(t, _step(t, _step(t, _step(t, bcast_f32(_C8), _C7), _C6), _C5), _C4)
-    p = _step(t, _step(t, _step(t, _step(t, p, _C3), _C2), _C1), _C0)
-    tail = mul(mul(p, t), mul(exp(neg(mul(z, z))), bcast_f32(_HALF)))
-    large = where_less(x, bcast_f32(_ZERO), tail, sub(bcast_f32(_ONE), tail))
-    z = mul(x, x)
-    p = _step(z, _step(z, _step(z, _step(z, _step(z, bcast_f32(_N5), _N4), _N3), _N2), _N1), _N0)
-    return where_less(a, bcast_f32(_CDF_SMALL), fma(p, x, bcast_f32(_HALF)), large)
+    a, z = magnitude(x), x * x
+    p = fma(fma(fma(fma(fma(z, _N5, _N4), z, _N3), z, _N2), z, _N1), z, _N0)
+    middle = fma(p, x, _HALF)
+    z = a * _SQRT_HALF
+    t = _ONE / fma(z, _HALF, _ONE)
+    p = fma(fma(fma(fma(t, _C8, _C7), t, _C6), t, _C5), t, _C4)
+    p = fma(fma(fma(fma(p, t, _C3), t, _C2), t, _C1), t, _C0)
+    tail = (p * t) * (exp(-(z * z)) * _HALF)
+    sides = where_less(x, splat(_ZERO), tail, _ONE - tail)
+    return where_less(a, splat(_CDF_SMALL), middle, sides)
