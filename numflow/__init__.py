@@ -1,0 +1,49 @@
+"""numflow runs transformer language models that are described by specification files.
+
+    model = numflow.load("smollm2")
+    print(model.generate("The capital of France is", max_tokens=8).text)
+
+Nothing heavy is imported before a model is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from numflow.errors import (
+    DeviceError,
+    DownloadError,
+    FormatError,
+    ModelNotFoundError,
+    NetworkError,
+    NumflowError,
+    RequestError,
+    SpecError,
+    TokenizerError,
+    UnsafePickleError,
+)
+
+if TYPE_CHECKING:
+    from numflow.engine.generation import Generation
+    from numflow.engine.load import load
+    from numflow.engine.model import Model
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "load", "Model", "Generation", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
+    "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError", "DeviceError", "__version__",
+]
+
+_LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'numflow' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,3 @@
+from numflow.cli import main
+
+main()

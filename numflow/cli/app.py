@@ -1,0 +1,36 @@
+"""The table of commands. Nothing here imports NumPy or Numba, so that --help is quick."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import numflow
+from numflow.cli import chat, doctor, generate, inspect, measure, models, spec
+from numflow.cli.failures import guarded
+
+app = typer.Typer(
+    help="Run language models that are described by specification files.",
+    no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
+)
+COMMANDS = (generate.generate, chat.chat, models.pull, models.models, inspect.inspect, measure.bench,
+            measure.perplexity, measure.warmup, doctor.doctor)
+for command in COMMANDS:
+    app.command()(guarded(command))
+app.add_typer(spec.app, name="spec")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"numflow {numflow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and end.", callback=_version,
+                                                is_eager=True)] = False) -> None:
+    for stream in (sys.stdout, sys.stderr):  # a console that lacks a character shows "?" instead of failing
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

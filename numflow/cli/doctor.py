@@ -1,0 +1,98 @@
+"""`numflow doctor`: what this machine has, for a report or a question."""
+
+import os
+import platform
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from numflow.cli import options
+from numflow.cli.running import print_json
+from numflow.cli.tables import print_fields
+
+PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
+            "huggingface_hub", "typer", "rich")
+EXTRAS = {"server": ("fastapi", "uvicorn", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
+          "report": ("matplotlib",), "test": ("pytest", "hypothesis", "ruff", "matplotlib")}
+
+
+def doctor(json: options.Json = False) -> None:
+    """Show what numflow finds on this machine.
+
+    Versions, processor, caches, memory, disk and optional packages, for a report or a question.
+    """
+    facts = {**_python(), **_processor(), **_caches(), **_space(), **_extras()}
+    if json:
+        print_json(facts)
+        return
+    print_fields(facts.items())
+
+
+def _python() -> dict[str, object]:
+    import numflow
+
+    versions = {name: _version(name) or "missing: install numflow again" for name in PACKAGES}
+    return {"numflow": f"{numflow.__version__} in {Path(numflow.__file__).parent}",
+            "python": f"{platform.python_version()} in {sys.executable}", "system": platform.platform(), **versions}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> dict[str, object]:
+    from numflow.cpu.cores import default_threads
+    from numflow.cpu.simd_isa import isa
+    from numflow.engine.bench import host
+
+    facts = host()
+    return {"processor": facts["cpu"], "cores": facts["cores"], "threads": default_threads(), "instructions": isa()}
+
+
+def _caches() -> dict[str, object]:
+    from numflow.cpu.kernel_cache import root
+    from numflow.registry.paths import is_offline, models_dir
+
+    return {"models": _folder(models_dir()), "kernels": _folder(root()), "offline": "yes" if is_offline() else "no"}
+
+
+def _folder(path: Path) -> str:
+    from numflow.registry.progress import megabytes
+
+    if not path.exists():
+        return f"{path} (not made yet)"
+    files = [file for file in path.rglob("*") if file.is_file()]
+    writable = "" if os.access(path, os.W_OK) else ", cannot be written"
+    return f"{path} ({megabytes(sum(file.stat().st_size for file in files))} in {len(files)} files{writable})"
+
+
+def _space() -> dict[str, object]:
+    from numflow.registry.paths import models_dir
+    from numflow.registry.progress import megabytes
+
+    folder = next(parent for parent in (models_dir(), *models_dir().parents) if parent.exists())
+    return {"free memory": _free_memory(), "free disk": f"{megabytes(shutil.disk_usage(folder).free)} at {folder}"}
+
+
+def _free_memory() -> str:
+    from numflow.registry.progress import megabytes
+
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return "unknown on this system"
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return f"{megabytes(sizes['MemAvailable'])} of {megabytes(sizes['MemTotal'])}"
+
+
+def _extras() -> dict[str, object]:
+    state = {}
+    for extra, packages in EXTRAS.items():
+        missing = [package for package in packages if _version(package) is None]
+        state[f"extra {extra}"] = f"not installed: {', '.join(missing)} (pip install 'numflow[{extra}]')" \
+            if missing else "installed"
+    return state

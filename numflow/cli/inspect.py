@@ -1,0 +1,121 @@
+"""`numflow inspect`: what a model is made of, from file headers only."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import print_json
+from numflow.cli.tables import print_fields, print_table
+from numflow.errors import NumflowError
+
+
+def inspect(
+    model: options.ModelArgument,
+    spec: options.SpecFile = None,
+    full: Annotated[bool, typer.Option("--full", help="Every step, not grouped over the layers.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every stored tensor as well.")] = False,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Show a model's network, tensors and memory.
+
+    Only the headers of its files are read, never the weights.
+    """
+    from numflow import formats, network, registry
+
+    checkpoint = formats.open_checkpoint(registry.resolve(model, offline=offline))
+    try:
+        built = network.build(network.choose_spec(checkpoint, spec), checkpoint)
+    except NumflowError:
+        if not json:  # what the file says is worth seeing before the error
+            print_fields(_file_facts(checkpoint))
+            _print_tensors(checkpoint)
+            print(flush=True)
+        raise
+    if json:
+        print_json(_as_dict(built, checkpoint, full, tensors))
+        return
+    print_fields([*_file_facts(checkpoint), ("spec", built.name), *_memory(built, checkpoint),
+                  *((key, value) for key, value in built.facts.items() if value is not None)])
+    print()
+    _print_types(built, checkpoint)
+    print()
+    print_network(built, checkpoint, full)
+    if tensors:
+        print()
+        _print_tensors(checkpoint)
+
+
+def print_network(network, checkpoint, full: bool) -> None:
+    """The steps as a table, those of all layers together unless `full`."""
+    from numflow.network import describe
+    from numflow.registry.progress import megabytes
+
+    several = len(network.entries) > 1
+    if full:
+        print_table(["step", "op", "shapes", "reads and writes"],
+                    [(f"{entry} {step.label}" if several else step.label, step.op, describe.shapes(step, network),
+                      str(step).split(": ", 1)[1]) for entry, steps in network.entries.items() for step in steps])
+        return
+    print_table(["step", "layers", "op", "shapes", ">stored"],
+                [(f"{g.entry} {g.label}" if several else g.label, g.layers, g.op, g.shapes,
+                  megabytes(g.stored_bytes) if g.stored_bytes else "")
+                 for g in describe.group_steps(network, checkpoint)])
+
+
+def _file_facts(checkpoint) -> list[tuple[str, object]]:
+    from numflow.registry.progress import megabytes
+
+    return [("path", checkpoint.path), ("format", checkpoint.format),
+            ("tensors", f"{len(checkpoint.tensors)}, {megabytes(checkpoint.nbytes)}")]
+
+
+def _memory(network, checkpoint) -> list[tuple[str, object]]:
+    from numflow.network import describe
+    from numflow.registry.progress import megabytes
+
+    per_token = describe.cache_bytes_per_token(network)
+    used = sum(size for _, _, size in describe.tensor_types(network, checkpoint).values())
+    weights = sum(count for _, count, _ in describe.tensor_types(network, checkpoint).values())
+    context = network.facts.get("context") or 0
+    return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
+            ("cache", f"{megabytes(per_token)} per token of 16-bit keys and values, "
+                      f"{megabytes(per_token * context)} for {context} tokens" if per_token else "none")]
+
+
+def _print_types(network, checkpoint) -> None:
+    from numflow.network import describe
+    from numflow.registry.progress import megabytes
+
+    print_table(["type", ">tensors", ">weights", ">stored"],
+                [(name, count, f"{weights:,}", megabytes(size))
+                 for name, (count, weights, size) in describe.tensor_types(network, checkpoint).items()])
+
+
+def _print_tensors(checkpoint) -> None:
+    print_table(["tensor", "type", "shape", ">bytes"],
+                [(t.name, t.type.name, "x".join(map(str, t.shape)), f"{t.nbytes:,}")
+                 for t in checkpoint.tensors.values()])
+
+
+def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
+    from numflow.network import describe
+
+    result = {
+        "path": checkpoint.path, "format": checkpoint.format, "spec": network.name, "facts": dict(network.facts),
+        "stored_bytes": checkpoint.nbytes, "cache_bytes_per_token": describe.cache_bytes_per_token(network),
+        "types": {name: {"tensors": count, "weights": weights, "bytes": size}
+                  for name, (count, weights, size) in describe.tensor_types(network, checkpoint).items()},
+    }
+    if full:
+        result["steps"] = [{"entry": entry, "label": step.label, "op": step.op, "inputs": list(map(str, step.inputs)),
+                            "outputs": list(map(str, step.outputs)), "weights": dict(step.weights),
+                            "params": dict(step.params)} for entry, steps in network.entries.items() for step in steps]
+    else:
+        result["steps"] = [asdict(group) for group in describe.group_steps(network, checkpoint)]
+    if tensors:
+        result["tensors"] = [{"name": t.name, "type": t.type.name, "shape": t.shape, "bytes": t.nbytes}
+                             for t in checkpoint.tensors.values()]
+    return result

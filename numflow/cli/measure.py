@@ -1,0 +1,100 @@
+"""`numflow bench`, `numflow perplexity` and `numflow warmup`."""
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import compile_notice, loaded, print_json, read_text
+from numflow.cli.tables import print_fields
+
+
+def bench(
+    model: options.Model = None,
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 512,
+    gen_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens.")] = 128,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Runs; median, least and most are shown.")] = 5,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Measure how fast a model loads, reads and writes."""
+    from numflow import registry
+    from numflow.engine.bench import bench as run
+    from numflow.engine.bench import process_start
+
+    with compile_notice(device) as notice:
+        def progress(line: str) -> None:
+            notice.clear()
+            print(line, file=sys.stderr, flush=True)
+
+        result = run(model or registry.default_model(), prompt_tokens, gen_tokens, repeat, process_start(), progress,
+                     backend=device, activations=activations, threads=threads, spec=spec, offline=offline)
+    if json:
+        print_json(result)
+        return
+    for key in ("prefill_tok_s", "decode_tok_s"):
+        spread = result[key]
+        result[key] = f"{spread['median']:.1f} (least {spread['min']:.1f}, most {spread['max']:.1f})"
+    host = result.pop("host")
+    print_fields((key, f"{value:.3f}" if isinstance(value, float) else value)
+                 for key, value in {**result, **host}.items() if value is not None)
+
+
+def perplexity(
+    text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text; - is standard "
+                                      "input.")],
+    model: options.Model = None,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a window.")] = 512,
+    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows to score.")] = None,
+    protocol: Annotated[str, typer.Option(metavar="NAME", help="plain: all but the first token of a window are scored; "
+                                          "half: the second half, as llama.cpp does.")] = "plain",
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Measure how well a model predicts a text.
+
+    The text is cut into windows that do not overlap.
+    """
+    from numflow.engine.perplexity import perplexity as run
+
+    content = read_text(text)
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+        def progress(done: int, total: int, value: float) -> None:
+            notice.clear()
+            print(f"window {done} of {total}: {value:.4f}", file=sys.stderr, flush=True)
+
+        result = run(ready, content, context, chunks, progress, protocol)
+    if json:
+        print_json(result)
+        return
+    print_fields((key, f"{value:.4f}" if isinstance(value, float) else value) for key, value in result.items())
+
+
+def warmup(
+    model: options.Model = None,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    offline: options.Offline = False,
+) -> None:
+    """Compile the kernels of a model ahead.
+
+    Its next start is quick then. Compiled kernels are kept per machine, and are compiled anew after numflow or Numba is upgraded.
+    """
+    begin = time.perf_counter()
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+        for length in (1, min(64, ready.context - 2)):  # one token and many take different kernels
+            ready.generate([0] * length, max_tokens=2, ignore_eos=True)
+    what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"
+    print(f"{ready.network.name}: {what}, {time.perf_counter() - begin:.1f} s in all")

@@ -1,0 +1,96 @@
+"""`numflow spec`: the specification files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.failures import guarded
+from numflow.cli.inspect import print_network
+from numflow.cli.running import print_json
+from numflow.cli.tables import print_table
+from numflow.errors import RequestError, SpecError
+
+app = typer.Typer(help="List, show, check and draft specification files.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="SPEC", show_default=False, help="A file, or a name that `list` shows.")]
+
+
+@app.command("list")
+@guarded
+def list_(json: options.Json = False) -> None:
+    """List the shipped specifications."""
+    from numflow import spec
+
+    rows = [{"name": s.name, "type": s.type, "extends": [p.stem for p in s.chain[1:] if not p.stem.startswith("_")],
+             "title": s.title} for s in spec.list_specs()]
+    if json:
+        print_json(rows)
+        return
+    print_table(["name", "type", "extends", "title"],
+                [(row["name"], row["type"], ", ".join(row["extends"]), row["title"]) for row in rows])
+
+
+@app.command()
+@guarded
+def show(name: Name) -> None:
+    """Print a specification and those it extends."""
+    from numflow.spec import load_spec
+
+    for number, path in enumerate(load_spec(name).chain):
+        print(f"{'' if number == 0 else chr(10)}# {path}")
+        print(path.read_text(encoding="utf-8").rstrip())
+
+
+@app.command()
+@guarded
+def check(
+    name: Name,
+    checkpoint: Annotated[str | None, typer.Argument(metavar="CHECKPOINT", show_default=False,
+                          help="A model to resolve it against.")] = None,
+    offline: options.Offline = False,
+) -> None:
+    """Check a specification, alone or for a model.
+
+    With a checkpoint it is resolved, and the network is printed.
+    """
+    from numflow.spec import load_spec
+
+    found = load_spec(name)
+    if checkpoint is not None:
+        from numflow import formats, network, registry
+
+        opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline))
+        print_network(network.build(found, opened), opened, full=False)
+        print()
+    print(f"{found.path} is right" + (f" and fits {checkpoint}" if checkpoint else ""))
+
+
+@app.command()
+@guarded
+def new(
+    checkpoint: options.ModelArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                      help="Write here instead of standard output; an existing file is kept.")] = None,
+    offline: options.Offline = False,
+) -> None:
+    """Draft a specification for a checkpoint.
+
+    Fails if the draft cannot run yet, and says why.
+    """
+    from numflow import formats, registry
+    from numflow.network.draft import draft
+
+    drafted = draft(formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)))
+    if output is None:
+        print(drafted.text.rstrip(), flush=True)
+    else:
+        try:
+            with open(output, "x", encoding="utf-8") as file:
+                file.write(drafted.text)
+        except OSError as error:
+            raise RequestError(f"{output}: {error.strerror}") from None
+        print(f"wrote {output}", flush=True)
+    if drafted.problem:
+        raise SpecError(f"the draft does not run as it is: {drafted.problem}")
