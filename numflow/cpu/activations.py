@@ -1,0 +1,117 @@
+"""The right-hand operand of `linear`: activations [T, K] interleaved by token tiles, as int8 or float32.
+
+Tokens are cut into tiles of `token_tile()` (8 or 4), and the last tile into the smallest power of two that holds
+the rest. A tile of M tokens that begins at token t lies at t * K elements:
+    int8  x    [K / 4][M][4]        round(v / scale), -127 .. 127
+          aux  [K / 32][4][M]       per unit of 32 columns: scale f32 = max |v| / 127; sum f32 = scale * s;
+                                    -s i32; -s of its first 16 columns i32, where s is the sum of the int8
+    f32   x    [K][M]
+so that M neighbouring words are what one step of a register tile reads. Tokens after the last are left as they are.
+"""
+
+import numpy as np
+from numba import types
+
+from numflow.cpu.kernel import Call, f32_ptr, i32_ptr, i64, kernel, share
+from numflow.cpu.layout import UNIT
+from numflow.cpu.simd import inline
+from numflow.cpu.simd_isa import token_tile
+from numflow.cpu.simd_value import constant, fma, llvm_type, load, save, staged
+
+TOKEN_TILE = token_tile()
+AUX_BYTES = 16  # per token and unit
+_SMALLEST = np.float32(1e-36)  # below, 127 / max would overflow: such a unit counts as zeros
+_CHUNK = 8     # units that one thread quantises at a time
+
+
+def operand_bytes(rows: int, columns: int, int8: bool) -> tuple[int, int]:
+    """Bytes of x and of aux for up to `rows` tokens of `columns` columns; either must start at a multiple of 64."""
+    rows = -(-rows // TOKEN_TILE) * TOKEN_TILE
+    return (rows * columns, rows * columns // UNIT * AUX_BYTES) if int8 else (rows * columns * 4, 0)
+
+
+def bind_operand(header, rows: int, source: int, stride: int, columns: int, x: int, aux: int | None) -> Call:
+    """The call that makes the operand at `x` (and `aux`, for int8) from float32 rows `stride` elements apart.
+
+    header, rows: address of the batch header and index of the field that counts rows.
+    """
+    if aux is None:
+        return Call.of(None, _to_f32, header, rows, source, stride, columns, x, 0)
+    return Call.of(None, _to_int8, header, rows, source, stride, columns, x, aux)
+
+
+@inline
+def tile_tokens(left):
+    """Tokens of the tile that begins where `left` tokens are left."""
+    if left > 4:
+        return TOKEN_TILE
+    return 4 if left > 2 else left
+
+
+@kernel
+def _to_int8(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K, x, aux."""
+    tokens = i64(i64(args, 0), i64(args, 1))
+    source, stride, columns = i64(args, 2), 4 * i64(args, 3), i64(args, 4)
+    units = columns // UNIT
+    chunks = (units + _CHUNK - 1) // _CHUNK
+    begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
+    for item in range(begin, end):
+        t, first = item // chunks * TOKEN_TILE, item % chunks * _CHUNK
+        m = tile_tokens(tokens - t)
+        x, aux = i64(args, 5) + t * columns, i64(args, 6) + t * units * AUX_BYTES
+        for unit in range(first, min(first + _CHUNK, units)):
+            for i in range(min(m, tokens - t)):
+                _quantize_unit(source + (t + i) * stride + unit * 128, x + unit * 32 * m,
+                               aux + unit * AUX_BYTES * m, i, m)
+
+
+@inline
+def _quantize_unit(source, x, aux, i, m):
+    """32 values at `source` as token i of m."""
+    largest = _abs_max(source)
+    scale = largest / np.float32(127)
+    inverse = np.float32(127) / largest if largest > _SMALLEST else np.float32(0)
+    low = _round16(source, inverse, x + 4 * i, 4 * m)
+    high = _round16(source + 64, inverse, x + 4 * i + 16 * m, 4 * m)
+    f32_ptr(aux)[i] = scale
+    f32_ptr(aux)[m + i] = scale * np.float32(low + high)
+    i32_ptr(aux)[2 * m + i] = -(low + high)
+    i32_ptr(aux)[3 * m + i] = -low
+
+
+@staged(types.float32, types.int64)
+def _abs_max(address):
+    """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
+    low, high = (load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64))
+    return low.maximum(high).call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
+
+
+@staged(types.int32, types.int64, types.float32, types.int64, types.int64)
+def _round16(source, inverse, x, stride):
+    """16 float32 times `inverse`, rounded to int8, their 4-byte words `stride` bytes apart; the sum of the int8."""
+    # Adding 1.5 * 2^23 leaves the integer, rounded half to even, in the low bits: no conversion has to be there.
+    values = load(source, "f32", 16)
+    integers = fma(values, inverse.splat(16), constant(values, "f32", 12582912.0)).as_("i32", 16) - 0x4B400000
+    words = integers.narrow("u8").as_("i32", 4)
+    for i in range(4):
+        save(x + stride * i, words.lane(i))
+    return integers.call("llvm.vector.reduce.add.v16i32", llvm_type("i32"))
+
+
+@kernel
+def _to_f32(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K, x."""
+    tokens = i64(i64(args, 0), i64(args, 1))
+    source, stride, columns = i64(args, 2), 4 * i64(args, 3), i64(args, 4)
+    width = _CHUNK * UNIT
+    chunks = (columns + width - 1) // width
+    begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
+    for item in range(begin, end):
+        t, first = item // chunks * TOKEN_TILE, item % chunks * width
+        m = tile_tokens(tokens - t)
+        x = f32_ptr(i64(args, 5) + 4 * t * columns)
+        for i in range(min(m, tokens - t)):
+            row = f32_ptr(source + (t + i) * stride)
+            for k in range(first, min(first + width, columns)):
+                x[k * m + i] = row[k]

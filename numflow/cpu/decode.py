@@ -1,0 +1,75 @@
+"""Reading the packed layout (layout.py): codes, scales and weights of 16 rows at once, as code to build kernels of.
+
+`codes` is the address of a unit's codes, `heads` of a tile's headers, `unit` the unit's index in the tile; `bits`,
+`header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when the kernel is compiled.
+"""
+
+from numflow.cpu.layout import BASE, SCALE, SIGNED, SUPER, header_bytes
+from numflow.cpu.simd_value import Value, fma, load, load_f16
+
+
+def column_group(codes: Value, bits: int, group: int) -> Value:
+    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row."""
+    if bits == 8:
+        return load(codes + 64 * group, "u8", 64)
+    if bits in (2, 3):
+        low = _moved(codes + 64 * (group >> 2), 2 * (group & 3), 0, 3)
+        return low if bits == 2 else low | _moved(codes + 128, group, 2, 4)
+    low = _moved(codes + 64 * (group >> 1), 4 * (group & 1), 0, 15)
+    if bits == 5:
+        return low | _moved(codes + 256, group, 4, 16)
+    if bits == 6:
+        return low | _moved(codes + 256 + 64 * (group >> 2), 2 * (group & 3), 4, 48)
+    return low
+
+
+def _moved(plane: Value, begin: int, to: int, mask: int) -> Value:
+    """Bits of the vector at `plane` from `begin` on, moved to `to` and masked."""
+    vector = load(plane, "u8", 64)
+    if begin != to:
+        vector = vector >> (begin - to) if begin > to else vector << (to - begin)
+    return vector & mask
+
+
+def scale(heads: Value, unit: Value, half: int, header: int) -> Value:
+    """What codes are multiplied with, f32x16."""
+    if header in (SCALE, BASE):
+        return load_f16(heads + unit * header_bytes(header))
+    block = _block(heads, unit, header)
+    if header == SIGNED:
+        return load_f16(block) * load(block + 32 + _sub(unit, half), "u8", 16).widen_signed().to_f32()
+    if header == SUPER:
+        return load_f16(block) * load(block + 64 + (unit & 7) * 16, "u8", 16).widen().to_f32()
+    return load_f16(block) * (load(block + 64 + _sub(unit, half), "u8", 16) & 15).widen().to_f32()
+
+
+def base(heads: Value, unit: Value, half: int, header: int) -> Value:
+    """What is added to code * scale, f32x16, for the kinds that add something: BASE, SUPER, SUPER16."""
+    if header == BASE:
+        return load_f16(heads + unit * header_bytes(header) + 32)
+    block = _block(heads, unit, header)
+    if header == SUPER:
+        return -(load_f16(block + 32) * load(block + 192 + (unit & 7) * 16, "u8", 16).widen().to_f32())
+    return -(load_f16(block + 32) * (load(block + 64 + _sub(unit, half), "u8", 16) >> 4).widen().to_f32())
+
+
+def _block(heads: Value, unit: Value, header: int) -> Value:
+    return heads + (unit >> 3) * header_bytes(header)
+
+
+def _sub(unit: Value, half: int) -> Value:
+    """Offset of the 16 bytes that belong to 16 columns."""
+    return ((unit & 7) << 5) + 16 * half
+
+
+def has_base(header: int) -> bool:
+    """Whether weights are code * scale + base, rather than (code - zero) * scale."""
+    return header not in (SCALE, SIGNED)
+
+
+def weights(group: Value, column: int, scales: Value, bases: Value | None, bits: int) -> Value:
+    """Weights of 16 rows in one column, f32x16: `group` from column_group, `column` 0 .. 3 in it."""
+    code = (group.as_("i32", 16) >> (8 * column)) & 255
+    if bases is None:
+        return (code - (1 << (bits - 1))).to_f32() * scales
+    return fma(code.to_f32(), scales, bases)

@@ -1,0 +1,120 @@
+"""How the CPU keeps a matrix [N, K]: rows interleaved 16 at a time, so that a 32-bit lane of a vector is a row.
+
+A tile is 16 rows, a unit 32 columns. Quantised matrices keep codes and headers in two arrays, [tile][unit][...]:
+
+codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns] of unsigned codes, as bit planes:
+           8 bits  8 vectors
+           4 bits  4 vectors, low nibble = group 2j, high nibble = group 2j + 1
+           2 bits  2 vectors, bits 2i of vector j = group 4j + i
+           5 bits  the 4 of 4 bits, then 1 vector whose bit g is bit 4 of group g
+           6 bits  the 4 of 4 bits, then the 2 of 2 bits as bits 4 and 5
+           3 bits  the 2 of 2 bits, then 1 vector whose bit g is bit 2 of group g
+headers  by kind, [16] is one value per row; z = 2^(bits - 1):
+           SCALE    per unit  f16 d[16]                                       w = d * (code - z)
+           BASE     per unit  f16 d[16], m[16]                                w = d * code + m
+           SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]      w = d * s * code - e * m, by 32 columns
+           SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]       the same, by 16 columns
+           SIGNED   per 8     f16 d[16], i8 s[16][16]                         w = d * s * (code - z), by 16 columns
+
+F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
+(an expert, or the whole matrix) fill its last tile with zeros.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ROWS, UNIT = 16, 32
+SCALE, BASE, SUPER, SUPER16, SIGNED, F32, F16, BF16 = range(8)  # header kinds; the last three have none
+
+# Bytes of a header, and how many units share it.
+_HEADER = {SCALE: (32, 1), BASE: (64, 1), SUPER: (320, 8), SUPER16: (320, 8), SIGNED: (288, 8)}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A family of matrices that one set of kernels serves: `bits` per code or number, `header` kind."""
+
+    name: str
+    bits: int
+    header: int
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is plain numbers: no headers, any K, float32 activations only."""
+        return self.header >= F32
+
+    @property
+    def block(self) -> int:
+        """Columns that one header is for; K is a multiple of it."""
+        return 1 if self.is_float else _HEADER[self.header][1] * UNIT
+
+    def tile_bytes(self, columns: int) -> tuple[int, int]:
+        """Bytes of codes and of headers of one tile of `columns` columns."""
+        codes = columns * ROWS * self.bits // 8
+        return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header][0])
+
+
+SCHEMES = {s.name: s for s in (
+    Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
+    Scheme("b4_base", 4, BASE), Scheme("b5_base", 5, BASE),
+    Scheme("b4_super", 4, SUPER), Scheme("b5_super", 5, SUPER), Scheme("b2_super16", 2, SUPER16),
+    Scheme("b3_signed", 3, SIGNED), Scheme("b6_signed", 6, SIGNED),
+    Scheme("f32", 32, F32), Scheme("f16", 16, F16), Scheme("bf16", 16, BF16),
+)}
+
+# The scheme of each tensor type that is kept as the file has it, bit for bit.
+NATIVE = {
+    "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
+    "Q2_K": "b2_super16", "Q3_K": "b3_signed", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed",
+    "F32": "f32", "F16": "f16", "BF16": "bf16",
+}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix [N, K] in the layout above.
+
+    kind:          name of its scheme; which kernels serve it.
+    type:          tensor type in the file, such as "Q4_K".
+    groups:        number of equal matrices stacked along N (experts); each starts at a tile of its own.
+    expanded_from: the file's type where it has no kernels of its own and was expanded to `kind` at load, else None.
+    """
+
+    kind: str
+    type: str
+    shape: tuple[int, int]
+    groups: int
+    codes: np.ndarray = field(repr=False)
+    headers: np.ndarray = field(repr=False)
+    expanded_from: str | None = None
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles of one group."""
+        return tiles_of(self.shape[0] // self.groups)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, headers and padding included."""
+        return self.codes.nbytes + self.headers.nbytes
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds plain numbers, which kernels multiply with float32 activations only."""
+        return self.scheme.is_float
+
+    @property
+    def scheme(self) -> Scheme:
+        """Its scheme."""
+        return SCHEMES[self.kind]
+
+
+def tiles_of(rows: int) -> int:
+    """Tiles that `rows` rows take."""
+    return -(-rows // ROWS)
+
+
+def header_bytes(header: int) -> int:
+    """Bytes of one header of a kind, for 16 rows."""
+    return _HEADER[header][0]

@@ -1,0 +1,74 @@
+"""Bringing a matrix as stored in a file into the packed layout (layout.py), bit for bit."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from numflow.cpu.kernel import Call
+from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
+from numflow.cpu.memory import aligned
+from numflow.cpu.pack_kernels import KERNELS, SCRATCH
+from numflow.errors import NetworkError
+from numflow.formats.types import TYPES, to_f32
+from numflow.network.weights import RawMatrix
+
+_SMALL = 1 << 18        # bytes below which one thread packs
+_EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
+
+
+def pack(raw: RawMatrix, threads: int = 1) -> Packed:
+    """A stored matrix [N, K] in the packed layout, with the same numbers.
+
+    Types without kernels of their own are expanded to float32, and the result says so in `expanded_from`.
+
+    Raises:
+        NetworkError: the stored rows do not fit the shape and the type.
+        FormatError: a type that nothing can expand.
+    """
+    (n, columns), native = raw.shape, raw.type in NATIVE
+    if n % raw.groups or raw.rows.shape[0] != n:
+        raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
+                           f"{raw.rows.shape[0]} stored rows")
+    if native and (columns % TYPES[raw.type].block or raw.rows.shape[1] != TYPES[raw.type].row_bytes(columns)):
+        raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
+    kind = NATIVE.get(raw.type, "f32")
+    tiles = raw.groups * tiles_of(n // raw.groups)
+    codes, headers = (aligned(tiles * size, np.uint8) for size in SCHEMES[kind].tile_bytes(columns))
+    packed = Packed(kind, raw.type if native else "F32", raw.shape, raw.groups, codes, headers,
+                    None if native else raw.type)
+    if native:
+        _run(raw.rows, packed, 0, raw.groups, threads)
+    else:
+        _expand(raw, packed, threads)
+    return packed
+
+
+def _expand(raw: RawMatrix, packed: Packed, threads: int) -> None:
+    """Pack as float32, some whole tiles at a time so that the matrix never exists twice."""
+    group_rows, columns = raw.shape[0] // raw.groups, raw.shape[1]
+    step = max(16, _EXPAND_BYTES // (4 * columns) // 16 * 16)
+    for group in range(raw.groups):
+        for first in range(0, group_rows, step):
+            begin = group * group_rows + first
+            end = min(begin + step, (group + 1) * group_rows)
+            values = np.ascontiguousarray(to_f32(raw.rows[begin:end], raw.type), np.float32)
+            if values.shape[1] != columns:
+                raise NetworkError(f"matrix {raw.name!r}: rows of {values.shape[1]} {raw.type} numbers, not {columns}")
+            _run(values.view(np.uint8), packed, group * packed.group_tiles + first // 16, 1, threads)
+
+
+def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int) -> None:
+    """Pack stored rows of `groups` equal groups into the tiles from `tile` on."""
+    if rows.strides[1] != 1:
+        rows = np.ascontiguousarray(rows)
+    columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
+    code_bytes, head_bytes = packed.scheme.tile_bytes(columns)
+    scratch = aligned(threads * SCRATCH, np.uint8)
+    call = Call.of(None, KERNELS[packed.type], rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups,
+                   columns, packed.codes.ctypes.data + tile * code_bytes,
+                   packed.headers.ctypes.data + tile * head_bytes, code_bytes, head_bytes, scratch, keep=(rows, packed))
+    if threads == 1:
+        call()
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda thread: call(thread, threads), range(threads)))

@@ -1,0 +1,149 @@
+"""Taking GGUF's blocks apart: one function per tensor type that spreads a block's codes and writes its header.
+
+Each is `fn(raw, out, head, lane)` and becomes straight code of a packing kernel (pack_kernels.py):
+raw   address of one row's block;
+out   address of the row's 4-byte word in scratch u8 [column group][16 rows][4]: word i of the row is at out + 64 * i;
+head  address of the tile's header of this block (layout.py); lane: the row's index in the tile.
+Words hold 4 columns each; vectors of 4 words are 16 columns.
+"""
+
+from numflow.cpu.simd_value import Value, load, save
+
+_NIBBLES, _TWO, _ONE = 0x0F0F0F0F, 0x03030303, 0x01010101
+
+
+def _put(out: Value, column: int, words: Value) -> None:
+    """16 codes, from `column` on."""
+    for i in range(4):
+        save(out + 64 * (column // 4 + i), words.lane(i))
+
+
+def _half(raw: Value, head: Value, lane: Value) -> None:
+    """A float16 from the block to its place among the 16 rows'."""
+    save(head + lane * 2, load(raw, "u16"), 2)
+
+
+def _words(raw: Value) -> Value:
+    return load(raw, "i32", 4)
+
+
+def _bits(raw: Value, to: int) -> Value:
+    """16 single bits at `raw`, each as bit `to` of a byte; 4 words."""
+    spread = load(raw, "u16").widen().splat(16) >> list(range(16))
+    return ((spread & 1) << to).narrow("u8").as_("i32", 4)
+
+
+def _nibble_block(raw: Value, out: Value, high_bits: Value | None = None) -> None:
+    """32 codes: 16 low nibbles, then 16 high ones; `high_bits` is where bit 4 of each stands."""
+    words = _words(raw)
+    for half, codes in enumerate((words & _NIBBLES, (words >> 4) & _NIBBLES)):
+        _put(out, 16 * half, codes if high_bits is None else codes | _bits(high_bits + 2 * half, 4))
+
+
+def q4_0(raw, out, head, lane):
+    """d f16, 16 bytes of nibbles."""
+    _half(raw, head, lane)
+    _nibble_block(raw + 2, out)
+
+
+def q4_1(raw, out, head, lane):
+    """d f16, m f16, 16 bytes of nibbles."""
+    _half(raw, head, lane)
+    _half(raw + 2, head + 32, lane)
+    _nibble_block(raw + 4, out)
+
+
+def q5_0(raw, out, head, lane):
+    """d f16, 32 high bits, 16 bytes of nibbles."""
+    _half(raw, head, lane)
+    _nibble_block(raw + 6, out, raw + 2)
+
+
+def q5_1(raw, out, head, lane):
+    """d f16, m f16, 32 high bits, 16 bytes of nibbles."""
+    _half(raw, head, lane)
+    _half(raw + 2, head + 32, lane)
+    _nibble_block(raw + 8, out, raw + 4)
+
+
+def q8_0(raw, out, head, lane):
+    """d f16, 32 signed bytes; codes are the bytes + 128."""
+    _half(raw, head, lane)
+    for half in range(2):
+        _put(out, 16 * half, (load(raw + 2 + 16 * half, "u8", 16) + 128).as_("i32", 4))
+
+
+def q2_k(raw, out, head, lane):
+    """16 bytes of scale | min << 4, 64 bytes of 2 bits, d f16, dmin f16."""
+    _half(raw + 80, head, lane)
+    _half(raw + 82, head + 32, lane)
+    for sub in range(16):
+        save(head + 64 + 16 * sub + lane, load(raw + sub, "u8"), 1)
+    for column in range(0, 256, 16):
+        _put(out, column, _two_bits(raw + 16, column))
+
+
+def _two_bits(codes: Value, column: int) -> Value:
+    """16 codes of 2 bits: each 128 columns share 32 bytes, 4 runs of 32 columns one above the other."""
+    run, rest = divmod(column % 128, 32)
+    return (_words(codes + 32 * (column // 128) + rest) >> (2 * run)) & _TWO
+
+
+def q3_k(raw, out, head, lane):
+    """32 bytes of high bits, 64 bytes of 2 bits, 12 bytes of 6-bit scales + 32, d f16."""
+    _half(raw + 108, head, lane)
+    scales = raw + 96
+    for sub in range(16):
+        low = load(scales + sub % 8, "u8") >> (4 * (sub // 8)) & 15
+        high = load(scales + 8 + sub % 4, "u8") >> (2 * (sub // 4)) & 3
+        save(head + 32 + 16 * sub + lane, (low | high << 4) - 32, 1)
+    for column in range(0, 256, 16):
+        high = _words(raw + column % 32) >> (column // 32) & _ONE
+        _put(out, column, _two_bits(raw + 32, column) | high << 2)
+
+
+def _k_header(raw: Value, head: Value, lane: Value) -> None:
+    """d f16, dmin f16, 12 bytes with 8 scales and 8 mins of 6 bits."""
+    _half(raw, head, lane)
+    _half(raw + 2, head + 32, lane)
+    for sub in range(4):
+        s, m, both = (load(raw + 4 + 4 * i + sub, "u8") for i in range(3))
+        values = (s & 63, both & 15 | s >> 6 << 4, m & 63, both >> 4 | m >> 6 << 4)
+        for value, at in zip(values, (64 + 16 * sub, 128 + 16 * sub, 192 + 16 * sub, 256 + 16 * sub)):
+            save(head + at + lane, value, 1)
+
+
+def q4_k(raw, out, head, lane):
+    """Header, 128 bytes of nibbles: each 64 columns share 32 bytes."""
+    _k_header(raw, head, lane)
+    for column in range(0, 256, 16):
+        words = _words(raw + 16 + column // 64 * 32 + column % 32)
+        _put(out, column, (words >> (4 * (column // 32 % 2))) & _NIBBLES)
+
+
+def q5_k(raw, out, head, lane):
+    """Header, 32 bytes of high bits, 128 bytes of nibbles as in q4_k."""
+    _k_header(raw, head, lane)
+    for column in range(0, 256, 16):
+        words = _words(raw + 48 + column // 64 * 32 + column % 32)
+        high = _words(raw + 16 + column % 32) >> (column // 32) & _ONE
+        _put(out, column, (words >> (4 * (column // 32 % 2))) & _NIBBLES | high << 4)
+
+
+def q6_k(raw, out, head, lane):
+    """128 bytes of nibbles, 64 of 2 high bits, 16 signed scales, d f16: each 128 columns share 64 and 32 bytes."""
+    _half(raw + 208, head, lane)
+    for sub in range(16):
+        save(head + 32 + 16 * sub + lane, load(raw + 192 + sub, "u8"), 1)
+    for column in range(0, 256, 16):
+        half, run, rest = column // 128, column % 128 // 32, column % 32
+        low = _words(raw + 64 * half + 32 * (run % 2) + rest) >> (4 * (run // 2)) & _NIBBLES
+        high = _words(raw + 128 + 32 * half + rest) >> (2 * run) & _TWO
+        _put(out, column, low | high << 4)
+
+
+# Function and block size in bytes by tensor type.
+BLOCKS = {
+    "Q4_0": (q4_0, 18), "Q4_1": (q4_1, 20), "Q5_0": (q5_0, 22), "Q5_1": (q5_1, 24), "Q8_0": (q8_0, 34),
+    "Q2_K": (q2_k, 84), "Q3_K": (q3_k, 110), "Q4_K": (q4_k, 144), "Q5_K": (q5_k, 176), "Q6_K": (q6_k, 210),
+}

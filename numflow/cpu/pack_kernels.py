@@ -1,0 +1,207 @@
+"""Kernels that bring a stored matrix into the packed layout, one per tensor type, run once at load."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from numflow.cpu.kernel import i32_ptr, i64, kernel, share, u8_ptr, u16_ptr
+from numflow.cpu.layout import NATIVE, SCHEMES, UNIT, header_bytes
+from numflow.cpu.pack_blocks import BLOCKS
+from numflow.cpu.simd import inline
+from numflow.cpu.simd_value import Value, load, save
+
+# Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
+# their bytes per tile, and scratch of SCRATCH bytes per thread.
+RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
+SCRATCH = 16 * 256
+
+
+class BlockType(types.Type):
+    """A tensor type as the type of a value without content."""
+
+    def __init__(self, name: str):
+        self.scheme, (self.emit, self.size) = SCHEMES[NATIVE[name]], BLOCKS[name]
+        super().__init__(name=f"Block({name})")
+
+
+register_model(BlockType)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def block(typingctx, name):
+    """The tensor type of that name, for the functions below."""
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+    return BlockType(name.literal_value)(name), codegen
+
+
+@intrinsic
+def _sizes(typingctx, kind):
+    """Columns, bytes and header bytes of a block, and bytes of a unit's codes."""
+    def codegen(context, builder, signature, args):
+        scheme = kind.scheme
+        sizes = (scheme.block, kind.size, header_bytes(scheme.header), 64 * scheme.bits)
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
+    return types.UniTuple(types.int64, 4)(kind), codegen
+
+
+@intrinsic
+def _take_apart(typingctx, raw, out, head, lane, kind):
+    def codegen(context, builder, signature, args):
+        kind.emit(*(Value(builder, a) for a in args[:4]))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, types.int64, kind), codegen
+
+
+@intrinsic
+def _put_planes(typingctx, groups, codes, kind):
+    """The 8 vectors of a unit's column groups, as the planes of the scheme."""
+    def codegen(context, builder, signature, args):
+        groups, codes = (Value(builder, a) for a in args[:2])
+        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
+        for i, plane in enumerate(_planes(vectors, kind.scheme.bits)):
+            save(codes + 64 * i, plane)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, kind), codegen
+
+
+def _planes(groups: list[Value], bits: int) -> list[Value]:
+    if bits == 8:
+        return groups
+    if bits == 4:
+        return [groups[2 * j] & 15 | groups[2 * j + 1] << 4 for j in range(4)]
+    if bits == 2:
+        return [_joined([g & 3 for g in groups[4 * j:4 * j + 4]], 2) for j in range(2)]
+    if bits in (5, 3):
+        return [*_planes(groups, bits - 1), _joined([g >> (bits - 1) & 1 for g in groups], 1)]
+    return _planes(groups, 4) + _planes([g >> 4 for g in groups], 2)
+
+
+def _joined(vectors: list[Value], bits: int) -> Value:
+    joined = vectors[0]
+    for i, vector in enumerate(vectors[1:], 1):
+        joined = joined | vector << (bits * i)
+    return joined
+
+
+@inline
+def _pack(args, thread, n_threads, kind):
+    columns, size, head_size, unit_size = _sizes(kind)
+    rows = i64(args, ROWS)
+    group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
+    scratch = i64(args, SCRATCH_AT) + thread * SCRATCH
+    begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
+    for tile in range(begin, end):
+        first = tile % group_tiles * 16
+        lanes = min(16, rows - first)
+        raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
+        codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
+        if lanes < 16:
+            for i in range(SCRATCH):
+                u8_ptr(scratch)[i] = 0
+        for b in range(blocks):
+            for lane in range(lanes):
+                _take_apart(raw + lane * i64(args, ROW_BYTES) + b * size, scratch + 4 * lane, head, lane, kind)
+            for unit in range(columns // UNIT):
+                _put_planes(scratch + 512 * unit, codes, kind)
+                codes += unit_size
+            head += head_size
+
+
+@inline
+def _interleave(args, thread, n_threads, size):
+    """Plain numbers of `size` bytes: [tile][K][16 rows]."""
+    rows, columns = i64(args, ROWS), i64(args, COLUMNS)
+    group_tiles = (rows + 15) // 16
+    begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
+    for tile in range(begin, end):
+        first = tile % group_tiles * 16
+        lanes = min(16, rows - first)
+        raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
+        codes = i64(args, CODES) + tile * i64(args, CODE_BYTES)
+        for k in range(0, columns, 64):  # what a block of columns touches stays in the first cache
+            for lane in range(lanes):
+                row, out = raw + lane * i64(args, ROW_BYTES) + k * size, codes + (16 * k + lane) * size
+                for i in range(min(64, columns - k)):
+                    if size == 4:
+                        i32_ptr(out)[16 * i] = i32_ptr(row)[i]
+                    else:
+                        u16_ptr(out)[16 * i] = u16_ptr(row)[i]
+
+
+@kernel
+def _pack_q4_0(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q4_0"))
+
+
+@kernel
+def _pack_q4_1(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q4_1"))
+
+
+@kernel
+def _pack_q5_0(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q5_0"))
+
+
+@kernel
+def _pack_q5_1(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q5_1"))
+
+
+@kernel
+def _pack_q8_0(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q8_0"))
+
+
+@kernel
+def _pack_q2_k(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q2_K"))
+
+
+@kernel
+def _pack_q3_k(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q3_K"))
+
+
+@kernel
+def _pack_q4_k(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q4_K"))
+
+
+@kernel
+def _pack_q5_k(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q5_K"))
+
+
+@kernel
+def _pack_q6_k(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("Q6_K"))
+
+
+@kernel
+def _pack_32_bits(args, thread, n_threads):
+    _interleave(args, thread, n_threads, 4)
+
+
+@kernel
+def _pack_16_bits(args, thread, n_threads):
+    _interleave(args, thread, n_threads, 2)
+
+
+# The kernel by tensor type.
+KERNELS = {
+    "Q4_0": _pack_q4_0,
+    "Q4_1": _pack_q4_1,
+    "Q5_0": _pack_q5_0,
+    "Q5_1": _pack_q5_1,
+    "Q8_0": _pack_q8_0,
+    "Q2_K": _pack_q2_k,
+    "Q3_K": _pack_q3_k,
+    "Q4_K": _pack_q4_k,
+    "Q5_K": _pack_q5_k,
+    "Q6_K": _pack_q6_k,
+    "F32": _pack_32_bits,
+    "F16": _pack_16_bits,
+    "BF16": _pack_16_bits,
+}

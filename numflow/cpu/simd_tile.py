@@ -1,0 +1,102 @@
+"""Register tiles: one vector of 16 rows for each of M tokens, a Numba tuple of M f32x16.
+
+M is part of the type, so a kernel written once is compiled for 8, 4, 2 or 1 tokens. What differs by token comes from
+memory, where the M tokens' 4-byte words are neighbours; each becomes an embedded broadcast.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from numflow.cpu.simd import f32x16
+from numflow.cpu.simd_value import Value, constant, fma, llvm_type, load, save, save_first
+
+
+def _zeros(tokens: int) -> Any:
+    @intrinsic
+    def zeros(typingctx):
+        def codegen(context, builder, signature, args):
+            zero = ir.Constant(llvm_type("f32", 16), None)
+            return context.make_tuple(builder, signature.return_type, [zero] * tokens)
+        return types.UniTuple(f32x16, tokens)(), codegen
+    return zeros
+
+
+zeros_1, zeros_2, zeros_4, zeros_8 = _zeros(1), _zeros(2), _zeros(4), _zeros(8)
+
+
+def unpack(builder: ir.IRBuilder, tile: ir.Value) -> list[Value]:
+    """The vectors of a tile."""
+    return [Value(builder, vector) for vector in cgutils.unpack_tuple(builder, tile)]
+
+
+def each_word(address: Value, tokens: int) -> list[Value]:
+    """The words of `tokens` tokens, as i32 scalars."""
+    return [load(address + 4 * t, "i32") for t in range(tokens)]
+
+
+def each_i32(address: Value, tokens: int) -> list[Value]:
+    """The int32 words of `tokens` tokens, each in every lane."""
+    return [word.splat(16) for word in each_word(address, tokens)]
+
+
+def each_f32(address: Value, tokens: int) -> list[Value]:
+    """The float32 words of `tokens` tokens, each in every lane."""
+    return [load(address + 4 * t, "f32").splat(16) for t in range(tokens)]
+
+
+def add_products(total: list[Value], rows: Value, x: Value) -> list[Value]:
+    """total + rows * the token's float32 word at x."""
+    return [fma(rows, xt, t) for t, xt in zip(total, each_f32(x, len(total)))]
+
+
+@intrinsic
+def add_outer(typingctx, total, rows, x):
+    """total + rows * x of a tile, 16 rows and the address of the tokens' float32 words."""
+    def codegen(context, builder, signature, args):
+        vectors = add_products(unpack(builder, args[0]), Value(builder, args[1]), Value(builder, args[2]))
+        return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
+    return total(total, f32x16, types.int64), codegen
+
+
+@intrinsic
+def store_tile(typingctx, tile, y, stride, tokens, lanes, bias):
+    """Vector t of the tile to y + t * stride bytes for t < tokens, only its first `lanes` elements.
+
+    bias: address of 16 float32 that are added, or 0.
+    """
+    i64 = types.int64
+
+    def codegen(context, builder, signature, args):
+        vectors = unpack(builder, args[0])
+        y, stride, tokens, lanes, bias = (Value(builder, a) for a in args[1:])
+        added = _load_or_zero(bias)
+        whole = builder.icmp_signed(">=", lanes.llvm, lanes.like(16))
+        for token, vector in enumerate(vectors):
+            with builder.if_then(builder.icmp_signed(">", tokens.llvm, tokens.like(token))):
+                _store_row(y + stride * token, vector + added, whole, lanes)
+        return context.get_dummy_value()
+
+    return types.void(tile, i64, i64, i64, i64, i64), codegen
+
+
+def _load_or_zero(address: Value) -> Value:
+    builder = address.builder
+    before, zero = builder.block, constant(address, "f32", 0.0)
+    with builder.if_then(builder.icmp_signed("!=", address.llvm, address.like(0))):
+        loaded, inside = load(address, "f32", 16), builder.block
+    phi = builder.phi(zero.llvm.type)
+    phi.add_incoming(zero.llvm, before)
+    phi.add_incoming(loaded.llvm, inside)
+    return Value(builder, phi)
+
+
+def _store_row(address: Value, vector: Value, whole: ir.Value, lanes: Value) -> None:
+    with address.builder.if_else(whole) as (all_lanes, some_lanes):
+        with all_lanes:
+            save(address, vector)
+        with some_lanes:
+            save_first(address, vector, lanes)
