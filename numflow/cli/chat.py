@@ -31,7 +31,8 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    The model sees the whole conversation; it must have a chat template. /reset starts anew, /exit (or Ctrl-D) ends, Ctrl-C stops an answer.
+    The model sees the whole conversation; it must have a chat template. /reset starts anew, /exit (or Ctrl-D)
+    ends, Ctrl-C stops an answer.
     """
     settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "top_k": top_k, "top_p": top_p,
                 "min_p": min_p}

@@ -23,7 +23,7 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it stands, without chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
@@ -42,6 +42,7 @@ def generate(
     text = _prompt(prompt, file)
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
         if trace:
+            ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)
             notice.clear()
             _print_trace(rows, json)

@@ -90,7 +90,8 @@ def warmup(
 ) -> None:
     """Compile the kernels of a model ahead.
 
-    Its next start is quick then. Compiled kernels are kept per machine, and are compiled anew after numflow or Numba is upgraded.
+    Its next start is quick then. Compiled kernels are kept per machine, and are compiled anew after numflow or
+    Numba is upgraded.
     """
     begin = time.perf_counter()
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
