@@ -59,9 +59,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         FormatError: what is there is damaged or not supported.
         UnsafePickleError: a pickle asks for something other than tensors.
     """
+    try:
+        return _open(Path(path).expanduser())
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be opened: {error}") from None
+
+
+def _open(path: Path) -> Checkpoint:
     from numflow.formats import folder
 
-    path = Path(path).expanduser()
     if path.is_dir():
         paths, weight_map = folder.find_weights(path)
     elif not path.exists():

@@ -83,8 +83,10 @@ def index_of(path: Path) -> Path | None:
     """The index beside a weight file that lists the file as one of its shards."""
     for single in _SINGLE:
         index = path.parent / f"{single}.index.json"
-        if index.is_file() and path.name in read_index(index)[1].values():
-            return index
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if isinstance(weight_map, dict) and path.name in weight_map.values():
+                return index
     return None
 
 

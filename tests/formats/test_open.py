@@ -65,6 +65,8 @@ def test_nothing_there(tmp_path):
         open_checkpoint(tmp_path / "gone.gguf")
     with pytest.raises(ModelNotFoundError, match="no weights here"):
         open_checkpoint(tmp_path)
+    with pytest.raises(FormatError, match="too long"):
+        open_checkpoint("x" * 10_000)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -146,6 +146,8 @@ def test_sharded(tmp_path):
     assert whole.nbytes == 40
     by_shard = open_checkpoint(tmp_path / "two.safetensors")
     assert list(by_shard.tensors) == ["one", "two"]
+    (tmp_path / "one.safetensors").rename(tmp_path / "other.safetensors")
+    assert list(open_checkpoint(tmp_path / "other.safetensors").tensors) == ["one"]  # the index does not list it
 
 
 def test_shards_without_an_index(tmp_path):
@@ -167,6 +169,7 @@ def test_shards_without_an_index(tmp_path):
     ({"one": "sub\\one.safetensors"}, "not the name of a file beside it"),
     ({"one": ".."}, "not the name of a file beside it"),
     ({"one": ""}, "not the name of a file beside it"),
+    ({"one": "x" * 300}, "cannot be opened: .* too long"),
     ({"one": 1}, "not the name of a file beside it"),
     ({"one": None}, "not the name of a file beside it"),
 ])
