@@ -1,17 +1,15 @@
 """What an experiment writes: report.md by program, results.json with the recipe, figures."""
 
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from numflow.engine.bench import host
 from numflow.errors import DeviceError
 
 
@@ -75,47 +73,24 @@ class Lab:
         (self.folder / "results.json").write_text(
             json.dumps({"experiment": self.name, "recipe": recipe, "results": self.results}, indent=1) + "\n")
         host = recipe["host"]
+        versions = ", ".join(f"{name} {host[name]}" for name in ("numflow", "numba", "llvmlite", "numpy") if host[name])
         head = [f"# {self.title}", "",
                 f"Written by `{recipe['command']}` on {recipe['started']} in {recipe['seconds']:.0f} s"
                 f"{' (quick: toy sizes, figures mean nothing)' if self.quick else ''}.",
-                f"{host['cpu']}, {host['cores']} cores, {host['system']}; Python {host['python']}, "
-                + ", ".join(f"{p} {v}" for p, v in recipe["versions"].items()) + ".", ""]
+                f"{host['cpu']}, {host['cores']} cores, {host['system']}; Python {host['python']}, {versions}.", ""]
         (self.folder / "report.md").write_text("\n".join([*head, *self._body]).rstrip() + "\n", encoding="utf-8")
 
     def _recipe(self) -> dict[str, Any]:
         words = ["numflow", "experiment", self.name, *(["--quick"] if self.quick else [])]
         return {"command": shlex.join(words), "options": self.options, "started": self._started,
                 "seconds": round(time.perf_counter() - self._begin, 1), "commit": _commit(),
-                "versions": versions(), "host": host()}
+                "host": host()}
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a measurement depends on."""
-    found = {}
-    for package in ("numflow", "numba", "llvmlite", "numpy"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "source tree"
-    return found
-
-
-def host() -> dict[str, Any]:
-    """Processor, cores that this process may use, system."""
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0] if names else cpu
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu, "cores": cores, "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version()}
 
 
 def _commit() -> str | None:
