@@ -1,8 +1,8 @@
 """Speed on the CPU, beside llama.cpp on the same weights in the same run.
 
-Prefill of 512 tokens and decoding of 128 after 32, by quantisation and by threads. The two engines take turns, run by run;
-llama.cpp's programs are looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP), and left out where
-there are none. Also measured: how fast this machine reads memory, as the limit of decoding.
+Prefill of 512 tokens and decoding of 128 after 32, by quantisation and by threads. The two engines take turns, run by
+run; llama.cpp's programs are looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP), and left
+out where there are none. Also measured: how fast this machine reads memory, as the limit of decoding.
 """
 
 import json
