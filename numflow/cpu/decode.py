@@ -4,28 +4,31 @@
 `header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when the kernel is compiled.
 """
 
-from numflow.cpu.layout import BASE, SCALE, SIGNED, SUPER, header_bytes
-from numflow.cpu.simd_value import Value, fma, load, load_f16
+from numflow.cpu.layout import BASE, BF16, F16, SCALE, SIGNED, SUPER, header_bytes
+from numflow.cpu.simd_value import Value, fma, load, load_bf16, load_f16
 
 
-def column_group(codes: Value, bits: int, group: int) -> Value:
-    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row."""
+def column_group(codes: Value, bits: int, group: int, lanes: int = 64) -> Value:
+    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row.
+
+    With 4 lanes those of one row, where `codes` is 4 * row bytes further on.
+    """
     if bits == 8:
-        return load(codes + 64 * group, "u8", 64)
+        return load(codes + 64 * group, "u8", lanes)
     if bits in (2, 3):
-        low = _moved(codes + 64 * (group >> 2), 2 * (group & 3), 0, 3)
-        return low if bits == 2 else low | _moved(codes + 128, group, 2, 4)
-    low = _moved(codes + 64 * (group >> 1), 4 * (group & 1), 0, 15)
+        low = _moved(codes + 64 * (group >> 2), 2 * (group & 3), 0, 3, lanes)
+        return low if bits == 2 else low | _moved(codes + 128, group, 2, 4, lanes)
+    low = _moved(codes + 64 * (group >> 1), 4 * (group & 1), 0, 15, lanes)
     if bits == 5:
-        return low | _moved(codes + 256, group, 4, 16)
+        return low | _moved(codes + 256, group, 4, 16, lanes)
     if bits == 6:
-        return low | _moved(codes + 256 + 64 * (group >> 2), 2 * (group & 3), 4, 48)
+        return low | _moved(codes + 256 + 64 * (group >> 2), 2 * (group & 3), 4, 48, lanes)
     return low
 
 
-def _moved(plane: Value, begin: int, to: int, mask: int) -> Value:
+def _moved(plane: Value, begin: int, to: int, mask: int, lanes: int) -> Value:
     """Bits of the vector at `plane` from `begin` on, moved to `to` and masked."""
-    vector = load(plane, "u8", 64)
+    vector = load(plane, "u8", lanes)
     if begin != to:
         vector = vector >> (begin - to) if begin > to else vector << (to - begin)
     return vector & mask
@@ -69,7 +72,18 @@ def has_base(header: int) -> bool:
 
 def weights(group: Value, column: int, scales: Value, bases: Value | None, bits: int) -> Value:
     """Weights of 16 rows in one column, f32x16: `group` from column_group, `column` 0 .. 3 in it."""
-    code = (group.as_("i32", 16) >> (8 * column)) & 255
+    return code_weights((group.as_("i32", 16) >> (8 * column)) & 255, scales, bases, bits)
+
+
+def code_weights(codes: Value, scales: Value, bases: Value | None, bits: int) -> Value:
+    """(code - zero) * scale, or code * scale + base, of i32 codes."""
     if bases is None:
-        return (code - (1 << (bits - 1))).to_f32() * scales
-    return fma(code.to_f32(), scales, bases)
+        return (codes - (1 << (bits - 1))).to_f32() * scales
+    return fma(codes.to_f32(), scales, bases)
+
+
+def numbers(address: Value, header: int) -> Value:
+    """16 plain numbers as float32."""
+    if header == F16:
+        return load_f16(address)
+    return load_bf16(address) if header == BF16 else load(address, "f32", 16)

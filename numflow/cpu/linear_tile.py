@@ -14,12 +14,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.decode import base, column_group, has_base, scale, weights
-from numflow.cpu.layout import BF16, F16, SCALE, SCHEMES, SIGNED, SUPER16, UNIT
+from numflow.cpu.decode import base, column_group, has_base, numbers, scale, weights
+from numflow.cpu.layout import SCALE, SCHEMES, SIGNED, SUPER16, UNIT
 from numflow.cpu.simd import inline
 from numflow.cpu.simd_dot import dot4
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, unpack
-from numflow.cpu.simd_value import Value, constant, fma, load, load_bf16, load_f16
+from numflow.cpu.simd_value import Value, constant, fma
 
 
 class SchemeType(types.Type):
@@ -90,7 +90,7 @@ def _column(typingctx, total, x, codes, kind):
     def emit(kind, total, x, codes):
         if not kind.scheme.is_float:
             return total
-        return add_products(total, _numbers(codes, kind.scheme.header), x)
+        return add_products(total, numbers(codes, kind.scheme.header), x)
     return _on_tile(emit)(typingctx, total, x, codes, kind)
 
 
@@ -154,12 +154,6 @@ def _unit_f32(kind, total, x, aux, codes, heads, unit):
 def _unit_floats(kind, total, x, aux, codes, heads, unit):
     acc, bytes_ = _zeros(total, "f32"), 2 * kind.scheme.bits
     for k in range(UNIT):
-        acc = add_products(acc, _numbers(codes + k * bytes_, kind.scheme.header), x + k * 4 * len(total))
+        acc = add_products(acc, numbers(codes + k * bytes_, kind.scheme.header), x + k * 4 * len(total))
     return [t + a for t, a in zip(total, acc)]
 
-
-def _numbers(address: Value, header: int) -> Value:
-    """16 plain numbers as float32."""
-    if header == F16:
-        return load_f16(address)
-    return load_bf16(address) if header == BF16 else load(address, "f32", 16)

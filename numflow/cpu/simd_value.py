@@ -160,7 +160,7 @@ def load_bf16(address: Value) -> Value:
 
 def fma(a: Value, b: Value, c: Value) -> Value:
     """a * b + c, rounded once."""
-    return a.call("llvm.fma.v16f32", a.llvm.type, b, c)
+    return a.call(f"llvm.fma.v{a.lanes}f32", a.llvm.type, b, c)
 
 
 def save_first(address: Value, value: Value, count: Value) -> None:

@@ -1,0 +1,195 @@
+"""`embed`, `embed_position`, `embed_type`: rows of a packed table, so that tied embeddings are stored once.
+
+y[t] = table[index[t] + offset] * scale (+ x[t]), with the numbers that float32 `linear` has for the same matrix.
+Rows outside the table are taken as its first or last one: what is read stays inside its memory.
+"""
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from numflow.cpu.decode import base, code_weights, column_group, has_base, numbers, scale
+from numflow.cpu.kernel import POSITIONS, TOKENS, TYPES, Call, f32_ptr, f64, i32_ptr, i64, kernel, share
+from numflow.cpu.linear_tile import code_bytes, scheme
+from numflow.cpu.simd import inline
+from numflow.cpu.simd_value import Value, save
+from numflow.ops import Step, View, param
+
+# Arguments after header and rows field: header field of the index array, offset, the table and its rows and columns,
+# its bytes per tile, y, an x to add (or 0), and the scale.
+INDEX, OFFSET, CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, Y_STRIDE, X, X_STRIDE, SCALE = range(2, 15)
+
+
+def embed(step: Step, ctx) -> list[Call]:
+    """table packed [V, D] -> y f32 [T, D]."""
+    return _bind(step, ctx, TOKENS, 0, None, param(step, "scale"))
+
+
+def embed_position(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], table packed [P, D] -> y f32 [T, D]."""
+    return _bind(step, ctx, POSITIONS, param(step, "offset"), step.inputs[0], 1.0)
+
+
+def embed_type(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], table packed [types, D] -> y f32 [T, D]."""
+    return _bind(step, ctx, TYPES, 0, step.inputs[0], 1.0)
+
+
+def _bind(step: Step, ctx, index: int, offset: int, x: View | None, factor: float) -> list[Call]:
+    y, table = step.outputs[0], ctx.packed(step.weights["table"])
+    return [Call.of(step, KERNELS[table.kind], ctx.header, ctx.rows(y), index, offset, table.codes, table.headers,
+                    *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), *(ctx.view(x) if x else (0, 0)),
+                    float(factor))]
+
+
+@inline
+def _embed(args, thread, n_threads, kind):
+    """Items: tokens."""
+    header = i64(args, 0)
+    index, columns = i32_ptr(i64(header, i64(args, INDEX))), i64(args, COLUMNS)
+    factor = np.float32(f64(args, SCALE))
+    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
+    for t in range(begin, end):
+        row = min(max(index[t] + i64(args, OFFSET), 0), i64(args, ROWS) - 1)
+        codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
+        heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+        y = i64(args, Y) + 4 * t * i64(args, Y_STRIDE)
+        for unit in range(columns >> 5):
+            _row_unit(codes + unit * code_bytes(32, kind), heads, unit, row % 16, y + 128 * unit, kind)
+        for k in range(columns & -32, columns):
+            _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
+        _finish(f32_ptr(y), i64(args, X), 4 * t * i64(args, X_STRIDE), factor, columns)
+
+
+@inline
+def _finish(y, x, offset, factor, columns):
+    if x:
+        added = f32_ptr(x + offset)
+        for k in range(columns):
+            y[k] = added[k] + y[k]
+    elif factor != 1:
+        for k in range(columns):
+            y[k] = y[k] * factor
+
+
+@intrinsic
+def _row_unit(typingctx, codes, heads, unit, row, y, kind):
+    """The 32 weights of one row in a unit, to y."""
+    def codegen(context, builder, signature, args):
+        emit = _floats if kind.scheme.is_float else _decoded
+        emit(kind.scheme, *(Value(builder, a) for a in args[:5]))
+        return context.get_dummy_value()
+    i64_ = types.int64
+    return types.void(i64_, i64_, i64_, i64_, i64_, kind), codegen
+
+
+def _decoded(kind, codes, heads, unit, row, y):
+    for half in range(2):
+        scales = _of_row(scale(heads, unit, half, kind.header), row).splat(4)
+        bases = _of_row(base(heads, unit, half, kind.header), row).splat(4) if has_base(kind.header) else None
+        for group in range(4 * half, 4 * half + 4):
+            four = column_group(codes + (row << 2), kind.bits, group, lanes=4).widen()
+            save(y + 16 * group, code_weights(four, scales, bases, kind.bits))
+
+
+def _floats(kind, codes, heads, unit, row, y):
+    for k in range(32):
+        save(y + 4 * k, _of_row(numbers(codes + 2 * kind.bits * k, kind.header), row))
+
+
+def _of_row(vector: Value, row: Value) -> Value:
+    return Value(row.builder, row.builder.extract_element(vector.llvm, row.llvm))
+
+
+@intrinsic
+def _row_number(typingctx, codes, row, y, kind):
+    """One plain number of a row, to y."""
+    def codegen(context, builder, signature, args):
+        codes, row, y = (Value(builder, a) for a in args[:3])
+        if kind.scheme.is_float:
+            save(y, _of_row(numbers(codes, kind.scheme.header), row))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, kind), codegen
+
+
+@kernel
+def _embed_b4_scale(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b4_scale", False))
+
+
+@kernel
+def _embed_b5_scale(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b5_scale", False))
+
+
+@kernel
+def _embed_b8_scale(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b8_scale", False))
+
+
+@kernel
+def _embed_b4_base(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b4_base", False))
+
+
+@kernel
+def _embed_b5_base(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b5_base", False))
+
+
+@kernel
+def _embed_b4_super(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b4_super", False))
+
+
+@kernel
+def _embed_b5_super(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b5_super", False))
+
+
+@kernel
+def _embed_b2_super16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b2_super16", False))
+
+
+@kernel
+def _embed_b3_signed(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b3_signed", False))
+
+
+@kernel
+def _embed_b6_signed(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b6_signed", False))
+
+
+@kernel
+def _embed_f32(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("f32", False))
+
+
+@kernel
+def _embed_f16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("f16", False))
+
+
+@kernel
+def _embed_bf16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("bf16", False))
+
+
+# The kernel by scheme of the table.
+KERNELS = {
+    "b4_scale": _embed_b4_scale,
+    "b5_scale": _embed_b5_scale,
+    "b8_scale": _embed_b8_scale,
+    "b4_base": _embed_b4_base,
+    "b5_base": _embed_b5_base,
+    "b4_super": _embed_b4_super,
+    "b5_super": _embed_b5_super,
+    "b2_super16": _embed_b2_super16,
+    "b3_signed": _embed_b3_signed,
+    "b6_signed": _embed_b6_signed,
+    "f32": _embed_f32,
+    "f16": _embed_f16,
+    "bf16": _embed_bf16,
+}
