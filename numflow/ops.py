@@ -214,13 +214,15 @@ OPS = {op.name: op for op in (
     Op("add", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
     Op("scale", "y = x * scale", ("x",), ("y",), (), {"scale": REQUIRED}),
     Op("softcap", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
+    Op("clamp", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
     Op("select_rows", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "y = x", ("x",), ("y",)),
     Op("moe_route", "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
-       "the best `top_groups` of `groups` (by the sum of their two best), then the best S; 'softmax_topk' applies "
+       "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' applies "
        "softmax to the S chosen logits; normalize makes gates sum to 1; times scale",
        ("logits",), ("ids", "gates"), ("bias?",),
-       {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1}),
+       {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
+        "group_best": 2}),
     Op("expert_linear", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
        "routes) or T*S rows; bias [X * N]", ("x", "ids"), ("y",), ("weight", "bias?")),
     Op("expert_combine", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
@@ -407,6 +409,7 @@ _SHAPES = {
     "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat, "cache_write": _cache_write,
     "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows, "add": _same, "scale": _same, "softcap": _same,
+    "clamp": _same,
     "select_rows": _select, "copy": _same, "moe_route": _route, "expert_linear": _expert_linear,
     "expert_combine": _combine,
 }

@@ -27,6 +27,7 @@ def self_attention(b: Builder, x: View) -> View:
         q, k, v, shape = _latent_projections(b, x, shape)
     else:
         q, k, v = _projections(b, x, shape)
+        _clip(b, (q, k, v))
         if not b.option("attention", "norm_after_rope"):
             _qk_norms(b, q, k, shape)
         if b.option("rope", "enabled"):
@@ -87,8 +88,10 @@ def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, start: in
 
 
 def _divided(b: Builder, inv_freq: np.ndarray) -> np.ndarray:
-    """Frequencies divided by the factors that some files carry as a tensor."""
-    tensor = b.names.find("rope_freqs")
+    """Frequencies divided by the factors that some files carry as a tensor: one, or one for each side of a length."""
+    both = [b.names.find(name) for name in ("rope_factors_short", "rope_factors_long")]
+    longer = b.context is not None and b.context > b.option("rope", "original_context")
+    tensor = both[longer] or b.names.find("rope_freqs")
     if tensor is None:
         return inv_freq
     return (inv_freq / tensor.f32().reshape(-1)[: len(inv_freq)]).astype(np.float32)
@@ -114,6 +117,12 @@ def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
     return q, k, v
 
 
+def _clip(b: Builder, views: tuple[View, ...]) -> None:
+    limit = b.option("attention", "clip")
+    for view in views if limit else ():
+        b.emit("clamp", (view,), (view,), "qkv_clip", limit=limit)
+
+
 def _grouped_rows(s: Heads) -> list[np.ndarray]:
     """Rows of q, k and v in a fused matrix that goes [q .. q k v] per key/value head."""
     per_group = s.heads // s.kv_heads
@@ -136,7 +145,8 @@ def _qk_norms(b: Builder, q: View, k: View, s: Heads) -> None:
 def _position_biases(b: Builder, heads: int) -> dict[str, str]:
     weights = {}
     if b.option("attention", "alibi"):
-        weights["slopes"] = b.constant(f"alibi.{heads}", alibi_slopes(heads, b.option("attention", "alibi_max")))
+        slopes = alibi_slopes(heads, b.option("attention", "alibi_max")) * b.option("attention", "alibi_scale")
+        weights["slopes"] = b.constant(f"alibi.{heads}", slopes.astype(np.float32))
     if b.option("attention", "sinks"):
         weights["sinks"] = b.vector("attn_sinks", "weight", heads)
     if b.option("attention", "buckets"):
@@ -164,12 +174,24 @@ def _latent_projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View
     down = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(down.buffer, 0, rank), View(down.buffer, rank, rope_dim)
     b.norm("attn_kv_a_norm", low, low)
-    rows = np.arange(s.heads)[:, None] * (nope_dim + s.value_dim)
-    k_nope, v = b.view("k_nope", s.heads * nope_dim), b.view("v", s.heads * s.value_dim)
-    b.linear("attn_kv_b", low, k_nope, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
-    b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(s.value_dim)[None]).reshape(-1), ".v")
+    k_nope, v = _expand_latent(b, low, s.heads, nope_dim, s.value_dim)
     rotate(b, q, s.heads, head_dim, "rope_q", start=nope_dim)
     rotate(b, k_rope, 1, rope_dim, "rope_k")
     k = b.view("k", s.heads * head_dim)
     b.emit("head_concat", (k_nope, k_rope), (k,), "k_heads", heads=s.heads)
     return q, k, v, Heads(s.heads, s.heads, head_dim, s.value_dim)
+
+
+def _expand_latent(b: Builder, low: View, heads: int, nope_dim: int, value_dim: int) -> tuple[View, View]:
+    """The unrotated part of the keys [T, H*nope_dim] and the values [T, H*value_dim] from the compressed ones."""
+    k, v = b.view("k_nope", heads * nope_dim), b.view("v", heads * value_dim)
+    if b.has("attn_kv_b.weight"):
+        rows = np.arange(heads)[:, None] * (nope_dim + value_dim)
+        b.linear("attn_kv_b", low, k, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
+        b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(value_dim)[None]).reshape(-1), ".v")
+        return k, v
+    # Some files split the matrix per head and turn the key half around: [H, rank, nope_dim] and [H, value_dim, rank].
+    for module, y, rows, transpose in (("attn_k_b", k, nope_dim, True), ("attn_v_b", v, value_dim, False)):
+        weight = b.stack_of_matrices(module, heads, rows, low.width, transpose=transpose)
+        b.emit("linear", (low,), (y,), module, {"weight": weight})
+    return k, v

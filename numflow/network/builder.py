@@ -113,10 +113,11 @@ class Builder:
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (groups * rows, columns), tuple(parts),
                                 groups=groups, types=tuple(t.type.name for t in tensors)))
 
-    def bias_stack(self, module: str, groups: int, rows: int, select: Any = None, suffix: str = "") -> str:
-        """Biases [groups, rows] of a stack of matrices, stored as one tensor or one per group."""
-        whole = self.names.find(module, "bias", self.layer, self.stack)
-        tensors = [whole] if whole else [self.names.need(module, "bias", self.layer, self.stack, g) for g in range(groups)]
+    def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
+                         add: float = 0.0) -> str:
+        """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""
+        whole = self.names.find(module, role, self.layer, self.stack)
+        tensors = [whole] if whole else [self.names.need(module, role, self.layer, self.stack, g) for g in range(groups)]
         parts = []
         for tensor in tensors:
             stored, count = tensor.shape[-1], groups if whole else 1
@@ -125,7 +126,7 @@ class Builder:
             chosen = None if select is None else (
                 np.arange(count)[:, None] * stored + np.asarray(select)[None]).reshape(-1)
             parts.append(Part(tensor.name, chosen))
-        return self._add(Weight(f"{self.prefix}{module}{suffix}.bias", (groups * rows,), tuple(parts), groups=groups,
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.{role}", (groups * rows,), tuple(parts), groups=groups, add=add,
                                 types=tuple(t.type.name for t in tensors)))
 
     def _add(self, weight: Weight) -> str:
@@ -155,15 +156,21 @@ class Builder:
     def norm(self, module: str, x: View, y: View, groups: int = 1) -> View:
         """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
         kind, eps, offset = (self.option("norm", key) for key in ("kind", "eps", "offset"))
-        weights = {"weight": self.vector(module, "weight", add=offset, flat=groups > 1)} if self._weighted(module) else {}
+        weights = {"weight": self._norm_vector(module, "weight", groups, x, offset)} if self._weighted(module) else {}
         if kind == "layer" and self.has(f"{module}.bias"):
-            weights["bias"] = self.vector(module, "bias", flat=groups > 1)
+            weights["bias"] = self._norm_vector(module, "bias", groups, x)
         self.emit(f"{kind}_norm", (x,), (y,), module, weights, eps=eps, groups=groups)
         return y
 
+    def _norm_vector(self, module: str, role: str, groups: int, x: View, add: float = 0.0) -> str:
+        """A norm's weight or bias: one for x, one per group in one tensor, or a tensor for each group."""
+        if any(self.names.candidates(module, role, self.layer, self.stack)):
+            return self.vector(module, role, add=add, flat=groups > 1)
+        return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
+
     def _weighted(self, module: str) -> bool:
         """Norms without weights exist (a spec says so by naming no tensor for them)."""
-        return any(self.names.candidates(module, "weight", self.layer, self.stack))
+        return any(True for group in (None, 0) for _ in self.names.candidates(module, "weight", self.layer, self.stack, group))
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,

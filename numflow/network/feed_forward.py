@@ -12,23 +12,26 @@ def feed_forward(b: Builder, x: View) -> View:
 
 
 def _dense(b: Builder, x: View) -> View:
-    width, kind = b.option("ffn", "width"), b.option("ffn", "activation")
+    return _mlp(b, x, b.view("branch", x.width), b.option("ffn", "width"), b.option("ffn", "layout"))
+
+
+def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "") -> View:
+    """y = down(act(gate(x)) * up(x)), or down(act(up(x))); suffix: "_shexp" for the modules of a shared expert."""
+    hidden = b.view("ffn", width)
     if not b.option("ffn", "gated"):
-        up = b.linear("ffn_up", x, b.view("gate_up", width))
-        b.emit("act", (up,), (up,), "ffn_act", kind=kind)
-        return b.linear("ffn_down", up, b.view("branch", x.width))
+        b.linear(f"ffn_up{suffix}", x, hidden)
+        b.emit("act", (hidden,), (hidden,), f"ffn_act{suffix}", kind=b.option("ffn", "activation"))
+        return b.linear(f"ffn_down{suffix}", hidden, y)
     gate, up = _gate_up_views(b, width, "tokens")
-    layout = b.option("ffn", "layout")
     if layout == "separate":
-        b.linear("ffn_gate", x, gate)
-        b.linear("ffn_up", x, up)
+        b.linear(f"ffn_gate{suffix}", x, gate)
+        b.linear(f"ffn_up{suffix}", x, up)
     else:
         rows_gate, rows_up = _halves(layout, width)
-        b.linear("ffn_gate_up", x, gate, rows_gate, ".gate")
-        b.linear("ffn_gate_up", x, up, rows_up, ".up")
-    hidden = b.view("ffn", width)
-    _gated(b, gate, up, hidden, "ffn_act")
-    return b.linear("ffn_down", hidden, b.view("branch", x.width))
+        b.linear(f"ffn_gate_up{suffix}", x, gate, rows_gate, ".gate")
+        b.linear(f"ffn_gate_up{suffix}", x, up, rows_up, ".up")
+    _gated(b, gate, up, hidden, f"ffn_act{suffix}")
+    return b.linear(f"ffn_down{suffix}", hidden, y)
 
 
 def _gated(b: Builder, gate: View, up: View, y: View, label: str) -> None:
@@ -58,7 +61,7 @@ def _experts(b: Builder, x: View) -> View:
     bias = {"bias": b.vector("exp_probs_b", "weight" if b.has("exp_probs_b.weight") else "bias", experts)} \
         if b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias") else {}
     b.emit("moe_route", (scores,), (ids, gates), "route", bias,
-           **{key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups")})
+           **{key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")})
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
@@ -83,19 +86,14 @@ def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts
     transposed = b.option("moe", "transposed")
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
     if b.has(f"{module}.bias"):
-        weights["bias"] = b.bias_stack(module, experts, y.width, select, suffix)
+        weights["bias"] = b.stack_of_vectors(module, "bias", experts, y.width, select, suffix)
     b.emit("expert_linear", (x, ids), (y,), module + suffix, weights)
 
 
 def _shared_expert(b: Builder, x: View, y: View) -> None:
     """Add the expert that every token uses to y, gated by sigmoid(w . x) where the model does so."""
-    width = b.option("moe", "shared_width")
-    gate, up = _gate_up_views(b, width, "tokens")
-    b.linear("ffn_gate_shexp", x, gate)
-    b.linear("ffn_up_shexp", x, up)
-    hidden = b.view("ffn", width)
-    _gated(b, gate, up, hidden, "shared_act")
-    shared = b.linear("ffn_down_shexp", hidden, b.view("shared", x.width))
+    width, layout = b.option("moe", "shared_width"), b.option("moe", "shared_layout")
+    shared = _mlp(b, x, b.view("shared", x.width), width, layout, "_shexp")
     if b.option("moe", "shared_gate"):
         weight = b.linear("ffn_gate_inp_shexp", x, b.view("shared_gate", 1))
         b.emit("gate_rows", (shared, weight), (shared,), "shared_gated")

@@ -8,7 +8,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.spec.reader import Spec
 
 # Ends of tensor names by role; the empty one is for patterns that are whole names already.
-SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta")}
+SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
 _STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec."}
 
 

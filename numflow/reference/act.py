@@ -1,4 +1,4 @@
-"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `copy`)."""
+"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`)."""
 
 import math
 
@@ -35,6 +35,11 @@ def scale(x, *, scale):
 def softcap(x, *, cap):
     """y = cap * tanh(x / cap)."""
     return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def clamp(x, *, limit):
+    """y = min(max(x, -limit), limit)."""
+    return np.clip(x, np.float32(-limit), np.float32(limit))
 
 
 def copy(x):

@@ -5,16 +5,16 @@ import numpy as np
 from numflow.reference.act import sigmoid
 
 
-def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_groups):
+def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_groups, group_best):
     """The best S = `width` experts of each token: logits [T, X], bias [X] -> ids i32 [T, S], gates f32 [T, S].
 
     The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
-    groups with the largest sum of their two best scores are not chosen. Equal scores: the lower id first.
+    groups with the largest sum of their `group_best` best scores are not chosen. Equal scores: the lower id first.
     """
     scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x}[score](logits)
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
-        choice = _mask_groups(choice, groups, top_groups)
+        choice = _mask_groups(choice, groups, top_groups, group_best)
     ids = _best(choice, width)
     gates = np.take_along_axis(scores, ids, axis=1)
     if score == "softmax_topk":
@@ -58,10 +58,10 @@ def _best(scores, count):
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
-def _mask_groups(choice, groups, top_groups):
+def _mask_groups(choice, groups, top_groups, group_best):
     """-inf for every expert outside the best `top_groups` groups of its token."""
     grouped = choice.reshape(len(choice), groups, -1)
-    value = np.sum(np.sort(grouped, axis=2)[:, :, -2:], axis=2)
+    value = np.sum(np.sort(grouped, axis=2)[:, :, -group_best:], axis=2)
     masked = np.full_like(grouped, -np.inf)
     rows = np.arange(len(choice))[:, None]
     kept = _best(value, top_groups)

@@ -184,9 +184,10 @@ def check_option(path: Path, where: str, option: Option, value: Any) -> None:
     if isinstance(value, dict):
         _known(path, where, value, schema.SOURCE_KEYS)
         return
-    if option.kind in ("int", "float", "bool", "list") and isinstance(value, str):
+    if isinstance(value, str) and (option.kind in ("int", "float", "bool", "list")
+                                   or (option.kind == "choice" and value.startswith("="))):
         try:
-            parse(value)
+            parse(value.removeprefix("="))
         except ExpressionError as error:
             raise SpecError(f"{path}: {where}: expected {_article(option.kind)} or an expression: {error}") from None
         return

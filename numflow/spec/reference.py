@@ -30,6 +30,7 @@ and `.bias` are added; `enc.` / `dec.` before the module for one stack |
 - For numbers and switches an **expression** over parameters, `layer`, and options by their long name \
 (`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. Functions: \
 FUNCTIONS, and `has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
+- One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') else 'none'"`.
 - A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \
 default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; null counts as \
 absent; `map` translates words.

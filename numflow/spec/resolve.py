@@ -48,10 +48,12 @@ class Resolved:
         self._values[name] = value
         return value
 
-    def _source(self, where: str, source: Any, layer: int | None, stack: str, words: bool = False) -> Any:
-        """A literal, an expression (text, unless the value is one of some `words`), or what a source table finds."""
+    def _source(self, where: str, source: Any, layer: int | None, stack: str, kind: str = "") -> Any:
+        """A literal, an expression (text; after "=" for kind "choice", never for "text"), or what a source table finds."""
         if isinstance(source, str):
-            return source if words else self.evaluate(where, source, layer, stack)
+            if kind == "text" or (kind == "choice" and not source.startswith("=")):
+                return source
+            return self.evaluate(where, source.removeprefix("="), layer, stack)
         if not isinstance(source, Mapping):
             return source
         keys = self.keys(source)
@@ -64,7 +66,7 @@ class Resolved:
             place = "config.json" if self.naming == "hf" else f"{self.naming} metadata"
             wanted = " or ".join(map(repr, keys)) or f"any key of {self.naming!r}"
             raise SpecError(f"{self.spec.path}: {where}: {place} has no {wanted}, and there is no default")
-        return self._source(where, default, layer, stack, words)
+        return self._source(where, default, layer, stack, kind)
 
     def keys(self, source: Mapping[str, Any]) -> list[str]:
         """Where this checkpoint's configuration may hold a value, best first."""
@@ -131,7 +133,7 @@ class Resolved:
             if key in table.get(section, {}):
                 value, where = table[section][key], f"{place}{section}.{key}"
                 break
-        value = self._source(where, value, layer, stack, words=option.kind in ("choice", "text"))
+        value = self._source(where, value, layer, stack, option.kind)
         if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
             value = self._of_layer(where, value, layer)
         return self._checked(where, option, value)

@@ -98,7 +98,8 @@ def _elementwise():
         y = gate if kind == "silu" else b.buffer(60)  # once in place
         b.step("act_mul", (gate, up), (y,), kind=kind, **params)
         yield b.case(y)
-    for op, params in (("scale", {"scale": 0.3}), ("softcap", {"cap": 3.0}), ("copy", {})):
+    for op, params in (("scale", {"scale": 0.3}), ("softcap", {"cap": 3.0}), ("clamp", {"limit": 1.5}),
+                       ("copy", {})):
         for in_place in (False, True) if op != "copy" else (False,):
             b = Builder(op + "-in-place" * in_place)
             x, _ = b.inputs(60, 8, spread=4.0)
@@ -140,6 +141,7 @@ def _route():
             ("sigmoid-bias", 16, 4, {"score": "sigmoid", "normalize": True, "scale": 2.5}, True),
             ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),
             ("softmax-groups", 12, 3, {"groups": 3, "top_groups": 1}, False),
+            ("groups-by-their-best", 16, 4, {"groups": 4, "top_groups": 2, "group_best": 1}, False),
             ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
         b = Builder(f"moe_route-{suffix}")
         (logits,) = b.inputs(experts, spread=2.0)

@@ -153,6 +153,7 @@ def test_sums_scales_and_caps():
     np.testing.assert_allclose(act.scale(a, scale=3.0), 3 * a)
     expected = [[2 * math.tanh(float(v) / 2) for v in row] for row in a]
     np.testing.assert_allclose(act.softcap(a, cap=2.0), expected, rtol=1e-6)
+    np.testing.assert_array_equal(act.clamp(np.array([-2, -0.5, 0, 3], np.float32), limit=0.5), [-0.5, -0.5, 0, 0.5])
     expected = [[float(v) * logistic(float(g[0])) for v in row] for row, g in zip(a, b, strict=True)]
     np.testing.assert_allclose(act.gate_rows(a, b[:, :1]), expected, rtol=1e-6)
     np.testing.assert_array_equal(select.select_rows(rng(4, 3), batch=batch()), rng(4, 3)[[2, 3]])
@@ -167,17 +168,17 @@ def test_head_concat():
     np.testing.assert_array_equal(select.head_concat(a, shared, heads=3, width=9), one)
 
 
-ROUTE = {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1}
+ROUTE = {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1, "group_best": 2}
 
 
-def plain_route(logits, bias, width, score, normalize, scale, groups, top_groups):
+def plain_route(logits, bias, width, score, normalize, scale, groups, top_groups, group_best):
     """One token at a time, in Python floats."""
     exps = [math.exp(v) for v in logits]
     scores = {"softmax": [e / sum(exps) for e in exps], "sigmoid": [logistic(v) for v in logits],
               "softmax_topk": list(logits)}[score]
     choice = [s + b for s, b in zip(scores, bias, strict=True)]
     size = len(choice) // groups
-    value = {g: sum(sorted(choice[g * size:(g + 1) * size])[-2:]) for g in range(groups)}
+    value = {g: sum(sorted(choice[g * size:(g + 1) * size])[-group_best:]) for g in range(groups)}
     kept = sorted(value, key=lambda g: -value[g])[:top_groups]
     ids = sorted((x for x in range(len(choice)) if x // size in kept), key=lambda x: -choice[x])[:width]
     gates = [scores[x] for x in ids]
@@ -190,7 +191,8 @@ def plain_route(logits, bias, width, score, normalize, scale, groups, top_groups
 
 @pytest.mark.parametrize("params", [
     {}, {"normalize": True}, {"score": "sigmoid", "scale": 2.5}, {"score": "softmax_topk"},
-    {"score": "sigmoid", "normalize": True, "groups": 4, "top_groups": 2}, {"groups": 3, "top_groups": 1}])
+    {"score": "sigmoid", "normalize": True, "groups": 4, "top_groups": 2}, {"groups": 3, "top_groups": 1},
+    {"groups": 4, "top_groups": 2, "group_best": 1}])
 @pytest.mark.parametrize("biased", [False, True])
 def test_route(params, biased):
     logits, params = rng(20, 12, spread=2.0), {**ROUTE, **params}

@@ -1,0 +1,83 @@
+"""A family's case: config, tensor names and expected numbers as committed; weights made again from their names."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TYPES
+from numflow.ops import Batch
+from tests.specs.weights import values
+
+FOLDER = Path(__file__).parent / "cases"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tiny model.
+
+    configs: config.json as the family publishes it, and as transformers writes it today.
+    tensors: name -> shape as in the weight file.
+    inputs:  per prompt, ids by argument ("ids", "types", "decoder_ids").
+    rows:    per prompt, the rows whose numbers are stored.
+    expected: "logits_0", "hidden_0", "encoder_hidden_0" ...: float32 arrays of those rows.
+    """
+
+    name: str
+    configs: tuple[dict, ...]
+    tensors: dict[str, tuple[int, ...]]
+    inputs: list[dict]
+    rows: list[dict]
+    expected: dict[str, np.ndarray]
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+
+
+def load_case(name: str) -> Case:
+    with np.load(FOLDER / f"{name}.npz") as file:
+        arrays = dict(file)
+    about = json.loads(arrays.pop("about").tobytes())
+    tensors = {tensor: tuple(shape) for tensor, shape in about["tensors"].items()}
+    return Case(name, tuple(about["configs"]), tensors, about["inputs"], about["rows"], arrays)
+
+
+def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming: str = "hf", make=values) -> Checkpoint:
+    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values, stored as F16."""
+    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+        def read():
+            return np.ascontiguousarray(make(name, shape), np.float16).reshape(-1, shape[-1]).view(np.uint8)
+
+        return Tensor(name, shape, TYPES["F16"], read)
+
+    return Checkpoint(Path("toy"), "safetensors", naming, {n: tensor(n, s) for n, s in tensors.items()}, config)
+
+
+def run(program, ids: list[int], output: str = "logits", types: list[int] | None = None,
+        encoder_ids: list[int] | None = None) -> np.ndarray:
+    """`output` at every position of one sequence, float32 [len(ids), width]; runs the encoder first where there is one."""
+    if encoder_ids is not None:
+        program.run(_batch(program, encoder_ids, len(encoder_ids)), entry="encode", output=None)
+    entry = "encode" if output == "encoder_hidden" else "main"
+    batch = _batch(program, ids, len(encoder_ids or ids))
+    batch.types = None if types is None else np.array(types, np.int32)
+    return program.run(batch, entry=entry, output=output)
+
+
+def _batch(program, ids: list[int], memory: int) -> Batch:
+    """One whole sequence from position 0 in the first blocks; `memory` tokens in the cross cache."""
+    count = len(ids)
+    blocks, cross = (-(-n // program.block_size) for n in (count, memory))
+    program.reserve(blocks, cross)
+    each = np.arange(count, dtype=np.int32)
+    return Batch(tokens=np.array(ids, np.int32), positions=each, starts=np.array([0, count], np.int32),
+                 blocks=np.arange(blocks, dtype=np.int32)[None], logit_rows=each,
+                 cross_blocks=np.arange(cross, dtype=np.int32)[None], cross_lengths=np.array([memory], np.int32))
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest absolute difference over the standard deviation of the expected values."""
+    return float(np.abs(found - expected).max() / expected.std())

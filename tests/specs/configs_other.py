@@ -1,0 +1,4 @@
+"""Configurations of encoders and encoder-decoders."""
+
+ENCODERS: dict = {}
+TRANSLATORS: dict = {}

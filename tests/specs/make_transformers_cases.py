@@ -1,0 +1,109 @@
+"""Writes cases/NAME.npz: what transformers computes for tiny models of every family, in float32 on the CPU.
+
+    python -m tests.specs.make_transformers_cases [NAME ...]
+
+Run it from the repository root in an environment with torch, transformers, safetensors and NumPy (nothing of that is
+needed to run the tests). Configurations are in configs*.py. A model is made from its configuration, its weights are
+replaced by those of weights.py under the names of the saved file, and it is loaded again from that file, so that names,
+layouts and configuration keys are the published ones.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from tests.specs.configs import CASES
+from tests.specs.weights import values
+
+FOLDER = Path(__file__).parent / "cases"
+CLASSES = {"causal": transformers.AutoModelForCausalLM, "masked": transformers.AutoModelForMaskedLM,
+           "hidden": transformers.AutoModel, "translate": transformers.AutoModelForSeq2SeqLM}
+ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
+SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
+
+
+def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
+    """Ids that are no special tokens."""
+    return [5 + (7 * i * i + 13 * i * (seed + 1) + 31 * seed) % (vocabulary - 5) for i in range(count)]
+
+
+def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
+    """What goes in, and which rows of what comes out are kept, for each prompt."""
+    inputs, rows = [], []
+    for seed, count in enumerate(options.get("lengths", (9, 17))):
+        given = {"ids": token_ids(count, vocabulary, seed)}
+        kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}
+        if options.get("types"):
+            given["types"] = [int(i > count // 2) for i in range(count)]
+        if kind == "translate":
+            given["decoder_ids"] = token_ids(count // 2 + 1, vocabulary, seed + 7)
+            kept = {"rows": [0, count // 4, count // 2], "encoder_hidden": kept["rows"]}
+        inputs.append(given)
+        rows.append(kept)
+    return inputs, rows
+
+
+def save(kind: str, config: dict, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Write a checkpoint with our weights; returns its tensors' names and shapes."""
+    (folder / "config.json").write_text(json.dumps(config))
+    automatic = CLASSES[kind].from_config(transformers.AutoConfig.from_pretrained(folder))
+    automatic.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    with safe_open(path, "numpy") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    save_file({name: values(name, shape).astype(np.float32) for name, shape in shapes.items()}, path, {"format": "pt"})
+    return shapes
+
+
+def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: list[dict]) -> dict[str, np.ndarray]:
+    """Numbers of the model in `folder` at the wanted rows of each prompt."""
+    model, report = CLASSES[kind].from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
+                                                  output_loading_info=True)
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[what]:
+            raise SystemExit(f"{folder}: {what} {report[what]}")
+    model.eval()
+    arrays = {}
+    for i, (given, kept) in enumerate(zip(inputs, rows, strict=True)):
+        with torch.no_grad():
+            result = model(**{ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()})
+        found = {"hidden": result.last_hidden_state} if kind == "hidden" else {"logits": result.logits}
+        if kind == "translate":
+            found["encoder_hidden"] = result.encoder_last_hidden_state
+        for name, value in found.items():
+            arrays[f"{name}_{i}"] = value[0].numpy()[kept.get(name, kept["rows"])]
+    return arrays
+
+
+def make(name: str) -> None:
+    """Write cases/NAME.npz."""
+    kind, config, options = CASES[name]
+    config = json.loads(json.dumps(config))
+    inputs, rows = prompts(kind, config["vocab_size"], options)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        shapes = save(kind, config, folder)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config))
+        arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
+    saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
+    about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
+    about = np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), np.uint8)
+    np.savez_compressed(FOLDER / f"{name}.npz", about=about, **arrays)
+    spread = {key: float(value.std()) for key, value in arrays.items()}
+    print(name, (FOLDER / f"{name}.npz").stat().st_size, spread, flush=True)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    FOLDER.mkdir(exist_ok=True)
+    for case in sys.argv[1:] or CASES:
+        make(case)
