@@ -1,6 +1,6 @@
 """numflow runs transformer language models that are described by specification files.
 
-    model = numflow.load("smollm2")
+    model = numflow.load("model.gguf")
     print(model.generate("The capital of France is", max_tokens=8).text)
 
 Nothing heavy is imported before a model is loaded.

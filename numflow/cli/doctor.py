@@ -12,7 +12,7 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields
 
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
-            "huggingface_hub", "typer", "rich")
+            "huggingface_hub", "filelock", "typer", "rich")
 EXTRAS = {"server": ("fastapi", "uvicorn", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
           "report": ("matplotlib",), "test": ("pytest", "hypothesis", "ruff", "matplotlib")}
 

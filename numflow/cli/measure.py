@@ -53,7 +53,7 @@ def perplexity(
     context: Annotated[int, typer.Option(metavar="N", help="Tokens of a window.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows to score.")] = None,
     protocol: Annotated[str, typer.Option(metavar="NAME", help="plain: all but the first token of a window are scored; "
-                                          "half: the second half, as llama.cpp does.")] = "plain",
+                                          "half: only its second half is.")] = "plain",
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",

