@@ -9,18 +9,14 @@ the rest. A tile of M tokens that begins at token t lies at t * K elements:
 so that M neighbouring words are what one step of a register tile reads. Tokens after the last are left as they are.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numba import types
 
 from numflow.cpu.kernel import Call, f32_ptr, i32_ptr, i64, kernel, share
 from numflow.cpu.layout import UNIT
-from numflow.cpu.memory import aligned
 from numflow.cpu.simd import inline
 from numflow.cpu.simd_isa import token_tile
 from numflow.cpu.simd_value import constant, fma, llvm_type, load, save, staged
-from numflow.ops import View
 
 TOKEN_TILE = token_tile()
 AUX_BYTES = 16  # per token and unit
@@ -34,51 +30,12 @@ def operand_bytes(rows: int, columns: int, int8: bool) -> tuple[int, int]:
     return (rows * columns, rows * columns // UNIT * AUX_BYTES) if int8 else (rows * columns * 4, 0)
 
 
-@dataclass(frozen=True)
-class Operand:
-    """Addresses of x and aux (0 for float32), and the calls that make them; none where they are still valid."""
+def bind_operand(header: int, rows: int, source: int, stride: int, columns: int, x: int, aux: int | None) -> Call:
+    """The call that makes the operand at `x` (and `aux`, for int8) from float32 rows `stride` elements apart.
 
-    x: int
-    aux: int
-    calls: tuple[Call, ...]
-
-
-class Operands:
-    """The operands of a program: memory for each view that is one, and which of them still hold what their view holds.
-
-    Steps are bound in the order they run in: `of` when a step reads a view, `wrote` for each view it has written.
+    header, rows: address of the batch header and index of the field that counts rows.
     """
-
-    def __init__(self) -> None:
-        self._memory: dict[tuple[View, bool], tuple[np.ndarray, np.ndarray]] = {}
-        self._valid: set[tuple[View, bool]] = set()
-
-    def of(self, ctx, view: View, int8: bool, capacity: int) -> Operand:
-        """The operand of a float32 view of up to `capacity` rows; `ctx` gives header, rows and addresses."""
-        key = (view, int8)
-        if key not in self._memory:
-            self._memory[key] = tuple(aligned(size, np.uint8) for size in operand_bytes(capacity, view.width, int8))
-        x, aux = self._memory[key]
-        calls = ()
-        if key not in self._valid:
-            kernel_ = _to_int8 if int8 else _to_f32
-            calls = (Call.of(None, kernel_, ctx.header, ctx.rows(view), *ctx.view(view), view.width, x, aux),)
-            self._valid.add(key)
-        return Operand(x.ctypes.data, aux.ctypes.data, calls)
-
-    def wrote(self, view: View) -> None:
-        """A step has written `view`: operands of anything that overlaps it are to be made again."""
-        self._valid = {(v, int8) for v, int8 in self._valid if v.buffer != view.buffer
-                       or v.start >= view.start + view.width or view.start >= v.start + v.width}
-
-    def forget(self) -> None:
-        """Nothing is valid any more (another list of steps begins)."""
-        self._valid.clear()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return sum(x.nbytes + aux.nbytes for x, aux in self._memory.values())
+    return Call.of(None, _to_f32 if aux is None else _to_int8, header, rows, source, stride, columns, x, aux or 0)
 
 
 @inline

@@ -1,7 +1,7 @@
-"""`embed`, `embed_position`, `embed_type`: rows of a packed table, so that tied embeddings are stored once.
+"""`embed`: rows of a packed table, so that tied embeddings are stored once.
 
-y[t] = table[index[t] + offset] * scale (+ x[t]), with the numbers that float32 `linear` has for the same matrix.
-Rows outside the table are taken as its first or last one: what is read stays inside its memory.
+y[t] = table[tokens[t]] * scale, with the numbers that float32 `linear` has for the same matrix. A token outside the
+table is taken as its first or last row: what is read stays inside its memory.
 """
 
 import numpy as np
@@ -9,67 +9,42 @@ from numba import types
 from numba.extending import intrinsic
 
 from numflow.cpu.decode import base, code_weights, column_group, has_base, numbers, scale
-from numflow.cpu.kernel import POSITIONS, TOKENS, TYPES, Call, f32_ptr, f64, i32_ptr, i64, kernel, share
+from numflow.cpu.kernel import TOKENS, Call, f32_ptr, f64, i32_ptr, i64, kernel, share
 from numflow.cpu.linear_tile import code_bytes, scheme
 from numflow.cpu.simd import inline
 from numflow.cpu.simd_value import Value, save
-from numflow.ops import Step, View, param
+from numflow.ops import Step, param
 
-# Arguments after header and rows field: header field of the index array, offset, the table and its rows and columns,
-# its bytes per tile, y, an x to add (or 0), and the scale.
-INDEX, OFFSET, CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, Y_STRIDE, X, X_STRIDE, SCALE = range(2, 15)
+# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, and the scale.
+CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE = range(2, 11)
 
 
 def embed(step: Step, ctx) -> list[Call]:
     """table packed [V, D] -> y f32 [T, D]."""
-    return _bind(step, ctx, TOKENS, 0, None, param(step, "scale"))
-
-
-def embed_position(step: Step, ctx) -> list[Call]:
-    """x f32 [T, D], table packed [P, D] -> y f32 [T, D]."""
-    return _bind(step, ctx, POSITIONS, param(step, "offset"), step.inputs[0], 1.0)
-
-
-def embed_type(step: Step, ctx) -> list[Call]:
-    """x f32 [T, D], table packed [types, D] -> y f32 [T, D]."""
-    return _bind(step, ctx, TYPES, 0, step.inputs[0], 1.0)
-
-
-def _bind(step: Step, ctx, index: int, offset: int, x: View | None, factor: float) -> list[Call]:
     y, table = step.outputs[0], ctx.packed(step.weights["table"])
-    return [Call.of(step, KERNELS[table.kind], ctx.header, ctx.rows(y), index, offset, table.codes, table.headers,
-                    *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), *(ctx.view(x) if x else (0, 0)),
-                    float(factor))]
+    return [Call.of(step, KERNELS[table.kind], ctx.header, ctx.rows(y), table.codes, table.headers, *table.shape,
+                    *table.scheme.tile_bytes(y.width), *ctx.view(y), float(param(step, "scale")))]
 
 
 @inline
 def _embed(args, thread, n_threads, kind):
     """Items: tokens."""
     header = i64(args, 0)
-    index, columns = i32_ptr(i64(header, i64(args, INDEX))), i64(args, COLUMNS)
+    tokens, columns = i32_ptr(i64(header, TOKENS)), i64(args, COLUMNS)
     factor = np.float32(f64(args, SCALE))
     begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
     for t in range(begin, end):
-        row = min(max(index[t] + i64(args, OFFSET), 0), i64(args, ROWS) - 1)
+        row = min(max(np.int64(tokens[t]), 0), i64(args, ROWS) - 1)
         codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
         heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
-        y = i64(args, Y) + 4 * t * i64(args, Y_STRIDE)
+        y = i64(args, Y) + 4 * t * i64(args, STRIDE)
         for unit in range(columns >> 5):
             _row_unit(codes + unit * code_bytes(32, kind), heads, unit, row % 16, y + 128 * unit, kind)
         for k in range(columns & -32, columns):
             _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
-        _finish(f32_ptr(y), i64(args, X), 4 * t * i64(args, X_STRIDE), factor, columns)
-
-
-@inline
-def _finish(y, x, offset, factor, columns):
-    if x:
-        added = f32_ptr(x + offset)
-        for k in range(columns):
-            y[k] = added[k] + y[k]
-    elif factor != 1:
-        for k in range(columns):
-            y[k] = y[k] * factor
+        if factor != 1:
+            for k in range(columns):
+                f32_ptr(y)[k] *= factor
 
 
 @intrinsic
