@@ -371,8 +371,10 @@ def _attention(step: Step, network: Network) -> None:
 
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
-    if param(step, "kind") not in ACTIVATIONS:
-        raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), ACTIVATIONS)}")
+    # The clamped form needs gate and up together.
+    kinds = [kind for kind in ACTIVATIONS if step.op == "act_mul" or kind != "swiglu_clamp"]
+    if param(step, "kind") not in kinds:
+        raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), kinds)}")
 
 
 def _gate_rows(step: Step, network: Network) -> None:
