@@ -21,7 +21,7 @@ from numflow.cpu.simd_value import constant, fma, llvm_type, load, save, staged
 TOKEN_TILE = token_tile()
 AUX_BYTES = 16  # per token and unit
 _SMALLEST = np.float32(1e-36)  # below, 127 / max would overflow: such a unit counts as zeros
-_CHUNK = 8     # units that one thread quantises at a time
+CHUNK = 256     # columns that a thread takes at a time
 
 
 def operand_bytes(rows: int, columns: int, int8: bool) -> tuple[int, int]:
@@ -49,19 +49,44 @@ def tile_tokens(left):
 @kernel
 def _to_int8(args, thread, n_threads):
     """args: header, rows field, source f32 [T, stride], stride, K, x, aux."""
-    tokens = i64(i64(args, 0), i64(args, 1))
-    source, stride, columns = i64(args, 2), 4 * i64(args, 3), i64(args, 4)
-    units = columns // UNIT
-    chunks = (units + _CHUNK - 1) // _CHUNK
+    _operand(args, thread, n_threads, True)
+
+
+@kernel
+def _to_f32(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K, x."""
+    _operand(args, thread, n_threads, False)
+
+
+@inline
+def _operand(args, thread, n_threads, int8):
+    """Items: chunks of token tiles."""
+    tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
+    chunks = (columns + CHUNK - 1) // CHUNK
     begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
     for item in range(begin, end):
-        t, first = item // chunks * TOKEN_TILE, item % chunks * _CHUNK
-        m = tile_tokens(tokens - t)
-        x, aux = i64(args, 5) + t * columns, i64(args, 6) + t * units * AUX_BYTES
-        for unit in range(first, min(first + _CHUNK, units)):
-            for i in range(min(m, tokens - t)):
-                _quantize_unit(source + (t + i) * stride + unit * 128, x + unit * 32 * m,
-                               aux + unit * AUX_BYTES * m, i, m)
+        t = item // chunks * TOKEN_TILE
+        fill_tile(i64(args, 2) + t * stride, stride, 0, 1, min(TOKEN_TILE, tokens - t), columns, item % chunks * CHUNK,
+                  i64(args, 5), i64(args, 6), t, int8)
+
+
+@inline
+def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, int8):
+    """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
+
+    Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
+    """
+    m, end = tile_tokens(count), min(begin + CHUNK, columns)
+    aux += t * (columns // UNIT) * AUX_BYTES
+    for i in range(count):
+        row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
+        if int8:
+            for unit in range(begin // UNIT, end // UNIT):
+                _quantize_unit(row + unit * 128, x + t * columns + unit * 32 * m, aux + unit * AUX_BYTES * m, i, m)
+        else:
+            out = f32_ptr(x + 4 * t * columns)
+            for k in range(begin, end):
+                out[k * m + i] = f32_ptr(row)[k]
 
 
 @inline
@@ -95,21 +120,3 @@ def _round16(source, inverse, x, stride):
     for i in range(4):
         save(x + stride * i, words.lane(i))
     return integers.call("llvm.vector.reduce.add.v16i32", llvm_type("i32"))
-
-
-@kernel
-def _to_f32(args, thread, n_threads):
-    """args: header, rows field, source f32 [T, stride], stride, K, x."""
-    tokens = i64(i64(args, 0), i64(args, 1))
-    source, stride, columns = i64(args, 2), 4 * i64(args, 3), i64(args, 4)
-    width = _CHUNK * UNIT
-    chunks = (columns + width - 1) // width
-    begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
-    for item in range(begin, end):
-        t, first = item // chunks * TOKEN_TILE, item % chunks * width
-        m = tile_tokens(tokens - t)
-        x = f32_ptr(i64(args, 5) + 4 * t * columns)
-        for i in range(min(m, tokens - t)):
-            row = f32_ptr(source + (t + i) * stride)
-            for k in range(first, min(first + width, columns)):
-                x[k * m + i] = row[k]

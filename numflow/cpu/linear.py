@@ -1,8 +1,14 @@
-"""`linear`: y [T, N] = x [T, K] @ weight[N, K].T + bias[N], for every type of weight (kernels: linear_kernels.py)."""
+"""`linear` and `expert_linear` for every type of weight.
+
+linear         y [T, N] = x [T, K] @ weight[N, K].T + bias[N]                        kernels: linear_kernels.py
+expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[t, s]  kernels: expert_kernels.py
+"""
 
 import numpy as np
 
 from numflow.cpu.activations import TOKEN_TILE, operand_bytes
+from numflow.cpu.expert_kernels import KERNELS as EXPERT_KERNELS
+from numflow.cpu.expert_routes import group_bytes, group_routes, operand_rows, routes_to_f32, routes_to_int8
 from numflow.cpu.kernel import Call
 from numflow.cpu.layout import ROWS, Packed, tiles_of
 from numflow.cpu.linear_kernels import KERNELS
@@ -18,11 +24,31 @@ def linear(step: Step, ctx) -> list[Call]:
     weight = ctx.packed(step.weights["weight"])
     int8 = uses_int8(weight, ctx.activations)
     operand = ctx.operand(x, int8)
-    bias = padded_bias(ctx, step, weight)
     return [*operand.calls, Call.of(
         step, KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes, weight.headers,
-        *weight.scheme.tile_bytes(x.width), 0 if bias is None else bias, *ctx.view(y), y.width, x.width,
+        *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
         token_block(x.width, int8))]
+
+
+def expert_linear(step: Step, ctx) -> list[Call]:
+    """x f32 [T or T * S, K], ids i32 [T, S], weight packed [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
+    (x, ids), y = step.inputs, step.outputs[0]
+    weight = ctx.packed(step.weights["weight"])
+    int8 = uses_int8(weight, ctx.activations)
+    routes, experts = ctx.capacity["routes"], weight.groups
+    # One after the other, so that all expert steps share this memory.
+    groups = ctx.scratch("routes by expert", group_bytes(routes, experts))
+    x_size, aux_size = operand_bytes(operand_rows(routes), x.width, int8)
+    operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if int8 else 0
+    shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
+    return [
+        Call.of(None, group_routes, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, 0, experts, routes, groups),
+        Call.of(None, routes_to_int8 if int8 else routes_to_f32, *ctx.view(x), shared, x.width, operand, aux, experts,
+                routes, groups),
+        Call.of(step, EXPERT_KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand, aux, weight.codes,
+                weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width,
+                x.width, 0, experts, routes, groups),
+    ]
 
 
 def uses_int8(weight: Packed, activations: str) -> bool:
@@ -36,10 +62,10 @@ def token_block(columns: int, int8: bool) -> int:
     return max(1, _CACHE // tile) * TOKEN_TILE
 
 
-def padded_bias(ctx, step: Step, weight: Packed) -> np.ndarray | None:
-    """The step's bias as float32 [groups, whole tiles * 16], or None."""
+def _bias(ctx, step: Step, weight: Packed) -> np.ndarray | int:
+    """The step's bias as float32 [groups, whole tiles * 16], or 0."""
     if "bias" not in step.weights:
-        return None
+        return 0
     rows = weight.shape[0] // weight.groups
     bias = aligned((weight.groups, tiles_of(rows) * ROWS), np.float32)
     bias[:, :rows] = np.reshape(ctx.vector(step.weights["bias"]), (weight.groups, rows))

@@ -2,6 +2,7 @@
 are in the cache, and tokens come in blocks whose operand stays in the cache while all row tiles pass."""
 
 from numflow.cpu.activations import AUX_BYTES, TOKEN_TILE
+from numflow.cpu.expert_routes import parts
 from numflow.cpu.kernel import i64, share
 from numflow.cpu.linear_tile import row_tile, x_bytes
 from numflow.cpu.simd import inline
@@ -9,6 +10,7 @@ from numflow.cpu.simd_tile import store_tile, zeros_1, zeros_2, zeros_4, zeros_8
 
 # Arguments of a linear kernel after header and rows field.
 X, AUX, CODES, HEADS, CODE_BYTES, HEAD_BYTES, BIAS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK = range(2, 14)
+EXPERTS, CAPACITY, GROUPS = range(14, 17)  # of expert_linear, as in expert_routes.py
 
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
@@ -16,33 +18,46 @@ _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 @inline
 def linear(args, thread, n_threads, kind):
     """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme."""
-    tokens = i64(i64(args, 0), i64(args, 1))
-    rows, block = i64(args, ROWS), i64(args, TOKEN_BLOCK)
-    begin, end = share((rows + 15) // 16, thread, n_threads)
+    tokens, block, bias = i64(i64(args, 0), i64(args, 1)), i64(args, TOKEN_BLOCK), i64(args, BIAS)
+    begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
     for first in range(0, tokens, block):
         for tile in range(begin, end):
-            bias = i64(args, BIAS)
-            _tokens(args, tile, bias + 64 * tile if bias else 0, first, min(first + block, tokens), kind)
+            rows_of_tile(args, tile, tile, bias, first, min(first + block, tokens), first, 0, kind)
 
 
 @inline
-def _tokens(args, tile, bias, first, last, kind):
-    """Rows of one tile for tokens first .. last, in token tiles as activations.py cuts them."""
+def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, kind):
+    """Rows of one tile for tokens first .. last, whose operand begins at row `place`, cut as activations.py cuts them.
+
+    tile is counted in the output, matrix_tile in the matrix (they differ for experts). Token t is row t of y, or row
+    routes[t - first] where `routes` is an address. bias: address of [matrix tiles][16], or 0.
+    """
     columns, stride = i64(args, COLUMNS), 4 * i64(args, STRIDE)
-    codes = i64(args, CODES) + tile * i64(args, CODE_BYTES)
-    heads = i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
-    lanes = i64(args, ROWS) - 16 * tile
-    t = first
-    while t < last:
-        left = last - t
-        x, aux = i64(args, X) + x_bytes(t * columns, kind), i64(args, AUX) + t * (columns >> 5) * AUX_BYTES
-        y = i64(args, Y) + t * stride + 64 * tile
+    codes = i64(args, CODES) + matrix_tile * i64(args, CODE_BYTES)
+    heads = i64(args, HEADS) + matrix_tile * i64(args, HEAD_BYTES)
+    bias = bias + 64 * matrix_tile if bias else 0
+    lanes, y = i64(args, ROWS) - 16 * tile, i64(args, Y) + 64 * tile
+    for t in range(first, last, TOKEN_TILE):
+        left, row = last - t, place + t - first
+        x, aux = i64(args, X) + x_bytes(row * columns, kind), i64(args, AUX) + row * (columns >> 5) * AUX_BYTES
+        out, index = (y, routes + 4 * (t - first)) if routes else (y + t * stride, 0)
         if left > 4:
-            store_tile(row_tile(_widest(), x, aux, codes, heads, columns, kind), y, stride, left, lanes, bias)
+            store_tile(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
         elif left > 2:
-            store_tile(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), y, stride, left, lanes, bias)
+            store_tile(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
         elif left == 2:
-            store_tile(row_tile(zeros_2(), x, aux, codes, heads, columns, kind), y, stride, left, lanes, bias)
+            store_tile(row_tile(zeros_2(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
         else:
-            store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), y, stride, left, lanes, bias)
-        t += TOKEN_TILE
+            store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
+
+
+@inline
+def expert_linear(args, thread, n_threads, kind):
+    """y row r [ROWS] = the matrix of r's expert @ x row of r + that expert's bias, for every route r."""
+    experts, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)
+    _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
+    begin, end = share(tiles, thread, n_threads)
+    for x in range(experts):
+        routes = i64(args, GROUPS) + 4 * first[x]
+        for tile in range(begin, end if first[x + 1] > first[x] else begin):
+            rows_of_tile(args, tile, x * tiles + tile, bias, 0, first[x + 1] - first[x], place[x], routes, kind)

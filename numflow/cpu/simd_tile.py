@@ -4,6 +4,7 @@ M is part of the type, so a kernel written once is compiled for 8, 4, 2 or 1 tok
 memory, where the M tokens' 4-byte words are neighbours; each becomes an embedded broadcast.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -63,33 +64,39 @@ def add_outer(typingctx, total, rows, x):
 
 
 @intrinsic
-def store_tile(typingctx, tile, y, stride, tokens, lanes, bias):
-    """Vector t of the tile to y + t * stride bytes for t < tokens, only its first `lanes` elements.
+def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias):
+    """Vector t of the tile, for t < tokens, to row t of y (`stride` bytes apart); only its first `lanes` elements.
 
-    bias: address of 16 float32 that are added, or 0.
+    rows: address of int32 row numbers to use instead of t, or 0. bias: address of 16 float32 that are added, or 0.
     """
     i64 = types.int64
 
     def codegen(context, builder, signature, args):
         vectors = unpack(builder, args[0])
-        y, stride, tokens, lanes, bias = (Value(builder, a) for a in args[1:])
-        added = _load_or_zero(bias)
+        y, stride, rows, tokens, lanes, bias = (Value(builder, a) for a in args[1:])
+        added = _load_or(bias, constant(bias, "f32", 0.0), lambda: load(bias, "f32", 16))
         whole = builder.icmp_signed(">=", lanes.llvm, lanes.like(16))
         for token, vector in enumerate(vectors):
             with builder.if_then(builder.icmp_signed(">", tokens.llvm, tokens.like(token))):
-                _store_row(y + stride * token, vector + added, whole, lanes)
+                row = _load_or(rows, Value(builder, rows.like(token)), lambda: _index(rows + 4 * token))  # noqa: B023
+                _store_row(y + stride * row, vector + added, whole, lanes)
         return context.get_dummy_value()
 
-    return types.void(tile, i64, i64, i64, i64, i64), codegen
+    return types.void(tile, i64, i64, i64, i64, i64, i64), codegen
 
 
-def _load_or_zero(address: Value) -> Value:
+def _index(address: Value) -> Value:
+    return Value(address.builder, address.builder.sext(load(address, "i32").llvm, address.llvm.type))
+
+
+def _load_or(address: Value, otherwise: Value, read: Callable[[], Value]) -> Value:
+    """What `read` loads, or `otherwise` where the address is 0."""
     builder = address.builder
-    before, zero = builder.block, constant(address, "f32", 0.0)
+    before = builder.block
     with builder.if_then(builder.icmp_signed("!=", address.llvm, address.like(0))):
-        loaded, inside = load(address, "f32", 16), builder.block
-    phi = builder.phi(zero.llvm.type)
-    phi.add_incoming(zero.llvm, before)
+        loaded, inside = read(), builder.block
+    phi = builder.phi(otherwise.llvm.type)
+    phi.add_incoming(otherwise.llvm, before)
     phi.add_incoming(loaded.llvm, inside)
     return Value(builder, phi)
 
