@@ -1,0 +1,75 @@
+"""`run` calls a command as the shell does; `loader` stands in for numflow.load."""
+
+import io
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+import numflow
+from numflow.cli.app import app
+from numflow.engine.model import Model
+from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, network, writes
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """run("spec", "list", stdin="...") -> Outcome. The home is an empty folder."""
+    monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NUMFLOW_DEBUG", raising=False)
+
+    def call(*arguments, stdin: str | bytes | None = None) -> Outcome:
+        content = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+        capsys.readouterr()
+        try:
+            app([str(argument) for argument in arguments], prog_name="numflow")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+class RecordingTokenizer(FakeTokenizer):
+    """Bytes as ids, with a chat template; keeps the prompts it was given."""
+
+    chat_template = "a template"
+
+    def __init__(self):
+        self.prompts: list[str] = []
+
+    def encode(self, text, parse_special=True):
+        self.prompts.append(text)
+        return super().encode(text, parse_special)
+
+
+class Loader:
+    """In numflow.load's place: a model that answers every prompt with `answer` (bytes or ids)."""
+
+    def __init__(self):
+        self.answer: list[int] | bytes = "Hello, wörld 🙂".encode()
+        self.context, self.tokenizer, self.options, self.programs = 512, RecordingTokenizer(), [], []
+
+    def __call__(self, name, **options):
+        self.options.append({"name": name, **options})
+        self.programs.append(FakeProgram(self._next))
+        return Model(network(self.context), self.programs[-1], lambda: self.tokenizer, ends=frozenset({EOS}), bos=BOS)
+
+    def _next(self, history):
+        return writes(self.answer, prompt=1 + len(self.tokenizer.prompts[-1].encode()))(history)
+
+
+@pytest.fixture
+def loader(monkeypatch) -> Loader:
+    loader = Loader()
+    monkeypatch.setattr(numflow, "load", loader)
+    return loader

@@ -1,0 +1,67 @@
+"""One line on standard error and an exit code, whatever goes wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from numflow.cli.failures import guarded
+from numflow.errors import FormatError
+from tests.conftest import REPO
+
+
+def fail_with(error):
+    @guarded
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (FormatError("x.gguf: cut off\n at byte 12"), 1, "error: x.gguf: cut off at byte 12"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (MemoryError(), 1, "error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less"),
+    (ZeroDivisionError("division by zero"), 1, "error: unexpected ZeroDivisionError: division by zero (a bug in "
+     "numflow: please report it with the traceback that NUMFLOW_DEBUG=1 shows)")])
+def test_one_line_and_a_code(error, code, line, capsys, monkeypatch):
+    monkeypatch.delenv("NUMFLOW_DEBUG", raising=False)
+    with pytest.raises(typer.Exit) as end:
+        fail_with(error)()
+    assert end.value.exit_code == code
+    assert capsys.readouterr() == ("", line + "\n")
+
+
+@pytest.mark.parametrize("error", [FormatError("x"), KeyboardInterrupt(), ZeroDivisionError("y")])
+def test_debugging_keeps_the_traceback(error, monkeypatch):
+    monkeypatch.setenv("NUMFLOW_DEBUG", "1")
+    with pytest.raises(type(error)):
+        fail_with(error)()
+
+
+def test_an_exit_is_not_a_failure(capsys):
+    with pytest.raises(typer.Exit) as end:
+        fail_with(typer.Exit(3))()
+    assert end.value.exit_code == 3
+    assert capsys.readouterr() == ("", "")
+
+
+def numflow(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "numflow", *arguments], cwd=REPO, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes differ")
+def test_a_reader_that_leaves_is_no_error():
+    process = numflow("models", env={**os.environ, "NUMFLOW_HOME": os.devnull + "/none"})
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 141
+
+
+def test_an_error_in_a_process_of_its_own():
+    out, err = (process := numflow("generate", "-m", "./gone.gguf", "text")).communicate(timeout=60)
+    assert (process.returncode, out, err) == (1, "", "error: no file or folder gone.gguf\n")

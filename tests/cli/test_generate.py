@@ -1,0 +1,223 @@
+"""`generate` and `chat` over a model that answers what the test says."""
+
+import builtins
+import inspect
+import io
+import json
+
+import numpy as np
+import pytest
+
+from numflow.cli import chat as chat_module
+from numflow.cli.chat import chat
+from numflow.cli.generate import generate
+from numflow.engine.load import load
+from numflow.engine.model import Model
+from numflow.ops import TraceRow
+from tests.engine.fake import EOS, VOCABULARY
+
+ANSWER = "Hello, wörld 🙂"
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+def test_text_goes_to_standard_output_alone(run, loader):
+    done = run("generate", "Say hello")
+    assert (done.code, done.out, done.err) == (0, ANSWER + "\n", "")
+    assert loader.tokenizer.prompts == ["<user>Say hello<assistant>"]
+    assert loader.programs[0].closed
+
+
+def test_raw_and_models_without_a_template_continue(run, loader):
+    run("generate", "--raw", "Say hello")
+    loader.tokenizer.chat_template = None
+    run("generate", "Say hello")
+    assert loader.tokenizer.prompts == ["Say hello", "Say hello"]
+
+
+@pytest.mark.parametrize("arguments, stdin", [
+    (["from anywhere"], None), (["-f", "FILE"], None), ([], "from anywhere\n"), (["-"], "from anywhere"),
+    (["-f", "-"], "from anywhere\n")])
+def test_where_a_prompt_comes_from(run, loader, tmp_path, arguments, stdin):
+    file = tmp_path / "prompt.txt"
+    file.write_text("from anywhere\n", encoding="utf-8")
+    done = run("generate", "--raw", *(str(file) if a == "FILE" else a for a in arguments), stdin=stdin)
+    assert done.code == 0
+    assert loader.tokenizer.prompts == ["from anywhere"]
+
+
+@pytest.mark.parametrize("arguments, stdin, complaint", [
+    (["x", "-f", "y"], None, "give the prompt as an argument or with --file, not both"),
+    (["-f", "gone.txt"], None, "gone.txt: No such file"),
+    ([], b"caf\xe9", "standard input: not UTF-8 text (byte 3)"),
+    (["x", "-n", "-1"], None, "max_tokens should be"), (["x", "--temperature", "-1"], None, "temperature should be"),
+    (["y" * 600], None, "context")])
+def test_bad_requests_are_one_line(run, loader, arguments, stdin, complaint):
+    done = run("generate", *arguments, stdin=stdin)
+    assert (done.code, done.out.strip()) == (1, "")
+    assert done.err.startswith("error: ") and complaint in done.err and done.err.count("\n") == 1
+
+
+def test_no_prompt_on_a_terminal(run, loader, monkeypatch):
+    monkeypatch.setattr("io.TextIOWrapper", Terminal)
+    done = run("generate")
+    assert done.code == 1
+    assert done.err == 'error: no prompt: numflow generate "..." (or -f FILE, or standard input)\n'
+
+
+def test_json(run, loader):
+    done = run("generate", "--json", "x")
+    found = json.loads(done.out)
+    assert found["text"] == ANSWER and bytes(found["ids"]).decode() == ANSWER
+    assert (found["finish_reason"], found["model"]) == ("stop", "fake")
+    assert found["stats"]["new_tokens"] == len(found["ids"])
+    assert {"prefill_tok_s", "decode_tok_s", "first_token_s", "load_s"} <= found["stats"].keys()
+
+
+def test_stats_go_to_standard_error(run, loader):
+    done = run("generate", "--stats", "-n", "5", "x")
+    assert done.out == "Hello\n"
+    assert done.err.startswith("prompt 19 tokens in ") and ", 5 new in " in done.err and "by length" in done.err
+
+
+def test_options_reach_the_library(run, loader):
+    run("generate", "x", "-m", "some/model", "--device", "reference", "--threads", "3", "--spec", "s.toml",
+        "--activations", "f32", "--offline")
+    assert loader.options == [{"name": "some/model", "backend": "reference", "threads": 3, "spec": "s.toml",
+                               "activations": "f32", "offline": True}]
+
+
+def test_sampling_reaches_the_library(run, loader, monkeypatch):
+    seen = {}
+    original = Model.generate
+
+    def spy(self, prompt, max_tokens, temperature, **settings):
+        seen.update(settings, max_tokens=max_tokens, temperature=temperature)
+        return original(self, prompt, max_tokens, temperature, **settings)
+
+    monkeypatch.setattr(Model, "generate", spy)
+    run("generate", "x", "-n", "7", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1",
+        "--seed", "11")
+    assert seen == {"max_tokens": 7, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 11,
+                    "chat": True, "stream": True}
+
+
+@pytest.mark.parametrize("command", [generate, chat])
+def test_defaults_are_the_librarys(command):
+    """All but the number of tokens: somebody who asks a question wants the whole answer."""
+    library = {**inspect.signature(load).parameters, **inspect.signature(Model.generate).parameters}
+    for name, parameter in inspect.signature(command).parameters.items():
+        name = {"device": "backend"}.get(name, name)
+        if name in library and name not in ("max_tokens", "prompt"):
+            assert parameter.default == library[name].default, name
+
+
+def test_a_seed_repeats(run, loader, monkeypatch):
+    rows = np.random.default_rng(0).standard_normal((600, VOCABULARY))
+    rows[:, 128:] = -50
+    monkeypatch.setattr(type(loader), "_next", lambda self, history: rows[len(history)])
+    texts = [run("generate", "x", "--temperature", "1", "--seed", str(seed)).out for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_ctrl_c_keeps_what_was_written(run, loader, monkeypatch):
+    original = type(loader)._next
+
+    def interrupt(self, history):
+        if len(history) > 23:
+            raise KeyboardInterrupt
+        return original(self, history)
+
+    monkeypatch.setattr(type(loader), "_next", interrupt)
+    done = run("generate", "x")
+    assert (done.code, done.out, done.err) == (130, "Hello\n", "interrupted\n")
+    assert loader.programs[0].closed
+
+
+def test_trace_prints_the_walk_of_a_token(run, loader, monkeypatch):
+    rows = [TraceRow(0, "token_embd", "embed", "[1] -> [1, 4]", "numflow/cpu/embed.py:12", 1.25),
+            TraceRow(1, "output", "linear", "[1, 4] -> [1, 9]", "numflow/cpu/linear.py:345", 1000.0)]
+    monkeypatch.setattr(Model, "trace", lambda self, prompt: rows)
+    lines = run("generate", "--trace", "x").out.splitlines()
+    assert lines == ["#  label       op      shapes            kernel                         µs",
+                     "0  token_embd  embed   [1] -> [1, 4]     numflow/cpu/embed.py:12       1.2",
+                     "1  output      linear  [1, 4] -> [1, 9]  numflow/cpu/linear.py:345  1000.0", "2 steps, 1.001 ms"]
+    found = json.loads(run("generate", "--trace", "--json", "x").out)
+    assert [row["op"] for row in found] == ["embed", "linear"]
+
+
+def test_chat_keeps_the_history(run, loader):
+    done = run("chat", "--system", "Be kind", stdin="one\n\n  two\n/reset\nthree\n/exit\nfour\n")
+    assert (done.code, done.out, done.err) == (0, f"{ANSWER}\n" * 3, "")
+    assert loader.tokenizer.prompts == [
+        "<system>Be kind<user>one<assistant>",
+        f"<system>Be kind<user>one<assistant>{ANSWER}<user>two<assistant>",
+        "<system>Be kind<user>three<assistant>"]
+
+
+def test_chat_ends_with_the_input_and_names_its_commands(run, loader):
+    done = run("chat", stdin="/help me\n")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"no command /help: {chat_module.HELP}\n"
+
+
+def test_chat_needs_a_template(run, loader):
+    loader.tokenizer.chat_template = None
+    done = run("chat", stdin="x\n")
+    assert (done.code, done.err) == (1, "error: fake has no chat template; `numflow generate` continues text with it\n")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard input is a terminal, at which these lines are typed; an exception is what the keyboard does."""
+    def type_lines(*lines):
+        left = list(lines)
+
+        def answer(prompt):
+            if not left:
+                raise EOFError
+            if isinstance(left[0], BaseException):
+                raise left.pop(0)
+            return left.pop(0)
+
+        monkeypatch.setattr("io.TextIOWrapper", Terminal)
+        monkeypatch.setattr(builtins, "input", answer)
+
+    return type_lines
+
+
+def test_chat_goes_on_after_a_question_that_is_too_long(run, loader, terminal):
+    terminal("y" * 600, "short")
+    done = run("chat")
+    assert done.code == 0
+    assert done.err.splitlines()[1].startswith("error: ") and "context" in done.err
+    assert loader.tokenizer.prompts[-1] == "<user>short<assistant>"
+
+
+def test_ctrl_c_in_chat_stops_the_answer_only(run, loader, terminal, monkeypatch):
+    terminal("one", "two")
+    original, interrupted = type(loader)._next, []
+
+    def interrupt(self, history):
+        if len(history) > 25 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return original(self, history)
+
+    monkeypatch.setattr(type(loader), "_next", interrupt)
+    done = run("chat")
+    assert (done.code, done.out) == (0, f"Hello\n{ANSWER}\n")
+    assert loader.tokenizer.prompts[-1] == "<user>one<assistant>Hello<user>two<assistant>"
+
+
+def test_ctrl_c_at_the_prompt_ends_chat(run, loader, terminal):
+    terminal(KeyboardInterrupt())
+    assert run("chat").code == 130
+
+
+def test_an_empty_answer_is_an_empty_line(run, loader):
+    loader.answer = [EOS]
+    assert run("generate", "x").out == "\n"
