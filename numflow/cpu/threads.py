@@ -71,7 +71,7 @@ def _walk(control, thread, n_threads):
     table, rows, patience = i64_ptr(i64(control + TABLE, 0)), i64(control + ROWS, 0), SPINS
     for row in range(rows):
         call_kernel(table[3 * row], table[3 * row + 1], thread, n_threads)
-        if n_threads > 1 and table[3 * row + 2] != 0:
+        if n_threads > 1 and (table[3 * row + 2] != 0 or row == rows - 1):
             patience = _barrier(control, n_threads, patience)
 
 
@@ -151,8 +151,8 @@ class Threads:
     def run(self, table: np.ndarray, rows: int) -> None:
         """Walk the first `rows` rows of `table`, int64 [n, 3]: kernel address, args address, barrier after it (0 or 1).
 
-        The last of them must have a barrier; then all work is done when this returns. An interrupt of the caller
-        (Ctrl-C) takes effect after the run.
+        The last one always ends in a barrier: all work is done when this returns. An interrupt of the caller (Ctrl-C)
+        takes effect after the run.
 
         Raises:
             DeviceError: this is a forked child, which has no workers, or the threads were closed.

@@ -1,0 +1,107 @@
+"""The batch of a run as the header that kernels read, checked so that no id leads outside any memory."""
+
+import numpy as np
+
+from numflow.cpu import kernel as field
+from numflow.errors import RequestError
+from numflow.ops import Batch, Network, Step, param
+
+
+class Limits:
+    """What ids and positions of a batch must stay below, from the steps of one entry that look them up."""
+
+    def __init__(self, network: Network, steps: tuple[Step, ...]):
+        self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
+                                                   ("embed", "embed_type", "embed_position"))
+        kinds = {network.caches[param(step, "cache")].kind for step in steps if "cache" in step.params}
+        self.has_self, self.has_cross = "self" in kinds, "cross" in kinds
+        self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
+                                for step in steps)
+
+
+def _least(network: Network, steps: tuple[Step, ...], op: str) -> int | None:
+    """Rows of the smallest table that ops of this name look up; None without such ops."""
+    rows = [network.weights[step.weights["table"]].shape[0] - (param(step, "offset") if op == "embed_position" else 0)
+            for step in steps if step.op == op]
+    return min(rows, default=None)
+
+
+def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: int, blocks: int, cross_blocks: int,
+                routes: int) -> list[np.ndarray]:
+    """Write a batch into the header; returns the arrays it points to, which must live as long as the run.
+
+    Raises:
+        RequestError: arrays of the batch disagree, or an id or a position is out of range.
+    """
+    tokens, positions, starts, rows = (_i32(a) for a in (batch.tokens, batch.positions, batch.starts, batch.logit_rows))
+    types = _i32(batch.types) if batch.types is not None else np.zeros(tokens.size, np.int32)
+    if positions.size != tokens.size or types.size != tokens.size:
+        raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
+    counts = np.diff(starts)
+    if not starts.size or starts[0] != 0 or starts[-1] != tokens.size or (counts < 0).any():
+        raise RequestError(f"starts of a batch should rise from 0 to {tokens.size}, are {starts.tolist()[:8]}")
+    for what, values, limit in (("token id", tokens, limits.tokens), ("token type", types, limits.types),
+                                ("position", positions, limits.positions), ("logit row", rows, tokens.size)):
+        _check_range(what, values, limit)
+    sequence_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    lengths, table = _lengths(positions, starts, counts), _table(batch.blocks, counts.size)
+    cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
+    if limits.has_self:
+        _check_blocks("KV block", table, lengths, block_size, blocks)
+    if limits.has_cross:
+        cross_lengths = lengths if limits.writes_cross else _cross_lengths(batch, counts.size)
+        _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
+    arrays = {field.TOKENS: tokens, field.POSITIONS: positions, field.TYPES: types, field.SEQUENCE_OF: sequence_of,
+              field.STARTS: starts, field.LENGTHS: lengths, field.BLOCKS: table, field.LOGIT_ROWS: rows,
+              field.CROSS_BLOCKS: cross_table, field.CROSS_LENGTHS: cross_lengths}
+    for at, array in arrays.items():
+        header[at] = array.ctypes.data
+    header[field.N_TOKENS], header[field.N_LOGIT_ROWS] = tokens.size, rows.size
+    header[field.N_ROUTES], header[field.N_SEQUENCES] = tokens.size * routes, counts.size
+    header[field.BLOCKS_STRIDE], header[field.CROSS_STRIDE] = table.shape[1], cross_table.shape[1]
+    return list(arrays.values())
+
+
+def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
+    if positions.size and (np.diff(positions) != 1)[np.diff(np.repeat(np.arange(counts.size), counts)) == 0].any():
+        raise RequestError("positions of a sequence's tokens should rise by one")
+    if positions.size and positions.min() < 0:
+        raise RequestError(f"position {positions.min()} of a token is negative")
+    lengths = np.zeros(counts.size, np.int32)
+    lengths[counts > 0] = positions[starts[1:][counts > 0] - 1] + 1
+    return lengths
+
+
+def _cross_lengths(batch: Batch, sequences: int) -> np.ndarray:
+    if batch.cross_lengths is None or len(batch.cross_lengths) != sequences:
+        raise RequestError(f"cross_lengths of the batch should give {sequences} lengths")
+    return _i32(batch.cross_lengths)
+
+
+def _i32(array) -> np.ndarray:
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _table(blocks, sequences: int) -> np.ndarray:
+    if blocks is None:
+        return np.zeros((sequences, 0), np.int32)
+    table = _i32(blocks)
+    if table.ndim != 2 or len(table) != sequences:
+        raise RequestError(f"the block table of a batch should have {sequences} rows, its shape is {table.shape}")
+    return table
+
+
+def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
+    if limit is not None and values.size and (values.min() < 0 or values.max() >= limit):
+        bad = values[(values < 0) | (values >= limit)][0]
+        raise RequestError(f"{what} {bad} is out of range: it should be in 0 .. {limit - 1}")
+
+
+def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int) -> None:
+    """Every block that holds one of the first tokens[b] tokens of sequence b must be there."""
+    needed = -(-tokens // block_size)
+    if needed.size and needed.max() > table.shape[1]:
+        raise RequestError(f"{tokens.max()} tokens need {needed.max()} {what}s, the table has {table.shape[1]}")
+    used = table[np.arange(table.shape[1]) < needed[:, None]]
+    _check_range(what, used, blocks)

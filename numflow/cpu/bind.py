@@ -1,0 +1,84 @@
+"""From the steps of a network to the table that threads walk: every step's calls, and where a barrier must stand."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numflow.cpu import act, attention, cache, embed, linear, moe, norm, rope, select
+from numflow.cpu.context import Context, overlap
+from numflow.cpu.kernel import Call
+from numflow.ops import Step, View, param
+
+BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
+    "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
+    "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
+    "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "copy": act.copy,
+    "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_combine": moe.expert_combine,
+}
+
+
+class Bound:
+    """The steps of one entry, bound.
+
+    steps: (step, its calls) in order.
+    table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
+    ends:  for each step, the number of table rows up to its last call.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], ctx: Context):
+        self.steps, group = [], _Group()
+        barriers: list[int] = []
+        ctx.begin()
+        for step in steps:
+            ctx.shared = {}
+            calls = BINDERS[step.op](step, ctx)
+            for view in step.outputs:
+                ctx.written(view)
+            effects = _effects(step, ctx)
+            if group.meets(*effects):
+                barriers[-1], group = 1, _Group()
+            group.add(*effects)
+            barriers += [1] * (len(calls) - 1) + [0]
+            self.steps.append((step, calls))
+        self.calls = [call for _, calls in self.steps for call in calls]
+        self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
+        self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
+
+    def compile(self, done: Callable[[], None]) -> None:
+        """Make every kernel ready (`done` is called after each) and fill the table."""
+        for kernel in dict.fromkeys(call.kernel for call in self.calls):
+            kernel.prepare()
+            done()
+        self.table = np.array([(call.kernel.address, call.args.ctypes.data, barrier)
+                               for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
+
+
+def _effects(step: Step, ctx: Context) -> tuple[list, list]:
+    """What a step reads and writes: views, and names of memory that steps share."""
+    reads = [*step.inputs, *(name for name, written in ctx.shared.items() if not written)]
+    writes = [*step.outputs, *(name for name, written in ctx.shared.items() if written)]
+    if "cache" in step.params:
+        (writes if step.op == "cache_write" else reads).append(f"cache {param(step, 'cache')}")
+    return reads, writes
+
+
+class _Group:
+    """Steps that need no barrier between them: none writes what another one reads or writes."""
+
+    def __init__(self):
+        self.reads, self.writes = [], []
+
+    def meets(self, reads: list, writes: list) -> bool:
+        """Whether a step with these effects must wait for the group."""
+        return _clash(self.writes, [*reads, *writes]) or _clash(self.reads, writes)
+
+    def add(self, reads: list, writes: list) -> None:
+        """Take a step in."""
+        self.reads += reads
+        self.writes += writes
+
+
+def _clash(some: list, others: list) -> bool:
+    return any(overlap(a, b) if isinstance(a, View) and isinstance(b, View) else a == b for a in some for b in others)

@@ -1,0 +1,123 @@
+"""What the binder of an op may ask for while a network is bound: addresses, packed weights, shared scratch memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.cpu.activations import bind_operand, operand_bytes
+from numflow.cpu.cache import KVCache
+from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD, Call
+from numflow.cpu.layout import Packed
+from numflow.cpu.memory import Buffers, aligned
+from numflow.cpu.pack import pack
+from numflow.ops import Network, View
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A view as the right-hand operand of a matrix (activations.py): addresses of x and aux (0 for float32).
+
+    calls: what makes it from the view; empty if an earlier step has and the view was not written since.
+    """
+
+    x: int
+    aux: int
+    calls: tuple[Call, ...]
+
+
+class Weights:
+    """The weights of a network in the program's memory: matrices packed, all others float32; each loaded once.
+
+    source: the network's WeightSource. loaded: called with the number of weights in memory after each.
+    """
+
+    def __init__(self, source, n_threads: int, loaded: Callable[[int], None]):
+        self._source, self._n_threads, self._loaded = source, n_threads, loaded
+        self.matrices: dict[str, Packed] = {}
+        self.vectors: dict[str, np.ndarray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(w.nbytes for w in (*self.matrices.values(), *self.vectors.values()))
+
+    def packed(self, name: str) -> Packed:
+        """A matrix in the layout of `linear`."""
+        if name not in self.matrices:
+            self.matrices[name] = pack(self._source.raw(name), self._n_threads)
+            self._loaded(len(self.matrices) + len(self.vectors))
+        return self.matrices[name]
+
+    def vector(self, name: str) -> np.ndarray:
+        """A weight as C-contiguous float32."""
+        if name not in self.vectors:
+            self.vectors[name] = np.ascontiguousarray(self._source.f32(name), np.float32)
+            self._loaded(len(self.matrices) + len(self.vectors))
+        return self.vectors[name]
+
+
+class Context:
+    """Everything the binders of one program share.
+
+    header:      address of the batch header.
+    activations: "int8" or "f32", what quantised matrices are multiplied with.
+    caches:      KVCache by name.
+    shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
+    """
+
+    def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
+                 activations: str, n_threads: int):
+        self.network, self.weights, self.caches = network, weights, caches
+        self.activations, self.n_threads = activations, n_threads
+        self.header_fields = aligned(HEADER_FIELDS, np.int64)
+        self.header = self.header_fields.ctypes.data
+        self.packed, self.vector = weights.packed, weights.vector
+        self.reset(capacity)
+
+    def reset(self, capacity: dict[str, int]) -> None:
+        """Allocate buffers for so many rows of each kind; everything is to be bound anew."""
+        self.capacity, self.buffers = capacity, Buffers(self.network, capacity)
+        self._scratch: dict[tuple[str, int], np.ndarray] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new list of steps begins: no operand is made yet."""
+        self._made: set[tuple[View, bool]] = set()
+        self.shared: dict[str, bool] = {}
+
+    def view(self, view: View) -> tuple[int, int]:
+        """Address of a view's first element, and elements from one row to the next."""
+        return self.buffers.address(view), self.buffers.stride(view)
+
+    def rows(self, view: View) -> int:
+        """The header field that counts the rows of a view."""
+        return ROW_FIELD[self.network.buffers[view.buffer].rows]
+
+    def scratch(self, name: str, nbytes: int) -> np.ndarray:
+        """Zeroed memory that all steps asking for this name and size share; steps run one after the other."""
+        self.shared[name] = True
+        return self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8))
+
+    def operand(self, view: View, int8: bool) -> Operand:
+        """A view as an operand, made once for all matrices that follow until a step writes its columns."""
+        name, made = f"{view} as {'int8' if int8 else 'f32'}", (view, int8) in self._made
+        rows = self.capacity[self.network.buffers[view.buffer].rows]
+        x_bytes, aux_bytes = operand_bytes(rows, view.width, int8)
+        memory = self.scratch(name, x_bytes + aux_bytes).ctypes.data
+        self.shared[name] = not made
+        x, aux = memory, memory + x_bytes if int8 else None
+        if made:
+            return Operand(x, aux or 0, ())
+        self._made.add((view, int8))
+        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux)
+        return Operand(x, aux or 0, (call,))
+
+    def written(self, view: View) -> None:
+        """A step writes these columns: operands made of them are stale."""
+        self._made = {(v, int8) for v, int8 in self._made if not overlap(v, view)}
+
+
+def overlap(a: View, b: View) -> bool:
+    """Whether two views share columns."""
+    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

@@ -1,0 +1,172 @@
+"""Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from numflow.cpu.batch import Limits, fill_header
+from numflow.cpu.bind import Bound
+from numflow.cpu.cache import ELEMENTS, KVCache
+from numflow.cpu.context import Context, Weights, overlap
+from numflow.cpu.cores import default_threads
+from numflow.cpu.kernel import ROW_FIELD
+from numflow.cpu.threads import Threads, shared_threads
+from numflow.errors import RequestError, did_you_mean
+from numflow.ops import Batch, Network, Step, TraceRow, View
+
+Progress = Callable[[str, int, int], None]
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_WANTED_ROWS = 8  # rows of outputs there is room for at first
+
+
+class Program:
+    """A network bound to the CPU.
+
+    weights:     the network's WeightSource.
+    activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
+    threads:     None: one per physical core this process may use.
+    block_size:  tokens per KV block, a multiple of 16.
+    kv_type:     "f32", "f16" or "auto": f16 unless activations are f32 or all weights are floats.
+    rows:        tokens of a batch there is room for at first; larger batches make the program grow.
+    progress:    called as progress("weights" or "kernels", done, total) while the program is made.
+
+    Raises:
+        RequestError, DeviceError: an option is out of range.
+        NetworkError, FormatError: a weight cannot be had.
+    """
+
+    def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
+                 block_size: int = 64, kv_type: str = "auto", rows: int = 512, progress: Progress | None = None):
+        for name, value, known in (("activations", activations, ("int8", "f32")),
+                                   ("kv_type", kv_type, ("auto", *ELEMENTS))):
+            if value not in known:
+                raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
+        self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
+        self._progress = progress or (lambda what, done, total: None)
+        self._threads: Threads = shared_threads(default_threads() if threads is None else threads)
+        n_threads, exact = self._threads.n_threads, activations == "f32" or _all_floats(network)
+        kv_type = ("f32" if exact else "f16") if kv_type == "auto" else kv_type
+        self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
+        self._caches = {name: KVCache(cache, block_size, kv_type) for name, cache in network.caches.items()}
+        self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
+                            if step.op == "moe_route"), default=1)
+        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
+        self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads)
+        self._bind()
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+        return self._weights.nbytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the key/value memory that is reserved."""
+        return sum(cache.nbytes for cache in self._caches.values())
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels the program uses."""
+        return sorted({call.kernel.name for bound in self._bound.values() for call in bound.calls})
+
+    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
+        for cache in self._caches.values():
+            cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
+        self.blocks, self.cross_blocks = blocks, cross_blocks
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+        """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.
+
+        Returns:
+            float32 [R, width of the output], the caller's own; None if `output` is None.
+
+        Raises:
+            RequestError: no such entry or output, or an id or a position of the batch is out of range.
+        """
+        self._entry(entry)
+        rows, held = self._rows(entry, output), self._load(batch, entry)
+        self._threads.run(self._bound[entry].table, rows)
+        del held  # the header points into these arrays
+        if output is None:
+            return None
+        return self._ctx.buffers.columns(self.network.outputs[output], len(batch.logit_rows)).copy()
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """The same run step by step, with barriers between; one TraceRow per step."""
+        self._entry(entry)
+        held, rows, begin = self._load(batch, entry), [], 0
+        bound = self._bound[entry]
+        for index, ((step, calls), end) in enumerate(zip(bound.steps, bound.ends, strict=True)):
+            table, start = bound.table[begin:end], time.perf_counter()
+            self._threads.run(table, len(table))
+            microseconds, begin = (time.perf_counter() - start) * 1e6, end
+            where = calls[-1].kernel.location
+            rows.append(TraceRow(index, step.label, step.op, self._shapes(step), where, microseconds))
+        del held
+        return rows
+
+    def close(self) -> None:
+        """Drop weights, caches and scratch memory; the program cannot run any more."""
+        self._bound, self._caches, self._stops = {}, {}, {}
+        del self._ctx, self._weights, self._threads
+
+    def _bind(self) -> None:
+        """Bind every entry to the buffers as they are now."""
+        self._bound = {entry: Bound(steps, self._ctx) for entry, steps in self.network.entries.items()}
+        total, done = len(self.kernels), 0
+
+        def one_more():
+            nonlocal done
+            done += 1
+            self._progress("kernels", min(done, total), total)
+
+        for bound in self._bound.values():
+            bound.compile(one_more)
+        self._stops = {(entry, output): self._stop(bound, view) for entry, bound in self._bound.items()
+                       for output, view in self.network.outputs.items()}
+
+    def _stop(self, bound: Bound, view: View) -> int:
+        """Table rows up to the last step that writes the view; 0 if none does."""
+        ends = [end for (step, _), end in zip(bound.steps, bound.ends, strict=True)
+                if any(overlap(view, y) for y in step.outputs)]
+        return ends[-1] if ends else 0
+
+    def _entry(self, entry: str) -> None:
+        if entry not in self._bound:
+            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self._bound)}")
+
+    def _rows(self, entry: str, output: str | None) -> int:
+        """Table rows to walk."""
+        if output is None:
+            return len(self._bound[entry].table)
+        if output not in self.network.outputs:
+            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
+        if not self._stops[entry, output]:
+            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
+        return self._stops[entry, output]
+
+    def _load(self, batch: Batch, entry: str) -> list[np.ndarray]:
+        """Make room for the batch and fill the header; returns the arrays it points to."""
+        held = fill_header(self._ctx.header_fields, batch, self._limits[entry], self.block_size, self.blocks,
+                           self.cross_blocks, self._routes)
+        capacity = self._ctx.capacity
+        needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}
+        if any(needed[rows] > capacity[rows] for rows in needed):
+            self._ctx.reset({rows: have if needed[rows] <= have else max(needed[rows], 2 * have)
+                             for rows, have in capacity.items()})
+            self._bind()
+        return held
+
+    def _shapes(self, step: Step) -> str:
+        """Shapes of inputs and outputs: "[3, 64] -> [3, 112]"."""
+        def shape(view):
+            return str([int(self._ctx.header_fields[self._ctx.rows(view)]), view.width])
+        return " -> ".join(", ".join(map(shape, views)) or "-" for views in (step.inputs, step.outputs))
+
+
+def _all_floats(network: Network) -> bool:
+    """Whether the file has every weight as plain numbers."""
+    return all(name in _FLOATS for weight in network.weights.values() for name in weight.types)
