@@ -47,11 +47,19 @@ def embeddings(b: Builder) -> View:
     """Token, position and type embeddings, norm and projection, as the spec has them. Returns x [T, D]."""
     width, table_width = b.option("stack", "width"), b.option("embedding", "width")
     x = b.view("x", width)
-    first = x if table_width == width else b.view("embedded", table_width)
-    b.emit("embed", (), (first,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
+    table = x if table_width == width else b.view("embedded", table_width)
+    b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
            scale=b.option("embedding", "scale"))
-    if first is not x:
-        b.linear("project_in", first, x)
+    if table is x:
+        return _add_embeddings(b, x)
+    if b.option("embedding", "project") == "last":
+        return b.linear("project_in", _add_embeddings(b, table), x)
+    return _add_embeddings(b, b.linear("project_in", table, x))
+
+
+def _add_embeddings(b: Builder, x: View) -> View:
+    """Positions and types added to x in place, then the norm."""
+    width = x.width
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
     if position == "learned":
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.matrix("position_embd", None, width)}, offset=offset)
@@ -111,13 +119,13 @@ def head(b: Builder, x: View) -> None:
     b.outputs["hidden"] = hidden
     if not b.option("head", "enabled"):
         return
-    h = hidden
+    h, table_width = hidden, b.option("embedding", "width")
     if b.option("head", "transform") != "none":
-        h = b.linear("head_dense", h, b.view("transformed", x.width, "logits"))
+        width = table_width if b.option("embedding", "project") == "last" else x.width
+        h = b.linear("head_dense", h, b.view("transformed", width, "logits"))
         b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
         b.norm("head_norm", h, h)
-    table_width = b.option("embedding", "width")
-    if table_width != x.width:
+    if table_width != h.width:
         h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
     if b.option("head", "scale") != 1.0:
         scaled = b.view("head_scaled", h.width, "logits")

@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
+        "project": _choice(("first", "last"), "first", "project_in comes before positions, types and norm, or after them"),
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),

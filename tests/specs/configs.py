@@ -1,7 +1,7 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
 kind: "causal", "masked", "hidden" (no head) or "translate". options: "lengths" of the prompts, "types" for segment ids,
-"attention" for the implementation to use.
+"attention" for the implementation to use, "extra" for tensors that transformers does not write by itself.
 """
 
 from tests.specs.configs_decoder import DECODERS
