@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from numflow.errors import FormatError, TokenizerError
-from numflow.tokenizer.side_files import SideFiles, text_of
+from numflow.tokenizer.side_files import SideFiles
 from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_ADDED = 10_000
@@ -69,12 +70,11 @@ def collect(vocab: Mapping[str, int], count: int, own: Iterable[str], side: Side
     added = {text: AddedToken(vocab[text], text) for text in own if text in vocab}
     added |= {token.text: token for token in side.added_tokens()}
     following = max([count - 1, *(token.id for token in added.values())]) + 1
-    roles = (text_of(token) for token in side.roles().values())
-    codes = (f"__{code}__" for code in options.get("language_codes", ()))
-    for text in (*roles, *codes, *side.additional_special_tokens()):
-        if text is not None and text not in added:
-            added[text] = AddedToken(vocab.get(text, following), text)
-            following = max(following, added[text].id + 1)
+    codes = (AddedToken(-1, f"__{code}__") for code in options.get("language_codes", ()))
+    for token in (*side.named_tokens(), *codes):
+        if token.text not in added:
+            added[token.text] = replace(token, id=vocab.get(token.text, following))
+            following = max(following, added[token.text].id + 1)
     for text, id in options.get("added_tokens", {}).items():
         if type(id) is not int or not 0 <= id < 2 * count + MAX_ADDED:
             raise TokenizerError(f"[tokenizer] added_tokens: {text!r} should have an id near the {count} of the "

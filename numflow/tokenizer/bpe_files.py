@@ -7,10 +7,11 @@ from typing import Any
 from numflow.errors import FormatError
 from numflow.tokenizer import pieces, pretokenize, wrapping
 from numflow.tokenizer.added import add_to_library, collect
+from numflow.tokenizer.names import names
 from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles, read_text, read_vocab
 from numflow.tokenizer.tokenizer import Tokenizer
-from numflow.tokenizer.vocabulary import LibraryVocabulary
+from numflow.tokenizer.vocabulary import LibraryVocabulary, library_errors
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
@@ -22,11 +23,11 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     """
     vocab = read_vocab(path)
     merges_path = Path(checkpoint.files.get("merges.txt", path.with_name("merges.txt")))
-    rule = pretokenize.rule_of(options.get("pre", "gpt-2"), str(path))
+    rule = pretokenize.rule_of(options.get("pre", names()["bpe"]["pre"]), str(path))
     library = build(vocab, read_merges(merges_path), rule, str(merges_path))
     side = SideFiles(checkpoint)
     add_to_library(library, collect(vocab, max(vocab.values()) + 1, (), side, options), str(path))
-    vocabulary = LibraryVocabulary(library, pieces.byte_level)
+    vocabulary = LibraryVocabulary(library, pieces.byte_level, str(path))
     roles = resolve(vocabulary, side.roles(), options, side.end_ids())
     around = wrapping.Wrapping()
     if roles.cls is not None and roles.sep is not None:
@@ -47,11 +48,9 @@ def build(vocab: dict[str, int], merges: list[tuple[str, str]], rule: Mapping[st
     from tokenizers import models
 
     marked = rule.get("spaces") == "mark"
-    try:
+    with library_errors(f"{where}: the merges do not fit the vocabulary"):
         library = Library(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.get("ignore_merges", False),
                                      byte_fallback=marked, fuse_unk=marked, unk_token=unk))
-    except Exception as error:  # the library raises nothing more specific
-        raise FormatError(f"{where}: the merges do not fit the vocabulary: {error}") from None
     library.normalizer, library.pre_tokenizer = pretokenize.build(rule)
     return library
 

@@ -31,8 +31,14 @@ class Table:
         return self.meta.get(f"tokenizer.ggml.{key}", default)
 
     def id(self, role: str, default: int | None = None) -> int | None:
-        """Id of a role; a missing key means the default, an id outside the vocabulary none."""
-        id = self.get(f"{_ROLE_KEYS.get(role, role)}_token_id", default)
+        """Id of a role, none where it is outside the vocabulary.
+
+        A missing key means the default, unless the file says that the default is ordinary text.
+        """
+        id = self.get(f"{_ROLE_KEYS.get(role, role)}_token_id")
+        if id is None and default is not None and default < len(self.texts):
+            ordinary = self.types[default] == spm.NORMAL and (self.types != spm.NORMAL).any()
+            id = None if ordinary else default
         return id if type(id) is int and 0 <= id < len(self.texts) else None
 
     def flag(self, key: str, default: bool) -> bool:
@@ -55,11 +61,11 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
         TokenizerError: the file has none, or one of a kind that is not supported.
         FormatError: its tables contradict each other.
     """
-    model = meta.get("tokenizer.ggml.model")
-    if model in (None, "none"):
-        raise TokenizerError(f"{where}: the file has no tokenizer (tokenizer.ggml.model is {model or 'missing'})")
+    model = meta.get("tokenizer.ggml.model", "none")
+    if model == "none":
+        raise TokenizerError(f"{where}: the file has no tokenizer (tokenizer.ggml.model)")
     known = names()["gguf_models"]
-    if model not in known:
+    if not isinstance(model, str) or model not in known:
         raise TokenizerError(f"{where}: tokenizer.ggml.model {model!r} is not supported; known: {', '.join(known)}")
     implied = names()["gguf_pre"].get(model)
     options = {**options, "pre": implied} if implied and "pre" not in options else options
@@ -67,26 +73,39 @@ def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tok
 
 
 def _table(meta: Mapping[str, Any], where: str) -> Table:
-    texts = _list(meta, "tokens", where)
+    texts = list(_list(meta, "tokens", where))
     if not texts:
         raise FormatError(f"{where}: tokenizer.ggml.tokens should be a list of tokens, is missing or empty")
     for key in ("tokens", "merges"):
-        if wrong := set(map(type, _list(meta, key, where))) - {str}:
+        if wrong := set(map(type, _list(meta, key, where))) - {str, np.str_}:
             raise FormatError(f"{where}: tokenizer.ggml.{key} should be text, has {wrong.pop().__name__}")
-    columns = []
-    for key, default in (("scores", 0.0), ("token_type", spm.NORMAL)):
-        column = np.asarray(_list(meta, key, where) or [default] * len(texts))
-        if column.shape != (len(texts),) or column.dtype.kind not in "iuf":
-            raise FormatError(f"{where}: tokenizer.ggml.{key} should have {len(texts)} numbers, one per token")
-        columns.append(column)
-    return Table(where, meta, texts, columns[0].astype(np.float32), columns[1].astype(np.int64))
+    scores = _numbers(meta, "scores", where)
+    types = _numbers(meta, "token_type", where)
+    for key, numbers in (("scores", scores), ("token_type", types)):
+        if len(numbers) not in (0, len(texts)):
+            raise FormatError(f"{where}: tokenizer.ggml.{key} should have {len(texts)} numbers, one per token, "
+                              f"has {len(numbers)}")
+    types = types.astype(np.int64) if len(types) else np.full(len(texts), spm.NORMAL)
+    types[(types < spm.NORMAL) | (types > spm.BYTE)] = spm.NORMAL
+    return Table(where, meta, texts, scores if len(scores) else np.zeros(len(texts)), types)
 
 
-def _list(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
+def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
+    """A list of finite numbers that fit 32 bits, as float64; empty where the key is missing."""
+    try:
+        numbers = np.asarray(_list(meta, key, where), dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        numbers = np.array(np.nan)
+    if numbers.ndim != 1 or not (np.abs(numbers) < 2.0**32).all():
+        raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list of numbers")
+    return numbers
+
+
+def _list(meta: Mapping[str, Any], key: str, where: str) -> list[Any] | np.ndarray:
     value = meta.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(value, list | tuple | np.ndarray):
         raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {value!r}")
-    return value.tolist() if isinstance(value, np.ndarray) else list(value)
+    return value
 
 
 def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, defaults: Mapping[str, int | None],
@@ -96,8 +115,13 @@ def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, de
     roles = resolve(vocabulary, given, options, frozenset({table.id("eot"), table.id("eom")} - {None}))
     add_bos = options.get("add_bos", table.flag("add_bos_token", add_bos))
     add_eos = options.get("add_eos", table.flag("add_eos_token", add_eos))
-    around = wrapping.around(roles.bos if add_bos else None, roles.eos if add_eos else None)
-    return Tokenizer(vocabulary, roles, around, options.get("chat_template", table.meta.get("tokenizer.chat_template")))
+    around = wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
+    return Tokenizer(vocabulary, roles, around, options.get("chat_template", _chat_template(table.meta)))
+
+
+def _chat_template(meta: Mapping[str, Any]) -> str | None:
+    template = meta.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
 
 
 def _sentencepiece_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
@@ -115,8 +139,7 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
     unk = table.id("unk", int(unknown[0]) if len(unknown) else defaults["unk"])
     if unk is None:
         raise FormatError(f"{table.where}: tokenizer.ggml.unknown_token_id is no id of {len(table.texts)} tokens")
-    charsmap = table.get("precompiled_charsmap")
-    charsmap = b"" if charsmap is None else np.asarray(charsmap).astype(np.int64).astype(np.uint8).tobytes()
+    charsmap = _numbers(table.meta, "precompiled_charsmap", table.where).astype(np.int64).astype(np.uint8).tobytes()
     proto = spm.write_proto(table.texts, table.scores, table.types, kind, unk, prefix,
                             table.flag("remove_extra_whitespaces", False), charsmap)
     added = AddedTokens(table.added())
@@ -131,7 +154,8 @@ def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     unk = table.id("unk") if marked else None
     library = bpe_files.build(vocab, _merges(table), rule, table.where, unk=None if unk is None else table.texts[unk])
     add_to_library(library, table.added(), table.where)
-    vocabulary = LibraryVocabulary(library, pieces.metaspace(strip_first=False) if marked else pieces.byte_level)
+    piece = pieces.metaspace(strip_first=False) if marked else pieces.byte_level
+    vocabulary = LibraryVocabulary(library, piece, table.where)
     return _finish(table, options, vocabulary, {"bos": 11, "eos": 11}, rule.get("add_bos", False), add_eos=False)
 
 
@@ -155,7 +179,7 @@ def _wordpiece(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     strip_accents = table.flag("normalizer.strip_accents", lowercase)
     library = wordpiece_file.build({t: id for id, t in enumerate(texts)}, texts[unk], lowercase, strip_accents)
     add_to_library(library, table.added(), table.where)
-    vocabulary = LibraryVocabulary(library, pieces.wordpiece())
+    vocabulary = LibraryVocabulary(library, pieces.wordpiece(), table.where)
     given = {role: table.id(role, default) for role, default in _WORDPIECE_ROLES.items()}
     roles = resolve(vocabulary, given | {"cls": given["bos"]}, options)
     around = wrapping.around(roles.cls, roles.sep, [] if roles.sep is None else [roles.sep], second_type=1)

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import FormatError
 from numflow.tokenizer import wrapping
 from numflow.tokenizer.pieces import piece_rule
 from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles
 from numflow.tokenizer.tokenizer import Tokenizer
-from numflow.tokenizer.vocabulary import LibraryVocabulary
+from numflow.tokenizer.vocabulary import LibraryVocabulary, library_errors
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
@@ -23,18 +22,17 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     """
     from tokenizers import Tokenizer as Library
 
-    try:
+    with library_errors(f"{path}: not a tokenizer.json"):
         library = Library.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise FormatError(f"{path}: not a tokenizer.json: {error}") from None
-    return of_library(library, SideFiles(checkpoint), options)
+    return of_library(library, SideFiles(checkpoint), options, str(path))
 
 
-def of_library(library: Any, side: SideFiles, options: Mapping[str, Any]) -> Tokenizer:
+def of_library(library: Any, side: SideFiles, options: Mapping[str, Any], where: str) -> Tokenizer:
     """A Tokenizer around a `tokenizers.Tokenizer` that is complete with its decoder and post-processor."""
     decoder = None if library.decoder is None else json.loads(library.decoder.__getstate__())
-    vocabulary = LibraryVocabulary(library, piece_rule(decoder))
+    vocabulary = LibraryVocabulary(library, piece_rule(decoder), where)
     roles = resolve(vocabulary, side.roles(), options, side.end_ids())
     wanted = {key: options.get(key, side.tokenizer_config.get(f"{key}_token")) for key in ("add_bos", "add_eos")}
-    around = wrapping.of_library(library).changed(roles.bos, roles.eos, **wanted)
+    with library_errors(where):
+        around = wrapping.of_library(library).changed(roles.bos, roles.eos, **wanted)
     return Tokenizer(vocabulary, roles, around, options.get("chat_template", side.chat_template()))

@@ -108,9 +108,10 @@ def _step(step: dict[str, Any], whole_text: bool) -> Callable[[str, bool], str |
 
 
 def _strip(text: str, step: dict[str, Any], applies: bool) -> str:
-    if applies:
-        for _ in range(step["start"]):
-            text = text.removeprefix(step["content"])
-        for _ in range(step["stop"]):
-            text = text.removesuffix(step["content"])
-    return text
+    if not applies:
+        return text
+    content = step["content"]
+    starting = len(text) - len(text.lstrip(content))
+    text = text[min(step["start"], starting) :]
+    ending = len(text) - len(text.rstrip(content))
+    return text[: len(text) - min(step["stop"], ending)]

@@ -7,14 +7,14 @@ from numflow.errors import TokenizerError, did_you_mean
 from numflow.tokenizer.names import names
 
 
-def rule_of(name: str, where: str) -> Mapping[str, Any]:
+def rule_of(name: Any, where: str) -> Mapping[str, Any]:
     """The rule in names.toml for a value of tokenizer.ggml.pre.
 
     Raises:
         TokenizerError: no rule has this name; the message lists those there are.
     """
     rules = {value: rule for rule in names()["rule"] for value in rule["names"]}
-    if name not in rules:
+    if not isinstance(name, str) or name not in rules:
         near = did_you_mean(name, rules)
         known = "" if near.startswith("; known") else f"; known: {', '.join(sorted(rules))}"
         raise TokenizerError(f"{where}: tokenizer.ggml.pre {name!r} is not a known way to cut text; "
@@ -30,7 +30,7 @@ def build(rule: Mapping[str, Any]) -> tuple[Any, Any]:
         return normalizers.Replace(" ", "\u2581"), None
     normalizer = {"NFC": normalizers.NFC, None: lambda: None}[rule.get("normalizer")]()
     steps = [_step(name) for name in rule["steps"]]
-    if not any(name == "gpt-2 words" for name in rule["steps"]):
+    if not any(name == "byte-level words" for name in rule["steps"]):
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     return normalizer, pre_tokenizers.Sequence(steps)
 
@@ -38,7 +38,7 @@ def build(rule: Mapping[str, Any]) -> tuple[Any, Any]:
 def _step(name: str) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
-    if name == "gpt-2 words":
+    if name == "byte-level words":
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "each digit":
         return pre_tokenizers.Digits(individual_digits=True)

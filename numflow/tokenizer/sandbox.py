@@ -79,7 +79,7 @@ def check_growth(subject: Any, arguments: tuple[Any, ...]) -> None:
     largest = 1
     for argument in arguments:
         if isinstance(argument, int) and abs(argument) > MAX_NUMBER:
-            raise TooLarge(f"uses the number {argument if argument.bit_length() < 64 else '2^64 or more'} as an argument")
+            raise TooLarge(f"uses a number above {MAX_NUMBER} as an argument")
         largest = max(largest, size(argument), abs(argument) if isinstance(argument, int) else 1)
     if max(1, size(subject)) * largest > 16 * MAX_SIZE:
         raise TooLarge(f"may make a value of more than {16 * MAX_SIZE} characters")

@@ -22,18 +22,17 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     side = SideFiles(checkpoint)
     proto = read_bytes(path)
     processor = spm.load_proto(proto, str(path))
-    texts = processor.IdToPiece(list(range(processor.GetPieceSize())))
+    texts = pieces = spm.texts_of(processor, str(path))
     remap = None
     if "vocab.json" in checkpoint.files and "merges.txt" not in checkpoint.files:
         texts, remap = _other_ids(Path(checkpoint.files["vocab.json"]), texts, side)
     vocab = {text: id for id, text in reversed(list(enumerate(texts)))}
-    control = [processor.IdToPiece(n) for n in range(processor.GetPieceSize())
-               if processor.IsControl(n) or processor.IsUnknown(n)]
+    control = [text for n, text in enumerate(pieces) if processor.IsControl(n) or processor.IsUnknown(n)]
     added = collect(vocab, len(texts), control, side, options)
-    texts += [f"<unused {n}>" for n in range(len(texts), max((t.id for t in added), default=-1) + 1)]
+    texts = [*texts, *(f"<unused {n}>" for n in range(len(texts), max((t.id for t in added), default=-1) + 1))]
     for token in added:
         texts[token.id] = token.text
-    prefixed = processor.encode("a", out_type=str)[:1] != ["a"]
+    prefixed = any(pieces[id].startswith("\u2581") for id in processor.encode("a")[:1])
     vocabulary = spm.SentencePieceVocabulary(
         proto, AddedTokens(added), prefix_each=bool(side.tokenizer_config.get("legacy", True)), strip_first=prefixed,
         texts=texts, remap=remap, where=str(path))
@@ -50,7 +49,7 @@ def _around(roles: Any, processor: Any, side: SideFiles, options: Mapping[str, A
     has_bos = processor.bos_id() >= 0
     add_bos = options.get("add_bos", side.tokenizer_config.get("add_bos_token", has_bos))
     add_eos = options.get("add_eos", side.tokenizer_config.get("add_eos_token", not has_bos))
-    return wrapping.Wrapping().changed(roles.bos, roles.eos, bool(add_bos), bool(add_eos))
+    return wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
 
 
 def _other_ids(path: Path, pieces: list[str], side: SideFiles) -> tuple[list[str], list[int]]:

@@ -1,6 +1,7 @@
 """What the small files beside a vocabulary say: roles, added tokens, chat template, generation settings."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numflow.tokenizer.vocabulary import AddedToken
 
 MAX_BYTES = 256 << 20
 MAX_ID = 1 << 24
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")  # the only special tokens whose ids count down
 
 
 def read_bytes(path: Path) -> bytes:
@@ -113,12 +115,15 @@ class SideFiles:
             raise FormatError(f"{where}: added_tokens_decoder should map ids to {{content, special, ...}}") from None
         return found
 
-    def additional_special_tokens(self) -> list[str]:
-        """Texts of further special tokens, in the order of their ids."""
-        for source in (self.tokenizer_config, self._special_tokens_map):
-            if tokens := source.get("additional_special_tokens"):
-                return [text for t in tokens if (text := text_of(t)) is not None]
-        return []
+    def named_tokens(self) -> list[AddedToken]:
+        """Special tokens that the files name without an id (it is -1): roles, then the additional ones in order."""
+        sources = (self.tokenizer_config, self._special_tokens_map)
+        more = next((tokens for s in sources if (tokens := s.get("additional_special_tokens"))), [])
+        more = more if isinstance(more, list) else []
+        if all(_SENTINEL.fullmatch(text_of(token) or "") for token in more):
+            more = sorted(more, key=lambda token: -int(_SENTINEL.fullmatch(text_of(token))[1]))
+        return [AddedToken(-1, text, lstrip=_flag(token, "lstrip"), rstrip=_flag(token, "rstrip"))
+                for token in (*self.roles().values(), *more) if (text := text_of(token)) is not None]
 
     def chat_template(self) -> str | None:
         """chat_template.jinja, else tokenizer_config.json's chat_template (of several, "default" or the first)."""
@@ -134,6 +139,10 @@ def text_of(token: Any) -> str | None:
     """The text of a token given as text or as {"content": text, ...}; None for an id or nothing."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
+
+
+def _flag(token: Any, name: str) -> bool:
+    return isinstance(token, Mapping) and bool(token.get(name))
 
 
 def _first(value: Any) -> Any:

@@ -90,11 +90,19 @@ def load_proto(proto: bytes, where: str) -> Any:
     processor = SentencePieceProcessor()
     try:
         loaded = processor.LoadFromSerializedProto(proto)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:  # its message itself may not be UTF-8
         raise FormatError(f"{where}: not a SentencePiece model: {' '.join(str(error).split())}") from None
     if not loaded or processor.GetPieceSize() == 0:
         raise FormatError(f"{where}: not a SentencePiece model")
     return processor
+
+
+def texts_of(processor: Any, where: str) -> list[str]:
+    """The tokens of a SentencePieceProcessor, by id. Raises: FormatError: one is not UTF-8."""
+    try:
+        return processor.IdToPiece(list(range(processor.GetPieceSize())))
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{where}: a token is not valid UTF-8: {error.object!r}") from None
 
 
 def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[int], kind: int, unk: int,

@@ -1,11 +1,12 @@
 """What every vocabulary can do, whatever file it came from, and the one the `tokenizers` package runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
-from numflow.errors import TokenizerError
+from numflow.errors import FormatError, NumflowError, TokenizerError
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,17 @@ class Vocabulary(Protocol):
         """What the token adds to decoded text; `first`: nothing precedes it."""
 
 
+@contextmanager
+def library_errors(where: str) -> Iterator[None]:
+    """Whatever the `tokenizers` package raises, panics of its Rust code included, as one FormatError."""
+    try:
+        yield
+    except (NumflowError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the package raises plain Exception, a panic is not even that
+        raise FormatError(f"{where}: {' '.join(str(error).split())[:300]}") from None
+
+
 class LibraryVocabulary:
     """A `tokenizers.Tokenizer`, with a rule for the bytes of a token.
 
@@ -51,8 +63,9 @@ class LibraryVocabulary:
     (see pieces.py) gives the same text token by token, as bytes.
     """
 
-    def __init__(self, library: Any, piece: Callable[[str, bool], bytes]):
+    def __init__(self, library: Any, piece: Callable[[str, bool], bytes], where: str):
         self._library = library
+        self._where = where
         self._piece = piece
         self._lock = Lock()  # encode_special_tokens is a setting of the object, not of the call
         library.no_truncation()
@@ -63,7 +76,7 @@ class LibraryVocabulary:
         self.size = max(library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        with self._lock:
+        with self._lock, library_errors(self._where):
             self._library.encode_special_tokens = not parse_special
             return self._library.encode(text, add_special_tokens=False).ids
 

@@ -7,6 +7,7 @@ from typing import Any
 from numflow.errors import FormatError
 from numflow.tokenizer import pieces, wrapping
 from numflow.tokenizer.added import add_to_library, collect
+from numflow.tokenizer.names import names
 from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles, read_text, text_of
 from numflow.tokenizer.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     library = build(vocab, unk, lowercase=config.get("do_lower_case", True), strip_accents=config.get("strip_accents"),
                     chinese=config.get("tokenize_chinese_chars", True))
     add_to_library(library, collect(vocab, len(vocab), _ROLES.values(), side, options), str(path))
-    vocabulary = LibraryVocabulary(library, pieces.wordpiece())
+    vocabulary = LibraryVocabulary(library, pieces.wordpiece(), str(path))
     roles = resolve(vocabulary, given, options)
     around = wrapping.around(roles.cls, roles.sep, [] if roles.sep is None else [roles.sep], second_type=1)
     return Tokenizer(vocabulary, roles, around)
@@ -45,7 +46,8 @@ def build(vocab: dict[str, int], unk: str, lowercase: bool, strip_accents: bool 
     from tokenizers import models, normalizers, pre_tokenizers
 
     library = Library(models.WordPiece(vocab=vocab, unk_token=unk, max_input_chars_per_word=_MAX_WORD))
-    library.normalizer = normalizers.BertNormalizer(lowercase=bool(lowercase), strip_accents=strip_accents,
-                                                    handle_chinese_chars=bool(chinese))
-    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    parts = names()["wordpiece"]
+    library.normalizer = getattr(normalizers, parts["normalizer"])(
+        lowercase=bool(lowercase), strip_accents=strip_accents, handle_chinese_chars=bool(chinese))
+    library.pre_tokenizer = getattr(pre_tokenizers, parts["pre_tokenizer"])()
     return library

@@ -55,6 +55,14 @@ def around(bos: int | None = None, eos: int | None = None, between: Sequence[int
     )
 
 
+def each(bos: int | None, eos: int | None) -> Wrapping:
+    """bos A eos, and for two texts bos A eos bos B eos."""
+    start, end = ([] if id is None else [id] for id in (bos, eos))
+    single = ((TEXT, 0), *((id, 0) for id in end))
+    second = (*((id, 1) for id in start), (SECOND, 1), *((id, 1) for id in end))
+    return Wrapping((*((id, 0) for id in start), *single), (*((id, 0) for id in start), *single, *second))
+
+
 def of_library(library: Any) -> Wrapping:
     """What a `tokenizers.Tokenizer` does: seen on a probe, so that every kind of post-processor is covered."""
     probe = _probe(library)
