@@ -1,15 +1,17 @@
 """KV blocks as integers: who holds which. Knows nothing of models or arrays."""
 
+from collections import Counter
+
 from numflow.errors import RequestError
 
 
 class BlockAllocator:
-    """Hands out block ids 0 .. capacity - 1; every id has one holder at most."""
+    """Hands out block ids 0 .. capacity - 1. A block is free again when the last of its holders has released it."""
 
     def __init__(self, capacity: int = 0):
         self.capacity = 0
         self._free: list[int] = []
-        self._used: set[int] = set()
+        self._holders: Counter[int] = Counter()
         self.grow(capacity)
 
     @property
@@ -19,8 +21,8 @@ class BlockAllocator:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
-        return len(self._used)
+        """Blocks that somebody holds, shared ones counted once."""
+        return len(self._holders)
 
     def grow(self, capacity: int) -> None:
         """Raise the number of blocks; never lowers it."""
@@ -37,8 +39,18 @@ class BlockAllocator:
         if count > self.free:
             raise RequestError(f"{count} KV blocks are needed and {self.free} of {self.capacity} are free")
         blocks = [self._free.pop() for _ in range(count)]
-        self._used.update(blocks)
+        self._holders.update(blocks)
         return blocks
+
+    def share(self, blocks: list[int]) -> list[int]:
+        """The same blocks for one more holder, who must not write to them.
+
+        Raises:
+            ValueError: a block that nobody holds (a bug of the caller).
+        """
+        self._check(blocks)
+        self._holders.update(blocks)
+        return list(blocks)
 
     def release(self, blocks: list[int]) -> None:
         """Give blocks back.
@@ -46,10 +58,16 @@ class BlockAllocator:
         Raises:
             ValueError: a block that nobody holds (a bug of the caller).
         """
-        if not self._used.issuperset(blocks) or len(set(blocks)) != len(blocks):
+        self._check(blocks)
+        self._holders.subtract(blocks)
+        unused = [block for block in blocks if not self._holders[block]]
+        for block in unused:
+            del self._holders[block]
+        self._free.extend(reversed(unused))
+
+    def _check(self, blocks) -> None:
+        if not self._holders.keys() >= set(blocks) or len(set(blocks)) != len(blocks):
             raise ValueError(f"blocks {blocks} are not all in use")
-        self._used.difference_update(blocks)
-        self._free.extend(reversed(blocks))
 
 
 class BlockTable:
@@ -67,6 +85,12 @@ class BlockTable:
     def extend(self, tokens: int) -> None:
         """Hold enough blocks for `tokens` tokens."""
         self.blocks += self.allocator.allocate(self.missing(tokens))
+
+    def fork(self, count: int | None = None) -> "BlockTable":
+        """A table that shares the first `count` blocks (None: all), which neither writes to any more."""
+        twin = BlockTable(self.allocator, self.block_size)
+        twin.blocks = self.allocator.share(self.blocks[:count])
+        return twin
 
     def release(self) -> None:
         """Give all blocks back; may be called twice."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.engine.batch import Text, outputs
 from numflow.engine.generation import Generation, Piece, Stream, TextStream, Timing
 from numflow.engine.prompt import Prompts
 from numflow.engine.sampling import Sampler, Sampling
@@ -88,7 +89,24 @@ class Model:
             return self._gather("hidden", ids, token_type_ids, None)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
-        return self.runner.encode(self.runner.check(ids, "encoder_ids"))
+        return next(outputs(self.runner, [Text(self.runner.check(ids, "encoder_ids"))], "encoder_hidden"))
+
+    def logits_batch(self, texts: Sequence[Sequence[int]],
+                     encoder_texts: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
+        """`logits` of several texts that run side by side: float32 [len(ids), vocabulary] of each.
+
+        encoder_texts: encoder-decoders: what the encoder reads for each.
+
+        Raises:
+            RequestError: as `logits` does, or there are not as many encoder_texts.
+        """
+        self._check_output("logits")
+        sources = [None] * len(texts) if encoder_texts is None else encoder_texts
+        if len(sources) != len(texts):
+            raise RequestError(f"{len(texts)} texts need as many encoder_texts, there are {len(sources)}")
+        pairs = [Text(self.runner.check(ids, "ids"), None, self._check_encoder(source))
+                 for ids, source in zip(texts, sources)]
+        return list(outputs(self.runner, pairs, "logits"))
 
     def iter_logits(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary])."""
@@ -99,17 +117,12 @@ class Model:
 
     def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
         ids, encoder_ids = self.runner.check(ids, "ids"), self._check_encoder(encoder_ids)
-        types = self._check_types(ids, token_type_ids)
-        y = np.empty((len(ids), self._check_output(output).width), np.float32)
-        with self.runner.open(len(ids), encoder_ids) as sequence:
-            for start, rows in sequence.rows(ids, output, types):
-                y[start:start + len(rows)] = rows
-        return y
+        self._check_output(output)
+        return next(outputs(self.runner, [Text(ids, self._check_types(ids, token_type_ids), encoder_ids)], output))
 
-    def _check_output(self, output):
+    def _check_output(self, output) -> None:
         if output not in self.network.outputs:
             raise RequestError(f"{self.network.name} computes no {output}: it has no output head")
-        return self.network.outputs[output]
 
     def _check_encoder(self, encoder_ids):
         if self.runner.has_encoder != (encoder_ids is not None):

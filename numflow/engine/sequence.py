@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,19 @@ from numflow.ops import Batch, TraceRow
 
 GROW_TOKENS = 256  # KV memory is reserved for at least this many more tokens at a time
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
+
+
+@dataclass
+class Part:
+    """What one sequence adds to a batch: its next tokens.
+
+    ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
+    """
+
+    sequence: "Sequence"
+    ids: np.ndarray
+    rows: np.ndarray
+    types: np.ndarray | None = None
 
 
 class Runner:
@@ -58,74 +72,116 @@ class Runner:
         sequence = Sequence(self, limit)
         if encoder_ids is not None:
             try:
-                self._encode(sequence, encoder_ids, np.zeros(0, np.int32), None)
+                self.encode([Part(sequence, encoder_ids, np.zeros(0, np.int32))], None)
             except BaseException:
                 sequence.close()
                 raise
         return sequence
 
-    def encode(self, ids: np.ndarray) -> np.ndarray:
-        """Hidden states of the encoder, float32 [len(ids), D]."""
-        with Sequence(self, len(ids)) as sequence:
-            return self._encode(sequence, ids, np.arange(len(ids), dtype=np.int32), "encoder_hidden")
+    def encode(self, parts: Ids[Part], output: str | None = "encoder_hidden") -> np.ndarray:
+        """Let the encoder read whole texts, each for its sequence, which is still empty. Returns what `run` does.
 
-    def _encode(self, sequence, ids, rows, output):
-        """Fill the sequence's cross cache; the encoder's own keys lie in blocks that are free again afterwards."""
-        scratch = BlockTable(self.blocks, self.program.block_size)
+        The texts' keys and values for the decoder stay with the sequences; the encoder's own lie in blocks that are
+        free again afterwards.
+        """
+        scratch = [BlockTable(self.blocks, self.program.block_size) for _ in parts]
         with self._lock:
             try:
-                self._reserve(scratch, len(ids), len(ids))
-                self._reserve(sequence.cross, len(ids), len(ids))
-                sequence.encoded = len(ids)
-                result = self.program.run(self._batch(ids, 0, scratch, rows, sequence), "encode", output)
-                return np.empty((0, 0), np.float32) if result is None else np.array(result)
+                counts = [len(part.ids) for part in parts]
+                self._reserve(scratch, counts, counts)
+                self._reserve([part.sequence.cross for part in parts], counts, counts)
+                for part in parts:
+                    part.sequence.encoded = len(part.ids)
+                return _copied(self.program.run(self._batch(parts, scratch), "encode", output))
             finally:
-                scratch.release()
+                for table in scratch:
+                    table.release()
 
-    def run(self, sequence, ids, rows, output, types=None) -> np.ndarray:
-        """One batch: the next `ids` of a sequence. Returns rows of `output`, float32 [R, N]; R = 0 if it is None."""
+    def run(self, parts: Ids[Part], output: str | None) -> np.ndarray:
+        """One batch. Returns the wanted rows of `output`, part by part, float32 [R, N]; R = 0 if it is None."""
         with self._lock:
-            self._reserve(sequence.table, sequence.length + len(ids), sequence.limit)
-            batch = self._batch(ids, sequence.length, sequence.table, rows, sequence)
-            batch.types = np.zeros(len(ids), np.int32) if types is None else types
-            result = self.program.run(batch, "main", output)
-            sequence.length += len(ids)
-            return np.empty((0, 0), np.float32) if result is None else np.array(result)  # its buffer is used again
+            self._reserve([part.sequence.table for part in parts],
+                          [part.sequence.length + len(part.ids) for part in parts],
+                          [part.sequence.limit for part in parts])
+            result = _copied(self.program.run(self._batch(parts), "main", output))
+            for part in parts:
+                part.sequence.length += len(part.ids)
+            return result
 
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""
         with self._lock:
-            self._reserve(sequence.table, sequence.length + len(ids), sequence.limit)
-            batch = self._batch(ids, sequence.length, sequence.table, np.zeros(1, np.int32), sequence)
-            return self.program.trace(batch)
+            self._reserve([sequence.table], [sequence.length + len(ids)], [sequence.limit])
+            return self.program.trace(self._batch([Part(sequence, ids, np.zeros(1, np.int32))]))
 
-    def _batch(self, ids, start, table, rows, sequence) -> Batch:
-        batch = Batch(tokens=np.ascontiguousarray(ids, np.int32),
-                      positions=np.arange(start, start + len(ids), dtype=np.int32),
-                      starts=np.array([0, len(ids)], np.int32), blocks=np.array([table.blocks], np.int32),
-                      logit_rows=rows, types=np.zeros(len(ids), np.int32))
-        if sequence.encoded:
-            batch.cross_blocks = np.array([sequence.cross.blocks], np.int32)
-            batch.cross_lengths = np.array([sequence.encoded], np.int32)
+    def fork(self, sequence: "Sequence") -> "Sequence":
+        """A sequence that goes on after the same tokens. All but a block that is not full is shared.
+
+        That block is copied if the program can; else the fork is shorter by the tokens in it, and its caller runs
+        them again.
+        """
+        with self._lock:
+            twin, full = Sequence(self, sequence.limit), sequence.length // self.program.block_size
+            twin.cross, twin.encoded = sequence.cross.fork(), sequence.encoded
+            twin.table, twin.length = sequence.table.fork(full), full * self.program.block_size
+            copy = getattr(self.program, "copy_blocks", None)
+            if copy is not None and twin.length < sequence.length:
+                self._reserve([twin.table], [sequence.length], [sequence.limit])
+                copy([sequence.table.blocks[full]], [twin.table.blocks[full]])
+                twin.length = sequence.length
+        return twin
+
+    def _batch(self, parts: Ids[Part], tables: Ids[BlockTable] | None = None) -> Batch:
+        """The parts side by side, without padding. tables: instead of the sequences' own."""
+        counts = [len(part.ids) for part in parts]
+        starts = np.cumsum([0, *counts], dtype=np.int32)
+        sequences = [part.sequence for part in parts]
+        batch = Batch(
+            tokens=np.concatenate([part.ids for part in parts], dtype=np.int32),
+            positions=np.concatenate([s.length + np.arange(n, dtype=np.int32) for s, n in zip(sequences, counts)]),
+            starts=starts, blocks=_rows_of([table.blocks for table in tables or [s.table for s in sequences]]),
+            logit_rows=np.concatenate([start + part.rows for start, part in zip(starts, parts)], dtype=np.int32),
+            types=np.concatenate([np.zeros(n, np.int32) if part.types is None else part.types
+                                  for n, part in zip(counts, parts)]))
+        if self.has_encoder:
+            batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
+            batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)
         return batch
 
-    def _reserve(self, table: BlockTable, tokens: int, limit: int) -> None:
-        """Let `table` hold `tokens` tokens, growing the program's KV memory in steps of up to `limit` tokens."""
-        allocator, missing = table.allocator, table.missing(tokens)
+    def _reserve(self, tables: Ids[BlockTable], tokens: Ids[int], limits: Ids[int]) -> None:
+        """Let each table hold its tokens, growing the program's KV memory in steps of up to `limits` tokens."""
+        allocator, missing = tables[0].allocator, sum(map(BlockTable.missing, tables, tokens))
         if missing > allocator.free:
-            step = max(missing, GROW_TOKENS // table.block_size, allocator.capacity // 2)
-            capacity = allocator.used + max(missing, min(step, table.missing(limit)))
+            step = max(missing, GROW_TOKENS // tables[0].block_size, allocator.capacity // 2)
+            capacity = allocator.used + max(missing, min(step, sum(map(BlockTable.missing, tables, limits))))
             sizes = {id(a): a.capacity for a in (self.blocks, self.cross_blocks)} | {id(allocator): capacity}
             try:
                 self.program.reserve(*sizes.values())
             except MemoryError:
-                raise RequestError(f"no memory for the keys and values of {tokens} tokens") from None
+                raise RequestError(f"no memory for the keys and values of {sum(tokens)} tokens") from None
             allocator.grow(capacity)
-        table.extend(tokens)
+        for table, count in zip(tables, tokens):
+            table.extend(count)
+
+
+def _copied(result) -> np.ndarray:
+    """The program's buffer is used again by its next run."""
+    return np.empty((0, 0), np.float32) if result is None else np.array(result)
+
+
+def _rows_of(tables: Ids[list[int]]) -> np.ndarray:
+    """i32 [B, M]; -1, which no block has, beyond a sequence's own."""
+    table = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, blocks in zip(table, tables):
+        row[:len(blocks)] = blocks
+    return table
 
 
 class Sequence:
-    """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`."""
+    """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`.
+
+    encoded: tokens that the encoder has read for it.
+    """
 
     def __init__(self, runner: Runner, limit: int):
         self.runner = runner
@@ -137,12 +193,16 @@ class Sequence:
 
     def last(self, ids: Ids, output: str = "logits") -> np.ndarray:
         """Run `ids` in chunks; float32 [N], the output's row of the last one."""
+        rest = self.advance(np.asarray(ids, np.int32))
+        return self.runner.run([Part(self, rest, np.array([len(rest) - 1], np.int32))], output)[0]
+
+    def advance(self, ids: np.ndarray) -> np.ndarray:
+        """Run all `ids` but the last chunk, which is returned."""
         chunk = self.runner.chunk
-        final = (len(ids) - 1) // chunk * chunk
-        for start in range(0, final, chunk):
-            self.runner.run(self, ids[start:start + chunk], np.zeros(0, np.int32), None)
-        part = ids[final:]
-        return self.runner.run(self, part, np.array([len(part) - 1], np.int32), output)[0]
+        while len(ids) > chunk:
+            self.runner.run([Part(self, ids[:chunk], np.zeros(0, np.int32))], None)
+            ids = ids[chunk:]
+        return ids
 
     def rows(self, ids: np.ndarray, output: str = "logits", types=None) -> Iterator[tuple[int, np.ndarray]]:
         """Run `ids` in chunks; yields (start, float32 [n, N]), the output's rows start .. start + n."""
@@ -151,7 +211,7 @@ class Sequence:
         for start in range(0, len(ids), chunk):
             part = ids[start:start + chunk]
             part_types = None if types is None else types[start:start + chunk]
-            yield start, self.runner.run(self, part, np.arange(len(part), dtype=np.int32), output, part_types)
+            yield start, self.runner.run([Part(self, part, np.arange(len(part)), part_types)], output)
 
     def close(self) -> None:
         """Give the KV blocks back; may be called twice."""

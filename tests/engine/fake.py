@@ -25,13 +25,17 @@ class FakeProgram:
     def run(self, batch, entry="main", output="logits"):
         self.batches.append(len(batch.tokens))
         assert batch.blocks.max() < self.blocks
-        place = [(int(batch.blocks[0, p // 4]), int(p % 4)) for p in range(batch.positions[-1] + 1)]
-        for p, token in zip(batch.positions, batch.tokens, strict=True):
-            self.memory[place[p]] = int(token)
+        sequence = np.repeat(np.arange(len(batch.blocks)), np.diff(batch.starts))
+        for row, (p, token) in enumerate(zip(batch.positions, batch.tokens, strict=True)):
+            self.memory[self.place(batch, sequence[row], p)] = int(token)
         if output is None:
             return None
-        rows = [self.rule([self.memory[at] for at in place[: batch.positions[r] + 1]]) for r in batch.logit_rows]
+        rows = [self.rule([self.memory[self.place(batch, sequence[row], p)] for p in range(batch.positions[row] + 1)])
+                for row in batch.logit_rows]
         return np.array([row if np.ndim(row) else one_hot(row) for row in rows], np.float32)
+
+    def place(self, batch, sequence, position):
+        return int(batch.blocks[sequence, position // 4]), int(position % 4)
 
     def close(self):
         self.closed = True
