@@ -82,6 +82,8 @@ def new(
     from numflow import formats, registry
     from numflow.network.draft import draft
 
+    if output is not None and output.exists():
+        raise RequestError(f"{output} is there already and is kept")
     drafted = draft(formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)))
     if output is None:
         print(drafted.text.rstrip(), flush=True)
