@@ -13,13 +13,12 @@ import numpy as np
 from numba import types
 
 from numflow.cpu.kernel import Call, f32_ptr, i32_ptr, i64, kernel, share
-from numflow.cpu.layout import UNIT
-from numflow.cpu.simd import inline
+from numflow.cpu.layout import AUX_BYTES, UNIT
+from numflow.cpu.simd import inline, merged
 from numflow.cpu.simd_isa import token_tile
 from numflow.cpu.simd_value import constant, fma, llvm_type, load, save, staged
 
 TOKEN_TILE = token_tile()
-AUX_BYTES = 16  # per token and unit
 _SMALLEST = np.float32(1e-36)  # below, 127 / max would overflow: such a unit counts as zeros
 CHUNK = 256     # columns that a thread takes at a time
 
@@ -58,7 +57,7 @@ def _to_f32(args, thread, n_threads):
     _operand(args, thread, n_threads, False)
 
 
-@inline
+@merged
 def _operand(args, thread, n_threads, int8):
     """Items: chunks of token tiles."""
     tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
@@ -70,7 +69,7 @@ def _operand(args, thread, n_threads, int8):
                   i64(args, 5), i64(args, 6), t, int8)
 
 
-@inline
+@merged
 def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, int8):
     """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
 

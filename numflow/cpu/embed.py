@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from numflow.cpu.decode import base, code_weights, column_group, has_base, numbers, scale
 from numflow.cpu.kernel import TOKENS, Call, f32_ptr, f64, i32_ptr, i64, kernel, share
 from numflow.cpu.linear_tile import code_bytes, scheme
-from numflow.cpu.simd import inline
+from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, save
 from numflow.ops import Step, param
 
@@ -26,7 +26,7 @@ def embed(step: Step, ctx) -> list[Call]:
                     *table.scheme.tile_bytes(y.width), *ctx.view(y), float(param(step, "scale")))]
 
 
-@inline
+@merged
 def _embed(args, thread, n_threads, kind):
     """Items: tokens."""
     header = i64(args, 0)

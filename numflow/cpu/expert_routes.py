@@ -7,7 +7,7 @@ place [X + 1], the row of the operand where they begin: an expert's rows are cut
 
 from numflow.cpu.activations import CHUNK, TOKEN_TILE, fill_tile, tile_tokens
 from numflow.cpu.kernel import i32_ptr, i64, kernel
-from numflow.cpu.simd import inline
+from numflow.cpu.simd import inline, merged
 
 # Arguments: of group_routes header, rows field (of ids), ids, their stride, S; of the operand kernels rows of x, their
 # stride, how many routes share a row, K, x, aux; of both then X, how many routes there is room for, and groups.
@@ -72,7 +72,7 @@ def routes_to_f32(args, thread, n_threads):
     _operand(args, thread, n_threads, False)
 
 
-@inline
+@merged
 def _operand(args, thread, n_threads, int8):
     """Items: chunks of token tiles, dealt out in turn."""
     experts, columns = i64(args, EXPERTS), i64(args, COLUMNS)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ROWS, UNIT = 16, 32
+AUX_BYTES = 16  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
 SCALE, BASE, SUPER, SUPER16, SIGNED, F32, F16, BF16 = range(8)  # header kinds; the last three have none
 
 # Bytes of a header, and how many units share it.

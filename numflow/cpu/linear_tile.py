@@ -8,17 +8,14 @@ threads. What M tokens need lies interleaved in memory (activations.py): x is th
 that go with int8. The scheme is a type, so a kernel contains the code of one scheme only.
 """
 
-from collections.abc import Callable
-
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, has_base, numbers, scale, weights
-from numflow.cpu.layout import SCALE, SCHEMES, SIGNED, SUPER16, UNIT
-from numflow.cpu.simd import inline
+from numflow.cpu.layout import AUX_BYTES, SCALE, SCHEMES, SIGNED, SUPER16, UNIT
 from numflow.cpu.simd_dot import dot4
-from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, unpack
+from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd_value import Value, constant, fma
 
 
@@ -41,57 +38,46 @@ def scheme(typingctx, name, int8):
     return SchemeType(name.literal_value, bool(int8.literal_value))(name, int8), codegen
 
 
-@inline
-def row_tile(total, x, aux, codes, heads, columns, kind):
+@intrinsic
+def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
     """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
-    m = len(total)
-    for unit in range(columns >> 5):
-        total = _unit(total, x + unit * x_bytes(32 * m, kind), aux + unit * 16 * m, codes + unit * code_bytes(32, kind),
-                      heads, unit, kind)
-    for k in range(columns & -32, columns):
-        total = _column(total, x + k * 4 * m, codes + k * code_bytes(1, kind), kind)
-    return total
-
-
-def _sized(size: Callable[[SchemeType], int]):
-    """A function (count, kind) -> count * size(kind) of compiled code."""
-    @intrinsic
-    def sized(typingctx, count, kind):
-        def codegen(context, builder, signature, args):
-            return builder.mul(args[0], ir.Constant(args[0].type, size(kind)))
-        return types.int64(types.int64, kind), codegen
-    return sized
-
-
-x_bytes = _sized(lambda kind: 1 if kind.int8 else 4)           # bytes of `count` elements of x
-code_bytes = _sized(lambda kind: 2 * kind.scheme.bits)         # bytes of the codes of `count` columns of a tile
-
-
-def _on_tile(emit: Callable) -> Callable:
-    """An intrinsic (tile, int64 ..., kind) -> tile from emit(kind, vectors, *Values) -> vectors."""
-    def typing(typingctx, total, *args):
-        def codegen(context, builder, signature, values):
-            vectors = emit(args[-1], unpack(builder, values[0]), *(Value(builder, v) for v in values[1:-1]))
-            return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
-        return total(total, *[types.int64] * (len(args) - 1), args[-1]), codegen
-    return typing
-
-
-@intrinsic
-def _unit(typingctx, total, x, aux, codes, heads, unit, kind):
-    """total + the products of 32 columns."""
     emit = _unit_floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
-    return _on_tile(emit)(typingctx, total, x, aux, codes, heads, unit, kind)
+    x_bytes, code_bytes, m = 1 if kind.int8 else 4, 2 * kind.scheme.bits, total.count
+
+    def codegen(context, builder, signature, args):
+        x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
+
+        def unit(i, vectors):
+            return emit(kind, vectors, x + i * (UNIT * m * x_bytes), aux + i * (AUX_BYTES * m),
+                        codes + i * (UNIT * code_bytes), heads, i)
+
+        def column(i, vectors):
+            k = (columns & -UNIT) + i
+            return add_products(vectors, numbers(codes + k * code_bytes, kind.scheme.header), x + k * (4 * m))
+
+        vectors = repeat(columns >> 5, unpack(builder, args[0]), unit)
+        if kind.scheme.is_float:  # others have whole units only
+            vectors = repeat(columns & (UNIT - 1), vectors, column)
+        return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
+
+    i64 = types.int64
+    return total(total, i64, i64, i64, i64, i64, kind), codegen
 
 
 @intrinsic
-def _column(typingctx, total, x, codes, kind):
-    """total + the products of one column; only matrices of plain numbers have columns left over."""
-    def emit(kind, total, x, codes):
-        if not kind.scheme.is_float:
-            return total
-        return add_products(total, numbers(codes, kind.scheme.header), x)
-    return _on_tile(emit)(typingctx, total, x, codes, kind)
+def x_bytes(typingctx, count, kind):
+    """Bytes of `count` elements of x."""
+    def codegen(context, builder, signature, args):
+        return builder.mul(args[0], ir.Constant(args[0].type, 1 if kind.int8 else 4))
+    return types.int64(types.int64, kind), codegen
+
+
+@intrinsic
+def code_bytes(typingctx, count, kind):
+    """Bytes of the codes of `count` columns of a tile."""
+    def codegen(context, builder, signature, args):
+        return builder.mul(args[0], ir.Constant(args[0].type, 2 * kind.scheme.bits))
+    return types.int64(types.int64, kind), codegen
 
 
 def _zeros(total: list[Value], kind: str) -> list[Value]:

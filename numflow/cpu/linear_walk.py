@@ -1,11 +1,12 @@
 """How `linear` goes over a matrix: threads share its row tiles evenly, a tile of rows meets all tokens while its codes
 are in the cache, and tokens come in blocks whose operand stays in the cache while all row tiles pass."""
 
-from numflow.cpu.activations import AUX_BYTES, TOKEN_TILE
+from numflow.cpu.activations import TOKEN_TILE
 from numflow.cpu.expert_routes import parts
 from numflow.cpu.kernel import i64, share
+from numflow.cpu.layout import AUX_BYTES
 from numflow.cpu.linear_tile import row_tile, x_bytes
-from numflow.cpu.simd import inline
+from numflow.cpu.simd import merged
 from numflow.cpu.simd_tile import store_tile, zeros_1, zeros_2, zeros_4, zeros_8
 
 # Arguments of a linear kernel after header and rows field.
@@ -15,7 +16,7 @@ EXPERTS, CAPACITY, GROUPS = range(14, 17)  # of expert_linear, as in expert_rout
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
 
-@inline
+@merged
 def linear(args, thread, n_threads, kind):
     """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme."""
     tokens, block, bias = i64(i64(args, 0), i64(args, 1)), i64(args, TOKEN_BLOCK), i64(args, BIAS)
@@ -25,7 +26,7 @@ def linear(args, thread, n_threads, kind):
             rows_of_tile(args, tile, tile, bias, first, min(first + block, tokens), first, 0, kind)
 
 
-@inline
+@merged
 def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, kind):
     """Rows of one tile for tokens first .. last, whose operand begins at row `place`, cut as activations.py cuts them.
 
@@ -51,7 +52,7 @@ def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, kind
             store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
 
 
-@inline
+@merged
 def expert_linear(args, thread, n_threads, kind):
     """y row r [ROWS] = the matrix of r's expert @ x row of r + that expert's bias, for every route r."""
     experts, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)

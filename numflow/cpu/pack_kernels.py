@@ -7,7 +7,7 @@ from numba.extending import intrinsic, models, register_model
 from numflow.cpu.kernel import i32_ptr, i64, kernel, share, u8_ptr, u16_ptr
 from numflow.cpu.layout import NATIVE, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
-from numflow.cpu.simd import inline
+from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, load, save
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
@@ -84,7 +84,7 @@ def _joined(vectors: list[Value], bits: int) -> Value:
     return joined
 
 
-@inline
+@merged
 def _pack(args, thread, n_threads, kind):
     columns, size, head_size, unit_size = _sizes(kind)
     rows = i64(args, ROWS)
@@ -108,7 +108,7 @@ def _pack(args, thread, n_threads, kind):
             head += head_size
 
 
-@inline
+@merged
 def _interleave(args, thread, n_threads, size):
     """Plain numbers of `size` bytes: [tile][K][16 rows]."""
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)

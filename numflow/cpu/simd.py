@@ -20,8 +20,10 @@ from numflow.cpu.simd_isa import isa
 _I32 = ir.IntType(32)
 _ELEMENT = {"i32": _I32, "f32": ir.FloatType()}
 
-# For the helpers of kernels: merged into the kernel by LLVM, so that constant arguments select code at compile time.
-inline = njit(forceinline=True, error_model="numpy")
+# For the helpers of kernels: `inline` ones are merged by LLVM, so that constant arguments select code at compile time;
+# `merged` ones become part of the kernel before that, which compiles faster where a function is called once.
+inline = njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+merged = njit(inline="always", error_model="numpy")
 
 
 class Vec(types.Type):

@@ -34,6 +34,17 @@ def unpack(builder: ir.IRBuilder, tile: ir.Value) -> list[Value]:
     return [Value(builder, vector) for vector in cgutils.unpack_tuple(builder, tile)]
 
 
+def repeat(count: Value, vectors: list[Value], body: Callable[[Value, list[Value]], list[Value]]) -> list[Value]:
+    """A loop: vectors = body(i, vectors) for i in 0 .. count - 1."""
+    builder = count.builder
+    slots = [cgutils.alloca_once_value(builder, v.llvm) for v in vectors]
+    with cgutils.for_range(builder, count.llvm) as loop:
+        vectors = body(Value(builder, loop.index), [Value(builder, builder.load(slot)) for slot in slots])
+        for slot, vector in zip(slots, vectors):
+            builder.store(vector.llvm, slot)
+    return [Value(builder, builder.load(slot)) for slot in slots]
+
+
 def each_word(address: Value, tokens: int) -> list[Value]:
     """The words of `tokens` tokens, as i32 scalars."""
     return [load(address + 4 * t, "i32") for t in range(tokens)]
