@@ -92,7 +92,7 @@ class Resolved:
         table = source.get("map")
         if table is None:
             return value
-        if isinstance(value, bool):
+        if isinstance(value, (bool, int)):
             value = str(value).lower()
         if value not in table:
             raise SpecError(f"{self.spec.path}: {where}: {key} is {value!r}{did_you_mean(value, table)}")

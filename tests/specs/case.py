@@ -12,6 +12,7 @@ from numflow.ops import Batch
 from tests.specs.weights import values
 
 FOLDER = Path(__file__).parent / "cases"
+GGUF_FOLDER = Path(__file__).parent / "gguf"
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,37 @@ def load_case(name: str) -> Case:
 
 
 def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming: str = "hf", make=values) -> Checkpoint:
-    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values, stored as F16."""
+    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values, float16 or float32, when they are read."""
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         def read():
-            return np.ascontiguousarray(make(name, shape), np.float16).reshape(-1, shape[-1]).view(np.uint8)
+            return np.ascontiguousarray(make(name, shape)).reshape(-1, shape[-1]).view(np.uint8)
 
-        return Tensor(name, shape, TYPES["F16"], read)
+        return Tensor(name, shape, TYPES["F16" if make is values else "F32"], read)
 
-    return Checkpoint(Path("toy"), "safetensors", naming, {n: tensor(n, s) for n, s in tensors.items()}, config)
+    format = {"hf": "safetensors", "gguf": "gguf"}[naming]
+    return Checkpoint(Path("toy"), format, naming, {n: tensor(n, s) for n, s in tensors.items()}, config)
+
+
+def gguf_names() -> list[str]:
+    return sorted(path.stem for path in GGUF_FOLDER.glob("*.npz"))
+
+
+def gguf_checkpoint(case: Case) -> Checkpoint:
+    """The case as llama.cpp's converter stores it: metadata, names and places as committed, values in those places."""
+    with np.load(GGUF_FOLDER / f"{case.name}.npz") as file:
+        arrays = dict(file)
+    about, places = json.loads(arrays.pop("about").tobytes()), np.cumsum(arrays.pop("places"))
+    source = np.concatenate([values(name, shape).reshape(-1) for name, shape in case.tensors.items()])
+    stored, first = {}, 0
+    for name, tensor in about["tensors"].items():
+        if name in arrays:
+            stored[name] = arrays[name]
+            continue
+        count = int(np.prod(tensor["shape"]))
+        stored[name] = source[places[first:first + count]].astype(np.float32) + tensor["add"]
+        first += count
+    shapes = {name: tuple(tensor["shape"]) for name, tensor in about["tensors"].items()}
+    return memory_checkpoint(about["metadata"], shapes, "gguf", lambda name, shape: stored[name])
 
 
 def run(program, ids: list[int], output: str = "logits", types: list[int] | None = None,

@@ -44,22 +44,27 @@ case("qwen2_moe_sparse", QWEN_MOE, {"num_hidden_layers": 4, "decoder_sparse_step
                                     "norm_topk_prob": True})
 QWEN3 = QWEN | {"head_dim": 24, "attention_bias": False, "sliding_window": None, "max_window_layers": 3}
 case("qwen3", QWEN3, family("Qwen3", "qwen3"), {"tie_word_embeddings": True})
-case("qwen3_moe", QWEN3, MOE, family("Qwen3Moe", "qwen3_moe"), {"norm_topk_prob": True, "mlp_only_layers": [1]})
+QWEN3_MOE = QWEN3 | MOE | family("Qwen3Moe", "qwen3_moe") | {"norm_topk_prob": True}
+case("qwen3_moe", QWEN3_MOE)
+case("qwen3_moe_mixed", QWEN3_MOE, {"mlp_only_layers": [1]})
 
 GEMMA = GROUPED | {"head_dim": 24, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "gelu_pytorch_tanh",
                    "attention_bias": False, "pad_token_id": 0}
 del GEMMA["tie_word_embeddings"]
 case("gemma", GEMMA, family("Gemma", "gemma"), {"num_key_value_heads": 1})
-GEMMA2 = GEMMA | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 20, "sliding_window": 5}
-case("gemma2", GEMMA2, family("Gemma2", "gemma2"), {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0})
+GEMMA2 = GEMMA | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": 5}
+CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+case("gemma2", GEMMA2, family("Gemma2", "gemma2"), CAPS)
+case("gemma2_scaled", GEMMA2, family("Gemma2", "gemma2"), CAPS, {"query_pre_attn_scalar": 11})
 GEMMA3 = GEMMA2 | family("Gemma3", "gemma3_text") | {"rope_local_base_freq": 10000.0, "rope_theta": 1000000.0}
 del GEMMA3["hidden_act"]
-case("gemma3", GEMMA3, {"sliding_window_pattern": 3, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
+case("gemma3", GEMMA3, {"query_pre_attn_scalar": 11, "sliding_window_pattern": 3, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
 case("gemma3_one_in_six", GEMMA3, {"num_hidden_layers": 7, "hidden_size": 32})
 
-case("phi_normed", GROUPED | family("Phi", "phi"), {
-    "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.4, "qk_layernorm": True,
-    "rope_scaling": None, "rope_theta": 10000.0, "head_dim": 16})
+PHI = GROUPED | family("Phi", "phi") | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.4,
+                                        "rope_scaling": None, "rope_theta": 10000.0}
+case("phi2", PHI, {"num_key_value_heads": 4, "qk_layernorm": False, "intermediate_size": 256})
+case("phi_normed", PHI, {"qk_layernorm": True, "head_dim": 16})
 PHI3 = GROUPED | RMS | family("Phi3", "phi3") | {"sliding_window": None, "attention_bias": False, "pad_token_id": 0, "eos_token_id": 1}
 case("phi3_window", PHI3, {"rope_scaling": None, "sliding_window": 6})
 LONG = {"original_max_position_embeddings": 12, "max_position_embeddings": 96}
@@ -73,7 +78,7 @@ def longrope(pairs: int) -> dict:
 case("phi3_long", PHI3, LONG, longrope(8))
 case("phi4_mini", PHI3, LONG, longrope(6), {"partial_rotary_factor": 0.75, "tie_word_embeddings": True})
 case("smollm3", GROUPED | RMS | family("SmolLM3", "smollm3"), {
-    "num_hidden_layers": 4, "no_rope_layer_interval": 2, "no_rope_layers": [1, 0, 1, 0], "rope_theta": 2000000.0,
+    "num_hidden_layers": 4, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "rope_theta": 2000000.0,
     "attention_bias": False, "use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True, "pad_token_id": 0,
     "layer_types": ["full_attention"] * 4})
 
@@ -105,9 +110,11 @@ NEOX = GROUPED | family("GPTNeoX", "gpt_neox") | {"hidden_act": "gelu", "layer_n
 del NEOX["num_key_value_heads"]
 case("pythia", NEOX)
 case("gpt_neox_serial", NEOX, {"use_parallel_residual": False, "rotary_pct": 1.0})
-case("starcoder2", GROUPED | family("Starcoder2", "starcoder2"), {
-    "norm_epsilon": 1e-5, "use_bias": True, "sliding_window": 5, "hidden_act": "gelu_pytorch_tanh", "rope_theta": 100000.0,
-    "norm_type": "layer_norm", "mlp_type": "default", "tie_word_embeddings": True})
+STARCODER2 = GROUPED | family("Starcoder2", "starcoder2") | {
+    "norm_epsilon": 1e-5, "use_bias": True, "sliding_window": None, "hidden_act": "gelu_pytorch_tanh", "rope_theta": 100000.0,
+    "norm_type": "layer_norm", "mlp_type": "default", "tie_word_embeddings": True}
+case("starcoder2", STARCODER2)
+case("starcoder2_window", STARCODER2, {"sliding_window": 5})
 
 DEEPSEEK = GROUPED | RMS | {
     "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
@@ -138,20 +145,22 @@ del COHERE["tie_word_embeddings"]
 case("cohere", COHERE, family("Cohere", "cohere"), {"use_qk_norm": False})
 case("cohere_normed", COHERE, family("Cohere", "cohere"), {"use_qk_norm": True})
 case("cohere2", COHERE, family("Cohere2", "cohere2"), {
-    "num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2, "head_dim": 24, "order_of_interleaved_layers":
+    "num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 4, "head_dim": 16, "order_of_interleaved_layers":
     "local_attn_first", "rotary_pct": 1.0})
-case("gpt_oss", GROUPED | RMS | family("GptOss", "gpt_oss"), {
+GPT_OSS = GROUPED | RMS | family("GptOss", "gpt_oss") | {
     "head_dim": 24, "attention_bias": True, "num_local_experts": 5, "num_experts_per_tok": 2, "experts_per_token": 2,
-    "swiglu_limit": 1.5, "sliding_window": 5, "rope_theta": 150000, "pad_token_id": 0,
+    "swiglu_limit": 7.0, "sliding_window": 5, "rope_theta": 150000, "pad_token_id": 0,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 16,
-                     "rope_type": "yarn", "truncate": False}}, lengths=(9, 30))
+                     "rope_type": "yarn", "truncate": False}}
+case("gpt_oss", GPT_OSS, lengths=(9, 30))
+case("gpt_oss_clamped", GPT_OSS, {"swiglu_limit": 0.8})
 
 FALCON = TINY | family("Falcon", "falcon") | {"layer_norm_epsilon": 1e-5, "bias": False, "alibi": False}
 # The eager code of transformers 5.23 adds the position bias twice.
 case("falcon_rw", FALCON, {"alibi": True, "bias": True, "multi_query": False, "new_decoder_architecture": False,
                            "parallel_attn": False, "num_attention_heads": 8}, attention="sdpa")
-case("falcon_7b", FALCON, {"multi_query": True, "new_decoder_architecture": False, "parallel_attn": True})
+case("falcon_7b", FALCON, {"n_head_kv": 1, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True})
 case("falcon_40b", FALCON, {"multi_query": True, "new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2})
 case("falcon2_11b", FALCON, {
     "multi_query": True, "new_decoder_architecture": True, "parallel_attn": True, "num_kv_heads": 2, "rope_theta": 500042,

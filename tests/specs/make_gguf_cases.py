@@ -1,0 +1,103 @@
+"""Writes gguf/NAME.npz: how llama.cpp's converter rearranges the tensors of the cases that it knows.
+
+    python -m tests.specs.make_gguf_cases LLAMA_CPP_FOLDER [NAME ...]
+
+Run it from the repository root, with the environment of make_transformers_cases.py. Each element of a case's tensors is
+numbered; the converted file then tells where every element went. Stored are the metadata and those places, not weights:
+the tests fill in the values of weights.py, so that the numbers of transformers must come out of the GGUF names and layouts.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+from tests.specs.case import load_case, names
+
+FOLDER = Path(__file__).parent / "gguf"
+# Values are STEP * (number of the element) + what the converter adds to it.
+STEP = 4
+# What the converter or the format leaves out, so that the numbers cannot agree.
+LEFT_OUT = {
+    "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden", "flan_t5": "no bucket distance",
+    "gemma2_scaled": "no query scale", "gemma3": "no query scale and no pattern of windows", "gpt_oss_clamped": "no limit",
+    "llama_dynamic": "no dynamic scaling", "mistral": "no window", "qwen2_window": "no window", "starcoder2_window": "no window",
+}
+SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general.file_type", "general.quant", "tokenizer.")
+
+
+def numbered(tensors: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """float32 tensors whose elements count on from 0 through all of them."""
+    first, arrays = 0, {}
+    for name, shape in tensors.items():
+        count = int(np.prod(shape))
+        arrays[name] = (STEP * np.arange(first, first + count)).astype(np.float32).reshape(shape)
+        first += count
+    assert STEP * first < 1 << 24, "float32 cannot count so far"
+    return arrays
+
+
+def convert(config: dict, tensors: dict[str, tuple[int, ...]], folder: Path, filled: bool):
+    """The converted file's reader; raises what the converter raises for a model it does not know.
+
+    filled: hand it the configuration with the defaults that transformers adds, rather than as published.
+    """
+    import conversion
+    import gguf
+
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {str(i): i for i in range(config["vocab_size"])}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    save_file(numbered(tensors), folder / "model.safetensors", {"format": "pt"})
+    hparams = transformers.AutoConfig.from_pretrained(folder).to_dict() | config if filled else config
+    conversion.ModelBase.load_hparams = staticmethod(lambda *args, **options: dict(hparams))
+    known = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
+    plain = type(known.__name__, (known,), {"set_vocab": lambda self: None, "model_arch": known.model_arch})
+    path = folder / "model.gguf"
+    with torch.inference_mode():
+        plain(folder, gguf.LlamaFileType.ALL_F32, path).write()
+    return gguf.GGUFReader(path)
+
+
+def make(name: str) -> None:
+    case = load_case(name)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            reader = convert(case.configs[0], case.tensors, Path(folder), filled=False)
+        except (KeyError, TypeError, AttributeError):
+            reader = convert(case.configs[0], case.tensors, Path(folder), filled=True)
+        metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith(SPARE)}
+        tensors, places, literals = {}, [], {}
+        for tensor in reader.tensors:
+            values = np.array(tensor.data, np.float32)
+            tensors[tensor.name] = {"shape": [int(n) for n in reversed(tensor.shape)]}
+            number = np.rint(values).astype(np.int64).reshape(-1)
+            if np.any(number != values.reshape(-1)) or np.any(number % STEP != number[0] % STEP) or tensor.name.startswith("rope_"):
+                literals[tensor.name] = values
+                continue
+            tensors[tensor.name]["add"] = int(number[0] % STEP)
+            places.append(number // STEP)
+    about = np.frombuffer(json.dumps({"metadata": metadata, "tensors": tensors}).encode(), np.uint8)
+    places = np.diff(np.concatenate(places), prepend=0).astype(np.int32)
+    path = FOLDER / f"{name}.npz"
+    np.savez_compressed(path, about=about, places=places, **literals)
+    print(name, metadata["general.architecture"], path.stat().st_size, *literals, flush=True)
+
+
+if __name__ == "__main__":
+    llama_cpp = Path(sys.argv[1]).resolve()
+    sys.path[:0] = [str(llama_cpp / "gguf-py"), str(llama_cpp)]
+    FOLDER.mkdir(exist_ok=True)
+    for case_name in sys.argv[2:] or names():
+        if case_name in LEFT_OUT:
+            print(f"{case_name}: left out: {LEFT_OUT[case_name]}")
+            continue
+        try:
+            make(case_name)
+        except Exception as error:
+            print(f"{case_name}: not converted: {type(error).__name__}: {error}", flush=True)
