@@ -1,0 +1,75 @@
+"""linear on every type of weight against the de-quantised matrix in double precision, and that a row's bits depend on
+that row alone."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.layout import NATIVE
+from numflow.formats.types import TYPES, to_f32
+from tests.cpu.matrices import activations, pack_stored, quantized, run_linear
+
+CASES = [(kind, mode) for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
+
+
+def columns_of(kind):
+    """Few columns, and not a multiple of anything where the type allows it."""
+    return {1: 75, 32: 96, 256: 512}[TYPES[kind].block]
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
+def test_against_double_precision(kind, mode):
+    raw, packed = pack_stored(kind, 45, columns_of(kind))
+    x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
+    y = run_linear(packed, x, mode, bias, before=5)
+    weight = to_f32(raw.rows, kind).astype(np.float64)
+    x = quantized(x) if mode == "int8" else x.astype(np.float64)
+    bound = 1e-6 * (np.abs(x) @ np.abs(weight).T) + 1e-6 * np.abs(bias)
+    assert (np.abs(y - (x @ weight.T + bias)) <= bound).all()
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
+def test_rows_do_not_depend_on_their_neighbours(kind, mode):
+    raw, packed = pack_stored(kind, 45, columns_of(kind))
+    x = activations(33, raw.shape[1])
+    together = run_linear(packed, x, mode)
+    for begin, end, threads in ((0, 1, 1), (4, 6, 3), (7, 10, 2), (3, 10, 1), (8, 16, 2), (24, 33, 5), (0, 33, 4)):
+        np.testing.assert_array_equal(run_linear(packed, x[begin:end], mode, threads=threads), together[begin:end])
+
+
+def test_many_tokens_pass_in_blocks():
+    """More tokens than one block holds, on wide rows."""
+    raw, packed = pack_stored("Q4_0", 20, 8192)
+    x = activations(100, 8192)
+    y = run_linear(packed, x, "int8")
+    exact = quantized(x) @ to_f32(raw.rows, "Q4_0").astype(np.float64).T
+    np.testing.assert_allclose(y, exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    np.testing.assert_array_equal(run_linear(packed, x[97:99], "int8"), y[97:99])
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("Q8_0", "int8"), ("Q4_1", "int8"), ("F32", "f32")])
+def test_wide_rows_stay_accurate(kind, mode):
+    raw, packed = pack_stored(kind, 16, 14336)
+    x = np.random.default_rng(0).standard_normal((2, 14336)).astype(np.float32)
+    exact = (quantized(x) if mode == "int8" else x) @ to_f32(raw.rows, kind).astype(np.float64).T
+    np.testing.assert_allclose(run_linear(packed, x, mode), exact, rtol=0, atol=1e-5 * exact.std())
+
+
+def test_extreme_activations():
+    """Zeros stay zero, tiny units count as zero, and infinities do not disturb other rows."""
+    _, packed = pack_stored("Q8_0", 16, 64)
+    x = np.zeros((4, 64), np.float32)
+    x[1], x[2, 5], x[3] = 1e-38, np.inf, 1.0
+    y = run_linear(packed, x, "int8")
+    assert (y[:2] == 0).all()
+    assert not np.isfinite(y[2]).all()
+    np.testing.assert_array_equal(y[3], run_linear(packed, x[3:], "int8")[0])
+
+
+def test_activations_of_every_code():
+    """Values that are exactly -127 .. 127 times a power of two come through int8 unchanged."""
+    raw, packed = pack_stored("Q6_K", 16, 256)
+    x = (np.arange(256, dtype=np.float32).reshape(8, 32) - 127).clip(-127, 127)
+    x[:, 0] = 127
+    x = (x * 2.0 ** -np.arange(8, dtype=np.float32)[:, None]).reshape(1, 256)
+    exact = x.astype(np.float64) @ to_f32(raw.rows, "Q6_K").astype(np.float64).T
+    np.testing.assert_allclose(run_linear(packed, x, "int8"), exact, rtol=0, atol=1e-6 * np.abs(exact).max())

@@ -1,0 +1,86 @@
+"""Packing loses nothing: embed reads every number of every type back, bit for bit."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.embed import embed
+from numflow.cpu.layout import NATIVE
+from numflow.cpu.pack import pack
+from numflow.errors import NetworkError
+from numflow.formats.types import TYPES, to_f32
+from numflow.network.weights import RawMatrix
+from numflow.ops import Step, View
+from tests.cpu.matrices import Bench, pack_stored, run_linear, stored
+
+
+def _rows(packed, ids, scale=1.0):
+    columns = packed.shape[1]
+    bench = Bench({"y": columns}, {"y": "tokens"}, len(ids), packed, "int8")
+    step = Step("embed", (), (View("y", 0, columns),), {"table": "w"}, {"scale": scale})
+    bench.run(embed(step, bench), len(ids), ids=np.asarray(ids, np.int32))
+    return bench.array("y")[:len(ids), :columns]
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_every_number_comes_back(kind):
+    raw, packed = pack_stored(kind, 45, {1: 75, 32: 96, 256: 512}[TYPES[kind].block])
+    assert packed.expanded_from is None
+    values = to_f32(raw.rows, kind)
+    ids = np.random.default_rng(0).permutation(45)
+    if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):  # code * scale + base is rounded once here, twice there
+        bound = 2.0**-23 * np.abs(values[ids]).max(axis=1, keepdims=True) * 4
+        assert (np.abs(_rows(packed, ids) - values[ids]) <= bound).all()
+    else:
+        np.testing.assert_array_equal(_rows(packed, ids), values[ids])
+    np.testing.assert_array_equal(_rows(packed, ids, 0.5), 0.5 * _rows(packed, ids))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "F16"])
+def test_threads_and_groups_only_move_rows(kind):
+    columns = 512
+    raw, packed = pack_stored(kind, 60, columns, groups=3)
+    _, threaded = pack_stored(kind, 60, columns, groups=3, threads=3)
+    np.testing.assert_array_equal(packed.codes, threaded.codes)
+    np.testing.assert_array_equal(packed.headers, threaded.headers)
+    for group in range(3):
+        alone = pack(RawMatrix("w", kind, raw.rows[20 * group:20 * group + 20], (20, columns)))
+        size = packed.codes.nbytes // 3
+        np.testing.assert_array_equal(packed.codes[group * size:(group + 1) * size], alone.codes)
+
+
+def test_sizes_are_those_of_the_layout():
+    bits = {kind: 8 * pack_stored(kind, 32, 512)[1].nbytes / (32 * 512) for kind in NATIVE}
+    assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
+                    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "F32": 32, "F16": 16, "BF16": 16}
+
+
+def test_rows_of_a_larger_file_are_packed_in_place():
+    """A memory-mapped view: rows further apart than they are long, and read-only."""
+    raw = stored("Q4_1", 20, 64)
+    wide = np.zeros((20, raw.rows.shape[1] + 7), np.uint8)
+    wide[:, 3:-4] = raw.rows
+    wide.flags.writeable = False
+    view = RawMatrix("w", "Q4_1", wide[:, 3:-4], (20, 64))
+    np.testing.assert_array_equal(pack(view).codes, pack(raw).codes)
+
+
+def test_other_types_are_expanded_and_say_so():
+    raw, packed = pack_stored("F64", 20, 70, groups=2)
+    assert (packed.kind, packed.type, packed.expanded_from) == ("f32", "F32", "F64")
+    x = np.eye(70, dtype=np.float32)
+    np.testing.assert_array_equal(run_linear(pack(RawMatrix("w", "F64", raw.rows, (20, 70))), x, "int8").T,
+                                  to_f32(raw.rows, "F64"))
+
+
+def test_special_float16_values():
+    """Zeros, subnormals, infinities and NaN convert as NumPy has them."""
+    values = np.arange(65536, dtype=np.uint16).view(np.float16).reshape(256, 256)
+    packed = pack(RawMatrix("w", "F16", values.view(np.uint8).reshape(256, 512), (256, 256)))
+    np.testing.assert_array_equal(_rows(packed, np.arange(256)), values.astype(np.float32))
+
+
+@pytest.mark.parametrize(("rows", "shape", "groups"), [
+    ((4, 18), (4, 64), 1), ((4, 19), (4, 32), 1), ((4, 18), (5, 32), 1), ((4, 18), (4, 32), 3), ((4, 18), (4, 33), 1)])
+def test_rows_that_do_not_fit(rows, shape, groups):
+    with pytest.raises(NetworkError, match="matrix 'w'"):
+        pack(RawMatrix("w", "Q4_0", np.zeros(rows, np.uint8), shape, groups))
