@@ -31,7 +31,7 @@ def hits(pattern: re.Pattern, files: list[Path]) -> list[str]:
 
 def family_pattern() -> re.Pattern:
     stems = {re.match(r"[a-z]+", path.stem.lstrip("_"))[0] for path in sources("specs/*.toml")}
-    names = {name for name in stems if len(name) > 3} - {"base", "open"} | FAMILIES  # the shorter ones mean other things too
+    names = {name for name in stems if len(name) > 3} - {"base", "open"} | FAMILIES  # shorter ones mean other things
     # "llama3" in quotes is what configurations call one way of scaling rotary positions.
     return re.compile(rf"(?<![a-z0-9])(?!llama3\")({'|'.join(sorted(names))}|phi-?\d)[\d.]*(?![a-z0-9])", re.I)
 
