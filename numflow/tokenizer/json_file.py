@@ -31,7 +31,10 @@ def of_library(library: Any, side: SideFiles, options: Mapping[str, Any], where:
     """A Tokenizer around a `tokenizers.Tokenizer` that is complete with its decoder and post-processor."""
     decoder = None if library.decoder is None else json.loads(library.decoder.__getstate__())
     vocabulary = LibraryVocabulary(library, piece_rule(decoder), where)
-    roles = resolve(vocabulary, side.roles(), options, side.end_ids())
+    given = side.roles()
+    if given["unk"] is None:
+        given["unk"] = getattr(library.model, "unk_token", None)
+    roles = resolve(vocabulary, given, options, side.end_ids())
     wanted = {key: options.get(key, side.tokenizer_config.get(f"{key}_token")) for key in ("add_bos", "add_eos")}
     with library_errors(where):
         around = wrapping.of_library(library).changed(roles.bos, roles.eos, **wanted)

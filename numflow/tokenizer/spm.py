@@ -109,8 +109,7 @@ def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[i
                 add_dummy_prefix: bool, remove_extra_whitespaces: bool, charsmap: bytes = b"") -> bytes:
     """A serialised SentencePiece model (its protocol buffer, written field by field) from a table of tokens.
 
-    Empty and repeated tokens, which the format does not allow, become unused ones; so do tokens of a type that
-    is never met in text.
+    Tokens that the format does not allow (empty, repeated, with a NUL) become unused ones.
     """
     kinds = np.asarray(types, dtype=np.uint8).copy()
     kinds[kinds == USER_DEFINED] = CONTROL  # cut out before, by AddedTokens
@@ -129,8 +128,8 @@ def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[i
 def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
     """Field 1, once per token: text (1), score (2), type (3). The tail of 7 bytes has the last two."""
     encoded = [text.encode("utf-8", errors="replace") for text in texts]
-    if len(set(encoded)) < len(encoded) or b"" in encoded:
-        encoded = _made_unique(encoded, tail)
+    if len(set(encoded)) < len(encoded) or b"" in encoded or any(b"\0" in text for text in encoded):
+        encoded = _made_valid(encoded, tail)
     tails = tail.tobytes()
     heads = [b"\n" + _varint(n + len(_varint(n)) + 8) + b"\n" + _varint(n) for n in range(max(map(len, encoded)) + 1)]
     parts: list[bytes] = []
@@ -139,15 +138,15 @@ def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
     return b"".join(parts)
 
 
-def _made_unique(encoded: list[bytes], tail: np.ndarray) -> list[bytes]:
-    seen, unique = {b""}, []
+def _made_valid(encoded: list[bytes], tail: np.ndarray) -> list[bytes]:
+    seen, valid = {b""}, []
     for n, text in enumerate(encoded):
-        if text in seen:
-            text = b"\x00unused%d" % n
+        if text in seen or b"\0" in text:
+            text = b"\x01unused%d" % n
             tail["type"][n] = UNUSED if tail["type"][n] != UNKNOWN else UNKNOWN
         seen.add(text)
-        unique.append(text)
-    return unique
+        valid.append(text)
+    return valid
 
 
 def _varint(value: int) -> bytes:

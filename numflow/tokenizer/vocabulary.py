@@ -1,5 +1,6 @@
 """What every vocabulary can do, whatever file it came from, and the one the `tokenizers` package runs."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,16 @@ class LibraryVocabulary:
         self.size = max(library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
+        ids = self._encode(text, parse_special)
+        if not parse_special and not self.special_ids.isdisjoint(ids):
+            # A special token that the algorithm itself knows: cut it, so that it cannot be matched as a whole.
+            found = [re.escape(t) for id in self.special_ids.intersection(ids) if len(t := self.text(id) or "") > 1]
+            cuts = sorted({match.start() + 1 for t in found for match in re.finditer(t, text)})
+            parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
+            ids = [id for part in parts for id in self._encode(part, parse_special)] if cuts else ids
+        return ids
+
+    def _encode(self, text: str, parse_special: bool) -> list[int]:
         with self._lock, library_errors(self._where):
             self._library.encode_special_tokens = not parse_special
             return self._library.encode(text, add_special_tokens=False).ids

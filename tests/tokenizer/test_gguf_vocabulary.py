@@ -1,0 +1,190 @@
+"""GGUF vocabularies: ids are those of the tokenizer the metadata was written from."""
+
+import pytest
+from sentencepiece import SentencePieceProcessor
+
+from numflow.errors import FormatError, TokenizerError
+from numflow.tokenizer import load_tokenizer
+from tests.tokenizer.conftest import (
+    NASTY,
+    gguf,
+    gguf_of_byte_level,
+    gguf_of_sentencepiece,
+    gguf_of_wordpiece,
+)
+
+
+def test_sentencepiece_bpe(bpe_model):
+    tokenizer = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model)))
+    processor = SentencePieceProcessor(model_proto=bpe_model)
+    for text in NASTY.values():
+        assert tokenizer.encode(text, parse_special=False) == [1, *processor.encode(text)]
+    assert tokenizer.encode("<s>the</s>", add_special=False) == [1, *processor.encode("the"), 2]
+
+
+def test_sentencepiece_unigram_(unigram_model):
+    charsmap = _charsmap(unigram_model)
+    tokenizer = load_tokenizer(gguf(gguf_of_sentencepiece(
+        unigram_model, model="t5", remove_extra_whitespaces=True, precompiled_charsmap=charsmap)))
+    processor = SentencePieceProcessor(model_proto=unigram_model)
+    for text in NASTY.values():
+        assert tokenizer.encode(text, parse_special=False)[:-1] == processor.encode(text)
+
+
+def _charsmap(proto):
+    """The largest length-delimited field 2 inside field 3 of a model, as signed bytes."""
+    at, found = 0, b""
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            value |= (proto[at] & 127) << shift
+            shift, at = shift + 7, at + 1
+            if proto[at - 1] < 128:
+                return value
+
+    while at < len(proto):
+        key, size = varint(), varint()
+        if key == 3 << 3 | 2:
+            end = at + size
+            while at < end:
+                inner, value = varint(), varint()
+                if inner & 7 == 2:
+                    found = proto[at : at + value] if inner >> 3 == 2 else found
+                    at += value
+        else:
+            at += size
+    return [byte - 256 if byte > 127 else byte for byte in found]
+
+
+def test_byte_level_bpe(byte_level_library):
+    tokenizer = load_tokenizer(gguf(gguf_of_byte_level(byte_level_library)))
+    for text in NASTY.values():
+        assert tokenizer.encode(text) == byte_level_library.encode(text, add_special_tokens=False).ids
+    assert not tokenizer.add_bos and tokenizer.bos_id == 0 and tokenizer.eos_ids == {1}
+    tool = byte_level_library.token_to_id("<tool>")
+    assert tokenizer.encode("<s><tool>", parse_special=False)[-1] == tool
+    assert tokenizer.special_ids == {0, 1}
+
+
+def test_wordpiece(wordpiece_library):
+    tokenizer = load_tokenizer(gguf(gguf_of_wordpiece(wordpiece_library)))
+    for text in NASTY.values():
+        pair = wordpiece_library.encode(text, "the cat")
+        assert tokenizer.encode_pair(text, "the cat") == (pair.ids, pair.type_ids)
+        assert tokenizer.encode(text) == wordpiece_library.encode(text).ids
+    assert tokenizer.mask_id == 4 and tokenizer.id_of("##" + "s") == wordpiece_library.token_to_id("##s")
+
+
+def test_wordpiece_with_capitals_keeps_them(wordpiece_library):
+    meta = gguf_of_wordpiece(wordpiece_library)
+    meta["tokenizer.ggml.tokens"].append("▁Cat")
+    meta["tokenizer.ggml.token_type"].append(1)
+    assert load_tokenizer(gguf(meta)).encode("Cat")[1:-1] == [len(meta["tokenizer.ggml.tokens"]) - 1]
+    meta["tokenizer.ggml.normalizer.lowercase"] = True
+    assert load_tokenizer(gguf(meta)).encode("Cat") == wordpiece_library.encode("cat").ids
+
+
+@pytest.mark.parametrize(("more", "options", "first", "last"), [
+    ({}, {}, 1, None),
+    ({"add_bos_token": False}, {}, None, None),
+    ({"add_bos_token": False}, {"add_bos": True}, 1, None),
+    ({"add_eos_token": True}, {}, 1, 2),
+    ({"add_eos_token": True}, {"add_eos": False, "bos": "</s>"}, 2, None),
+])
+def test_bos_and_eos_follow_metadata_and_options(bpe_model, more, options, first, last):
+    ids = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, **more)), options).encode("the")
+    body = SentencePieceProcessor(model_proto=bpe_model).encode("the")
+    assert ids == [*([] if first is None else [first]), *body, *([] if last is None else [last])]
+
+
+def test_without_a_space_before_the_text_none_is_stripped(bpe_model):
+    tokenizer = load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, add_space_prefix=False)))
+    for text in ("the cat", " the cat", "  the"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_ends_of_turn(byte_level_library):
+    meta = gguf_of_byte_level(byte_level_library)
+    for key in ("tokens", "token_type"):
+        more = {"tokens": ["<|eot_id|>", "<turn>", "<|im_end|>"], "token_type": [3, 3, 1]}
+        meta[f"tokenizer.ggml.{key}"] += more[key]
+    eot = meta["tokenizer.ggml.tokens"].index("<|eot_id|>")
+    meta["tokenizer.ggml.eot_token_id"] = eot + 1
+    assert load_tokenizer(gguf(meta)).eos_ids == {1, eot, eot + 1}  # <|im_end|> is ordinary text here
+
+
+def test_user_defined_tokens_are_text_and_always_matched(bpe_model):
+    meta = gguf_of_sentencepiece(bpe_model, add_space_prefix=False)
+    extra = ["  ", "   ", "\n\n", "<b>"]
+    for key, values in (("tokens", extra), ("scores", [-1000.0] * 4), ("token_type", [4] * 4)):
+        meta[f"tokenizer.ggml.{key}"] = meta[f"tokenizer.ggml.{key}"] + values
+    first = len(meta["tokenizer.ggml.tokens"]) - 4
+    tokenizer = load_tokenizer(gguf(meta))
+    ids = tokenizer.encode("    \n\n\n<b>", add_special=False, parse_special=False)
+    assert [id for id in ids if id >= first] == [first + 1, first + 2, first + 3]
+    assert tokenizer.decode(ids) == "    \n\n\n<b>"
+
+
+def test_repeated_and_empty_tokens_are_survived(bpe_model):
+    meta = gguf_of_sentencepiece(bpe_model)
+    for key, value in (("tokens", ["▁the", "a\0b", "", ""]), ("scores", [0.0] * 4), ("token_type", [1, 1, 1, 5])):
+        meta[f"tokenizer.ggml.{key}"] = meta[f"tokenizer.ggml.{key}"] + value
+    tokenizer = load_tokenizer(gguf(meta))
+    assert tokenizer.encode("the") == load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model))).encode("the")
+    assert tokenizer.vocab_size == len(meta["tokenizer.ggml.tokens"])
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b""
+
+
+def test_a_default_role_that_is_ordinary_text_is_none(byte_level_library):
+    meta = gguf_of_byte_level(byte_level_library)
+    del meta["tokenizer.ggml.bos_token_id"], meta["tokenizer.ggml.eos_token_id"]
+    tokenizer = load_tokenizer(gguf(meta))
+    assert tokenizer.bos_id is None and tokenizer.eos_ids == frozenset()
+
+
+def test_numpy_arrays_do_as_well_as_lists(bpe_model):
+    import numpy as np
+
+    meta = gguf_of_sentencepiece(bpe_model)
+    lists = load_tokenizer(gguf(dict(meta)))
+    for key in ("scores", "token_type", "tokens"):
+        meta[f"tokenizer.ggml.{key}"] = np.array(meta[f"tokenizer.ggml.{key}"])
+    assert load_tokenizer(gguf(meta)).encode("the cat 🦜") == lists.encode("the cat 🦜")
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("model", "rwkv", r"tokenizer\.ggml\.model 'rwkv' is not supported; known: .*gpt2"),
+    ("model", ["llama"], "is not supported"),
+    ("model", "none", "has no tokenizer"),
+])
+def test_models_that_are_not_supported(bpe_model, key, value, message):
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, **{key: value})))
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("tokens", [], "tokens should be a list of tokens"),
+    ("tokens", "abc", "tokens should be a list"),
+    ("tokens", ["a", 1], "tokens should be text"),
+    ("scores", [0.0], "scores should have .* numbers, one per token, has 1"),
+    ("scores", ["x"], "scores should be a list of numbers"),
+    ("scores", [float("nan")], "scores should be a list of numbers"),
+    ("token_type", [[1]], "token_type should be a list of numbers"),
+    ("add_bos_token", 1, "add_bos_token should be true or false, is 1"),
+    ("add_space_prefix", "no", "add_space_prefix should be true or false"),
+])
+def test_metadata_that_contradicts_itself(bpe_model, key, value, message):
+    with pytest.raises(FormatError, match=rf"model\.gguf: tokenizer\.ggml\.{message}"):
+        load_tokenizer(gguf(gguf_of_sentencepiece(bpe_model, **{key: value})))
+
+
+@pytest.mark.parametrize(("merges", "message"), [
+    (["ab"], r"merges\[0\] should be two tokens, is 'ab'"),
+    (["x nothing"], "merges do not fit"),
+    ([1], "merges should be text"),
+])
+def test_merges_that_do_not_fit(byte_level_library, merges, message):
+    with pytest.raises(FormatError, match=message):
+        load_tokenizer(gguf(gguf_of_byte_level(byte_level_library, merges=merges)))
