@@ -47,7 +47,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     defaults = chosen.section("generation")
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
-                  defaults.get("template", ""), defaults.get("system_prompt", ""), chunk)
+                  defaults.get("template", ""), defaults.get("system_prompt", ""), chunk,
+                  lambda: _recipe(checkpoint, chosen))
     model.load_s = time.perf_counter() - begin
     return model
 
@@ -86,6 +87,12 @@ def _tokenizer(checkpoint, spec):
     from numflow.tokenizer import load_tokenizer
 
     return load_tokenizer(checkpoint, spec.section("tokenizer"))
+
+
+def _recipe(checkpoint, spec):
+    from numflow.engine.recipe import read_recipe
+
+    return read_recipe(checkpoint.files, network.resolve(spec, checkpoint)[0].option("generation", "pooling"))
 
 
 def _ends(checkpoint) -> frozenset[int]:

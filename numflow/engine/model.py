@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from numflow.engine.batch import Text, outputs
+from numflow.engine.embedding import embed
 from numflow.engine.generation import Generation, Piece, Stream, TextStream, Timing
 from numflow.engine.prompt import Prompts
+from numflow.engine.recipe import Recipe
 from numflow.engine.sampling import Sampler, Sampling
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
@@ -35,16 +37,18 @@ class Model:
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
     template, system_prompt: the specification's own prompt template, "" if it has none.
     chunk:     rows of a prompt that run at once.
+    recipe:    function that tells how embeddings are made, called when one is first wanted.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
                  ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
-                 system_prompt: str = "", chunk: int = 512):
+                 system_prompt: str = "", chunk: int = 512, recipe: Callable[[], Recipe] | None = None):
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
         self.load_s = 0.0
         self._load_tokenizer = tokenizer
+        self._load_recipe = recipe
         self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
         self._ends = ends
         self._bos = bos
@@ -107,6 +111,29 @@ class Model:
         pairs = [Text(self.runner.check(ids, "ids"), None, self._check_encoder(source))
                  for ids, source in zip(texts, sources)]
         return list(outputs(self.runner, pairs, "logits"))
+
+    def embed(self, texts: str | Sequence[str], normalize: bool | None = True, pooling: str | None = None, *,
+              truncate: bool = False, prompt: str | None = None) -> np.ndarray:
+        """Embeddings of texts: float32 [width] of one text, [n, width] of a list.
+
+        How hidden states become an embedding is read from the files beside the weights (modules.json and what it
+        names), else from the specification's [generation] pooling.
+
+        normalize: make every embedding as long as 1; None: only if the model's files say so.
+        pooling:   instead of the model's own: cls, max, mean, mean_sqrt_len, weighted_mean or last.
+        truncate:  cut texts that are longer than the model's limit; else they are an error.
+        prompt:    name of one of the model's prompts, put in front of every text; None: the model's default, if any.
+
+        Raises:
+            RequestError: no pooling is known, a text is too long or has no tokens, or there is no such prompt.
+            TokenizerError: the model has no tokenizer.
+            FormatError: one of the files is broken.
+        """
+        return embed(self, self._recipe, texts, normalize, pooling, truncate, prompt)
+
+    @cached_property
+    def _recipe(self) -> Recipe:
+        return self._load_recipe() if self._load_recipe is not None else Recipe()
 
     def iter_logits(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary])."""

@@ -1,0 +1,111 @@
+"""Embeddings of texts: hidden states, pooled as the model's own files say."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.engine.batch import Text, outputs
+from numflow.engine.recipe import POOLINGS, Dense, Recipe
+from numflow.errors import RequestError, did_you_mean
+
+
+def embed(model, recipe: Recipe, texts: str | Sequence[str], normalize: bool | None, pooling: str | None,
+          truncate: bool, prompt: str | None) -> np.ndarray:
+    """See Model.embed."""
+    if not isinstance(texts, str) and not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"embed needs a text or a list of texts, has {texts!r:.80}")
+    modes = _modes(model, recipe, pooling)
+    layers = _layers(recipe, normalize)
+    before = _prompt(model, recipe, prompt)
+    skipped = 0 if recipe.pool_prompt or not before else _prompt_tokens(model, recipe, before)
+    ids = _ids(model, recipe, [texts] if isinstance(texts, str) else texts, before, truncate)
+    output = "encoder_hidden" if model.runner.has_encoder else "hidden"
+    vectors = []
+    for hidden in outputs(model.runner, map(Text, ids), output):
+        vector = np.concatenate([pool(hidden, mode, skipped) for mode in modes])
+        for layer in layers:
+            vector = layer(vector)
+        vectors.append(vector.astype(np.float32))
+    if isinstance(texts, str):
+        return vectors[0]
+    width = len(modes) * model.network.outputs[output].width
+    width = next((len(layer.weight) for layer in reversed(layers) if isinstance(layer, Dense)), width)
+    return np.array(vectors, np.float32).reshape(len(vectors), width)
+
+
+def pool(hidden: np.ndarray, mode: str, skipped: int = 0) -> np.ndarray:
+    """One vector float64 [D] of hidden states [n, D]; the first `skipped` tokens do not count (but for "cls")."""
+    if mode == "cls":
+        return hidden[0].astype(np.float64)
+    counted = hidden[min(skipped, len(hidden) - 1):].astype(np.float64)
+    if mode == "last":
+        return counted[-1]
+    if mode == "max":
+        return counted.max(0)
+    if mode == "weighted_mean":
+        weights = np.arange(len(hidden) - len(counted) + 1, len(hidden) + 1)
+        return weights @ counted / weights.sum()
+    return counted.sum(0) / (len(counted) if mode == "mean" else len(counted) ** 0.5)
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    """The vector divided by its length."""
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def _modes(model, recipe, pooling) -> tuple[str, ...]:
+    if pooling is None:
+        if not recipe.pooling:
+            raise RequestError(f"{model.network.name} does not say how embeddings are pooled (it has no modules.json, "
+                               f"and its specification no pooling); pass pooling=, one of {', '.join(POOLINGS)}")
+        return recipe.pooling
+    if pooling not in POOLINGS:
+        raise RequestError(f"no pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")
+    first = next((layer.weight.shape[1] for layer in recipe.layers if isinstance(layer, Dense)), None)
+    if first is not None and len(recipe.pooling) != 1:
+        raise RequestError(f"{model.network.name} has a layer after its pooling that needs {first} columns: pooling "
+                           f"{pooling!r} alone does not make them")
+    return (pooling,)
+
+
+def _layers(recipe, normalize) -> list:
+    """normalize None: as the files say. True: the result has length 1. False: it is not normalised."""
+    layers = [unit if layer == "normalize" else layer for layer in recipe.layers
+              if layer != "normalize" or normalize is not False]
+    return [*layers, unit] if normalize and layers[-1:] != [unit] else layers
+
+
+def _prompt(model, recipe, prompt) -> str:
+    """The text to put in front."""
+    if prompt is None:
+        return "" if recipe.prompt is None else recipe.prompts[recipe.prompt]
+    if prompt not in recipe.prompts:
+        raise RequestError(f"{model.network.name} has no prompt {prompt!r}{did_you_mean(prompt, recipe.prompts)}")
+    return recipe.prompts[prompt]
+
+
+def _clean(recipe, text) -> str:
+    text = text.strip() if recipe.strip else text
+    return text.lower() if recipe.lower else text
+
+
+def _prompt_tokens(model, recipe, before) -> int:
+    """Tokens of a prompt, with those in front of it."""
+    tokenizer = model.tokenizer
+    return len(tokenizer.wrapping.prefix) + len(tokenizer.encode(_clean(recipe, before), add_special=False))
+
+
+def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
+    """Checked ids of each text, none longer than the model's limit."""
+    tokenizer, found = model.tokenizer, []
+    limit = min(recipe.max_tokens or model.context, model.context)
+    around = len(tokenizer.wrapping.apply([])[0])
+    for number, text in enumerate(texts, 1):
+        ids = tokenizer.encode(_clean(recipe, before + text), add_special=False)
+        if len(ids) + around > limit and not truncate:
+            source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
+            raise RequestError(f"text {number} has {len(ids) + around} tokens; the model's limit{source} is {limit}. "
+                               "Shorten it, or pass truncate=True to drop what is beyond")
+        ids = tokenizer.wrapping.apply(ids[:max(0, limit - around)])[0]
+        found.append(model.runner.check(ids, f"text {number}"))
+    return found

@@ -1,0 +1,175 @@
+"""How a model makes an embedding of a text, as the files beside its weights say (or its specification)."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import FormatError, RequestError, did_you_mean
+
+# Ways of pooling, by their name here: the name in a pooling module's pooling_mode, and its switch in older files.
+# The order is that in which the results of several are joined.
+POOLINGS = {
+    "cls": ("cls", "pooling_mode_cls_token"),
+    "max": ("max", "pooling_mode_max_tokens"),
+    "mean": ("mean", "pooling_mode_mean_tokens"),
+    "mean_sqrt_len": ("mean_sqrt_len_tokens", "pooling_mode_mean_sqrt_len_tokens"),
+    "weighted_mean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
+    "last": ("lasttoken", "pooling_mode_lasttoken"),
+}
+ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """y = activation(weight x + bias): weight f32 [N, K], bias f32 [N] or None; activation is a key of ACTIVATIONS."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    activation: str
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        y = self.weight @ x
+        return ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """From hidden states to an embedding.
+
+    pooling:     names of POOLINGS, joined; empty if the files name none.
+    layers:      what comes after it, in order: a Dense, or "normalize".
+    max_tokens:  the longest text in tokens, those around it included; None: the model's context.
+    limit_from:  the file that says so.
+    prompts:     texts to put in front, by name. prompt: the name of the one that is used by default.
+    pool_prompt: whether the prompt's own tokens are pooled too.
+    lower:       texts are lower-cased first. strip: white space around them is dropped.
+    """
+
+    pooling: tuple[str, ...] = ()
+    layers: tuple[Dense | str, ...] = ()
+    max_tokens: int | None = None
+    limit_from: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompt: str | None = None
+    pool_prompt: bool = True
+    lower: bool = False
+    strip: bool = False
+
+
+def read_recipe(files: Mapping[str, Any], default: str = "none") -> Recipe:
+    """The recipe of a model folder.
+
+    files:   Checkpoint.files, of which "modules" (modules.json) or else "pooling" decides.
+    default: pooling as the specification has it, for models without these files; "none" for none.
+
+    Raises:
+        FormatError: a file is broken, or has values that make no sense.
+        RequestError: a module that numflow does not have.
+    """
+    if "modules" not in files:
+        if "pooling" not in files:
+            return Recipe(() if default == "none" else (default,))
+        return Recipe(**_pooling(Path(files["pooling"])))
+    path = Path(files["modules"])
+    modules = _read(path, list)
+    found: dict[str, Any] = {"layers": []}
+    for module in modules:
+        if not isinstance(module, Mapping) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise FormatError(f"{path}: should be a list of objects with type and path, has {module!r:.80}")
+        kind, folder = module["type"].rpartition(".")[2], _inside(path, module["path"])
+        if kind == "Pooling":
+            found |= _pooling(folder / "config.json")
+        elif kind == "Dense":
+            found["layers"].append(_dense(folder))
+        elif kind == "Normalize":
+            found["layers"].append("normalize")
+        elif kind not in ("Transformer", "Dropout"):
+            raise RequestError(f"{path}: module {module['type']!r} is not supported; numflow has Transformer, Pooling, "
+                               "Dense and Normalize")
+    found["layers"] = tuple(found["layers"])
+    return Recipe(**found, **_limits(path.parent), **_prompts(path.parent))
+
+
+def _read(path: Path, kind: type) -> Any:
+    from numflow.tokenizer.side_files import read_json
+
+    content = read_json(path)
+    if not isinstance(content, kind):
+        raise FormatError(f"{path}: should be a JSON {'list' if kind is list else 'object'}")
+    return content
+
+
+def _inside(path: Path, name: str) -> Path:
+    """A folder beside the file `path`."""
+    if not re.fullmatch(r"[\w.-]*", name) or name == "..":
+        raise FormatError(f"{path}: {name!r} is not the name of a folder beside it")
+    return path.parent / name
+
+
+def _pooling(path: Path) -> dict[str, Any]:
+    """pooling and pool_prompt of a pooling module's config.json."""
+    config = _read(path, dict)
+    named = config.get("pooling_mode")
+    if named is not None:
+        wanted = [named] if isinstance(named, str) else list(named)
+        known = {mode: name for name, (mode, _) in POOLINGS.items()}
+        for mode in wanted:
+            if mode not in known:
+                raise FormatError(f"{path}: pooling_mode {mode!r} is unknown{did_you_mean(mode, known)}")
+        names = [name for name, (mode, _) in POOLINGS.items() if mode in wanted]
+    else:
+        switches = {switch for _, switch in POOLINGS.values()}
+        unknown = [key for key, on in config.items() if key.startswith("pooling_mode_") and on and key not in switches]
+        if unknown:
+            raise FormatError(f"{path}: {unknown[0]} is unknown{did_you_mean(unknown[0], switches)}")
+        names = [name for name, (_, switch) in POOLINGS.items() if config.get(switch, name == "mean")]
+    if not names:
+        raise FormatError(f"{path}: no pooling mode is switched on")
+    return {"pooling": tuple(names), "pool_prompt": bool(config.get("include_prompt", True))}
+
+
+def _dense(folder: Path) -> Dense:
+    from numflow.formats import open_checkpoint
+
+    path = folder / "config.json"
+    config = _read(path, dict)
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        hint = did_you_mean(activation, ACTIVATIONS)
+        raise FormatError(f"{path}: activation_function {activation!r} is unknown{hint}")
+    tensors = open_checkpoint(folder).tensors
+    shape = (config.get("out_features"), config.get("in_features"))
+    names = ("linear.weight", "linear.bias") if config.get("bias", True) else ("linear.weight",)
+    for name, expected in zip(names, (shape, shape[:1])):
+        if name not in tensors or tensors[name].shape != expected:
+            found = list(tensors[name].shape) if name in tensors else "missing"
+            raise FormatError(f"{folder}: {name} should be {list(expected)} as {path} says, is {found}")
+    return Dense(*[tensors[name].f32() for name in names], *[None] * (2 - len(names)), activation)
+
+
+def _limits(folder: Path) -> dict[str, Any]:
+    """max_tokens, limit_from, lower and strip of sentence_*_config.json (its name has varied)."""
+    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+    if path is None:
+        return {"strip": True}
+    config = _read(path, dict)
+    longest = config.get("max_seq_length")
+    if longest is not None and (not isinstance(longest, int) or longest < 1):
+        raise FormatError(f"{path}: max_seq_length should be a number of tokens, is {longest!r}")
+    return {"max_tokens": longest, "limit_from": path.name, "lower": bool(config.get("do_lower_case")), "strip": True}
+
+
+def _prompts(folder: Path) -> dict[str, Any]:
+    """prompts and prompt of config_sentence_transformers.json."""
+    path = folder / "config_sentence_transformers.json"
+    config = _read(path, dict) if path.is_file() else {}
+    prompts, name = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
+        raise FormatError(f"{path}: prompts should be an object of names and texts")
+    if name is not None and name not in prompts:
+        raise FormatError(f"{path}: default_prompt_name {name!r} is none of its prompts{did_you_mean(name, prompts)}")
+    return {"prompts": dict(prompts), "prompt": name}
