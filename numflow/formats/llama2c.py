@@ -148,7 +148,10 @@ def _check_size(file: MappedFile, config: dict[str, Any], start: int) -> None:
 
 
 def _quantised(file: MappedFile, name: str, shape: tuple[int, ...], start: int, group: int) -> Tensor:
-    """Groups may run over the end of a row: blocks are then a common divisor of both, and share the group's scale."""
+    """Blocks are a common divisor of groups and rows, and share their group's scale.
+
+    Rows that are no whole number of groups mean what the C program makes of them, which is not what was exported.
+    """
     rows, columns = shape
     block = math.gcd(group, columns)
     kind = q8_groups(block)
@@ -157,9 +160,13 @@ def _quantised(file: MappedFile, name: str, shape: tuple[int, ...], start: int, 
         count = rows * columns
         codes = file.data[start:start + count]
         scales = file.data[start + count:start + count + count // group * 4]
-        raw = np.empty((count // block, kind.size), np.uint8)
-        raw[:, :4] = np.repeat(scales.reshape(-1, 4), group // block, axis=0)
-        raw[:, 4:] = codes.reshape(-1, block)
+        raw = np.zeros((rows, columns // block, kind.size), np.uint8)
+        # Groups start anew in each row, take the scale at (first weight of the group) // group, and the columns left
+        # over do not count.
+        used = columns // group * (group // block)
+        first = np.arange(rows)[:, None] * columns + np.arange(used) * block // group * group
+        raw[:, :used, :4] = scales.reshape(-1, 4)[first // group]
+        raw[:, :used, 4:] = codes.reshape(rows, columns // block, block)[:, :used]
         raw.flags.writeable = False
         return raw.reshape(rows, kind.row_bytes(columns))
 

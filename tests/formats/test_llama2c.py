@@ -7,7 +7,8 @@ import pytest
 
 from numflow.errors import FormatError
 from numflow.formats import detect, open_checkpoint
-from numflow.formats.llama2c import read
+from numflow.formats.llama2c import _quantised, read
+from numflow.formats.mapped import MappedFile
 from tests.conftest import shared
 from tests.formats.make import damaged, refused, survives
 
@@ -79,8 +80,25 @@ def test_every_version_reads_back(tmp_path, version, head):
     assert (config["dim"], config["hidden_dim"], config["n_kv_heads"], config["vocab_size"]) == (8, 6, 2, 10)
     assert set(tensors) == set(expected)
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(tensor.f32(), expected[name])
+        if version < 2 or tensor.columns % config["group_size"] == 0:
+            np.testing.assert_array_equal(tensor.f32(), expected[name])
         assert not tensor.raw().flags.writeable
+
+
+def test_rows_of_no_whole_number_of_groups_are_read_as_the_c_program_reads_them(tmp_path):
+    """Its matmul: for j = 0; j <= n - group; j += group: the scale is that of weight (i * n + j)."""
+    rows, columns, group = 8, 6, 4
+    codes = np.arange(-24, 24).astype(np.int8)
+    scales = np.arange(1, 13).astype("<f4")
+    path = tmp_path / "matrix.bin"
+    path.write_bytes(codes.tobytes() + scales.tobytes())
+    tensor = _quantised(MappedFile(path), "w", (rows, columns), 0, group)
+    expected = np.zeros((rows, columns))
+    for i in range(rows):
+        for j in range(0, columns - group + 1, group):
+            for k in range(group):
+                expected[i, j + k] = codes[i * columns + j + k] * scales[(i * columns + j) // group]
+    np.testing.assert_allclose(tensor.f32(), expected, rtol=1e-6)
 
 
 def test_groups_that_run_over_rows_become_smaller_blocks(tmp_path):
@@ -149,4 +167,5 @@ def test_published_files_agree():
     for name, tensor in old.tensors.items():
         expected = tensor.f32()
         np.testing.assert_array_equal(new.tensors[name].f32(), expected)
-        np.testing.assert_allclose(small.tensors[name].f32(), expected, atol=abs(expected).max() / 200)
+        if not name.endswith("ffn_down.weight"):  # rows of 172 are no whole number of groups of 8
+            np.testing.assert_allclose(small.tensors[name].f32(), expected, atol=abs(expected).max() / 200)
