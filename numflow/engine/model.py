@@ -10,6 +10,7 @@ import numpy as np
 from numflow.engine.batch import Text, outputs
 from numflow.engine.embedding import embed
 from numflow.engine.generation import Generation, Piece, Stream, TextStream, Timing
+from numflow.engine.masks import Filling, fill_mask
 from numflow.engine.prompt import Prompts
 from numflow.engine.recipe import Recipe
 from numflow.engine.sampling import Sampler, Sampling
@@ -134,6 +135,15 @@ class Model:
     @cached_property
     def _recipe(self) -> Recipe:
         return self._load_recipe() if self._load_recipe is not None else Recipe()
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:
+        """For every mask token of a text ("[MASK]", "<mask>"), the top_k most probable tokens, best first.
+
+        Raises:
+            RequestError: not a masked language model, a model without output head, or a text without mask tokens.
+            TokenizerError: the model has no tokenizer.
+        """
+        return fill_mask(self, text, top_k)
 
     def iter_logits(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary])."""
