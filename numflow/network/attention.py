@@ -185,7 +185,7 @@ def _latent_projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View
 def _expand_latent(b: Builder, low: View, heads: int, nope_dim: int, value_dim: int) -> tuple[View, View]:
     """The unrotated part of the keys [T, H*nope_dim] and the values [T, H*value_dim] from the compressed ones."""
     k, v = b.view("k_nope", heads * nope_dim), b.view("v", heads * value_dim)
-    if b.has("attn_kv_b.weight"):
+    if not b.has("attn_k_b.weight"):
         rows = np.arange(heads)[:, None] * (nope_dim + value_dim)
         b.linear("attn_kv_b", low, k, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
         b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(value_dim)[None]).reshape(-1), ".v")

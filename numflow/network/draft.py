@@ -30,7 +30,7 @@ def draft(checkpoint: Checkpoint) -> Draft:
     from numflow.network import build
 
     fitting, failing = [], []
-    for spec in list_specs():
+    for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate = _with_names(spec, checkpoint.naming, renamed)
             merit = (not names_it(spec.section("detect"), checkpoint), -len(_keys_read(spec, checkpoint)), len(renamed), len(spec.chain), spec.name)
@@ -48,6 +48,11 @@ def draft(checkpoint: Checkpoint) -> Draft:
     *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
     candidate = _with_names(spec, checkpoint.naming, renamed)
     return Draft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), []), problem)
+
+
+def _families() -> list[Spec]:
+    """Specs that describe more than one model: those that detection may choose."""
+    return [spec for spec in list_specs() if spec.section("detect")]
 
 
 def _keys_read(spec: Spec, checkpoint: Checkpoint) -> set[str]:
@@ -109,7 +114,7 @@ def _stored_patterns(checkpoint: Checkpoint) -> list[str]:
 def _known_endings(naming: str) -> dict[tuple[str, bool], str]:
     """(last words of a pattern, whether it is per layer) -> module, where all shipped specs agree."""
     votes: dict[tuple[str, bool], set[str]] = {}
-    for spec in list_specs():
+    for spec in _families():
         if spec.type != "decoder":
             continue
         for module, patterns in _patterns(spec, naming).items():

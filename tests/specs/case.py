@@ -54,7 +54,7 @@ def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming:
 
         return Tensor(name, shape, TYPES["F16" if make is values else "F32"], read)
 
-    format = {"hf": "safetensors", "gguf": "gguf"}[naming]
+    format = {"hf": "safetensors"}.get(naming, naming)
     return Checkpoint(Path("toy"), format, naming, {n: tensor(n, s) for n, s in tensors.items()}, config)
 
 
