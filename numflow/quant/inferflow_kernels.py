@@ -1,0 +1,132 @@
+"""Inferflow's schemes (inferflow.py) as compiled kernels, with the same bytes and numbers as the NumPy reference."""
+
+import numpy as np
+
+from numflow.quant.inferflow import BYTES as ON_GRID
+from numflow.quant.inferflow import (
+    MID_RISE,
+    PAIR_LEVELS,
+    SYMMETRIC,
+    InferflowScheme,
+    header_bytes,
+    stored_headers,
+)
+from numflow.quant.scheme import checked_bytes, checked_weights
+from numflow.quant.threads import kernel, over_rows
+
+_LONGEST = 64  # weights of a block
+
+
+def encode(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix", threads: int | None = None) -> np.ndarray:
+    """float32 [N, K] -> uint8 [N, row_bytes]; errors as `inferflow.encode_reference`."""
+    x = checked_weights(x, scheme, name)
+    rows, blocks = x.shape[0], x.shape[1] // scheme.block
+    out = np.empty((rows, blocks, scheme.size), np.uint8)
+    base, scale = np.empty((2, rows, blocks), np.float32)
+    over_rows(_encode, rows, threads, x, scheme.block, scheme.rule, scheme.levels, int(scheme.paired), _table(scheme),
+              base, scale, out)
+    out[:, :, :scheme.header] = header_bytes(base.ravel(), scale.ravel(), scheme, name).reshape(rows, blocks, -1)
+    return out.reshape(rows, -1)
+
+
+def decode(raw: np.ndarray, scheme: InferflowScheme, threads: int | None = None) -> np.ndarray:
+    """uint8 [N, row_bytes] -> float32 [N, K]"""
+    raw = checked_bytes(raw, scheme)
+    rows = raw.shape[0]
+    base, scale = (field.reshape(rows, -1) for field in stored_headers(raw.reshape(-1, scheme.size), scheme))
+    x = np.empty((rows, scheme.columns(raw.shape[1])), np.float32)
+    over_rows(_decode, rows, threads, raw.reshape(rows, -1, scheme.size), scheme.block, scheme.rule, int(scheme.paired),
+              _table(scheme), np.ascontiguousarray(base), np.ascontiguousarray(scale), x)
+    return x
+
+
+def _table(scheme: InferflowScheme) -> np.ndarray:
+    """int64 [planes, 5]: width, shift, first byte, and how far apart the codes of a byte and of two bytes are."""
+    rows, at = [], scheme.header
+    for plane in scheme.planes:
+        size = plane.bytes(scheme.codes)
+        apart = (size, 1) if plane.split else (1, 8 // plane.width)
+        rows.append((plane.width, plane.shift, at, *apart))
+        at += size
+    return np.array(rows, np.int64)
+
+
+@kernel
+def _encode(x, block, rule, levels, paired, planes, base, scale, out, begin, end):
+    """x f32 [N, K]; base, scale f32 [N, blocks]; out u8 [N, blocks, size], all but its headers."""
+    codes = np.empty(_LONGEST, np.uint8)
+    for row in range(begin, end):
+        for b in range(base.shape[1]):
+            weights = x[row, b * block:(b + 1) * block]
+            start, scale[row, b] = _range(weights, rule, levels)
+            base[row, b] = start + scale[row, b] * np.float32(0.5) if rule == MID_RISE else start
+            inverse = np.float32(0) if scale[row, b] < np.float32(1e-5) else np.float32(1) / scale[row, b]
+            if rule == SYMMETRIC:
+                for i in range(block):
+                    ratio = weights[i] * inverse
+                    code = np.floor(abs(ratio) + np.float32(0.5))
+                    codes[i] = np.uint8(np.int64(-code if ratio < 0 else code) & 255)
+            else:
+                rounding = np.float32(0.0001) if rule == MID_RISE else np.float32(0.5)
+                for i in range(block):
+                    code = np.floor((weights[i] - start) * inverse + rounding)
+                    codes[i] = np.uint8(min(max(code, np.float32(0)), np.float32(levels - 1)))
+            count = block
+            if paired:
+                count = block // 2
+                for i in range(count):
+                    codes[i] = codes[2 * i] + PAIR_LEVELS * codes[2 * i + 1]
+            _pack(codes, count, planes, out[row, b])
+
+
+@kernel
+def _range(weights, rule, levels):
+    """The value that code 0 starts from, and the scale."""
+    low = high = weights[0]
+    for i in range(1, weights.size):
+        low, high = min(low, weights[i]), max(high, weights[i])
+    if rule == SYMMETRIC:
+        return np.float32(0), max(-low, high) / np.float32(127)
+    if rule == ON_GRID:
+        low = np.floor(low * np.float32(100)) / np.float32(100)
+    return low, (high - low) / np.float32(levels if rule == MID_RISE else levels - 1)
+
+
+@kernel
+def _pack(codes, count, planes, out):
+    for p in range(planes.shape[0]):
+        width, shift, at, inner, outer = planes[p]
+        mask = (1 << width) - 1
+        for k in range(count * width // 8):
+            byte = 0
+            for j in range(8 // width):
+                byte |= ((np.int64(codes[k * outer + j * inner]) >> shift) & mask) << (width * j)
+            out[at + k] = byte
+
+
+@kernel
+def _decode(raw, block, rule, paired, planes, base, scale, x, begin, end):
+    """raw u8 [N, blocks, size]; base, scale f32 [N, blocks]; x f32 [N, K]."""
+    codes = np.empty(_LONGEST, np.int64)
+    count = block // 2 if paired else block
+    for row in range(begin, end):
+        for b in range(base.shape[1]):
+            _unpack(raw[row, b], count, planes, codes)
+            if paired:
+                for i in range(count - 1, -1, -1):  # from the end, since pairs spread out in place
+                    pair = codes[i]
+                    codes[2 * i], codes[2 * i + 1] = pair % PAIR_LEVELS, pair // PAIR_LEVELS
+            for i in range(block):
+                code = codes[i] - 256 if rule == SYMMETRIC and codes[i] > 127 else codes[i]
+                x[row, b * block + i] = base[row, b] + np.float32(code) * scale[row, b]
+
+
+@kernel
+def _unpack(raw, count, planes, codes):
+    codes[:count] = 0
+    for p in range(planes.shape[0]):
+        width, shift, at, inner, outer = planes[p]
+        mask = (1 << width) - 1
+        for k in range(count * width // 8):
+            for j in range(8 // width):
+                codes[k * outer + j * inner] |= ((np.int64(raw[at + k]) >> (width * j)) & mask) << shift
