@@ -10,4 +10,5 @@ def main() -> None:
 
         app(prog_name="numflow")
     except KeyboardInterrupt:  # while still importing
+        print("interrupted", file=sys.stderr)
         sys.exit(130)

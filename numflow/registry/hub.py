@@ -6,6 +6,7 @@ huggingface_hub does the work: resuming, checking, locking, and its own cache, s
 import fnmatch
 import json
 import re
+import sys
 from pathlib import Path
 
 from numflow.errors import DownloadError, ModelNotFoundError, NumflowError
@@ -35,8 +36,12 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.logging import set_verbosity_error
 
     (enable_progress_bars if progress else disable_progress_bars)()
+    set_verbosity_error()  # it would tell about each of its attempts
+    if progress and not offline:
+        print(f"looking for {repo} on the hub", file=sys.stderr, flush=True)
     try:
         if offline:
             folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
@@ -56,8 +61,7 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
             raise _absent(repo) from None
         raise DownloadError(f"{repo}: the hub cannot be reached") from None
     except Exception as error:  # whatever its HTTP library of the day raises
-        raise DownloadError(f"{repo}: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-                            ) from error
+        raise DownloadError(f"{repo}: {_reason(error)}") from error
     weights = files[0]
     return folder / weights if weights.endswith(".gguf") else folder
 
@@ -94,6 +98,14 @@ def _weights(repo: str, files: list[str], pattern: str) -> list[str]:
     if not found:
         raise ModelNotFoundError(f"{repo}: no safetensors, GGUF or pickled weights in it")
     return sorted(found)
+
+
+def _reason(error: Exception) -> str:
+    """Why the hub failed, in one line."""
+    kinds = {cls.__name__ for cls in type(error).__mro__}
+    if any("Connect" in kind or "Timeout" in kind for kind in kinds):
+        return "the hub cannot be reached"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _listing(files: list[str]) -> str:

@@ -163,12 +163,15 @@ def test_hub_offline_checks_that_all_shards_are_there(fake_hub):
     assert all(local for _, _, local, _ in calls)
 
 
-def test_hub_failures_are_one_line(monkeypatch, fake_hub):
+@pytest.mark.parametrize("error, line", [
+    (ConnectionError("[Errno -2] Name or service not known"), "the hub cannot be reached"),
+    (RuntimeError("503: try later\nand more lines"), "503: try later"), (RuntimeError(), "RuntimeError")])
+def test_hub_failures_are_one_line(monkeypatch, fake_hub, error, line):
     import huggingface_hub
 
     def fail(repo, revision=None):
-        raise ConnectionError("the cable is out\nand more lines")
+        raise error
 
     monkeypatch.setattr(huggingface_hub, "list_repo_files", fail)
-    with pytest.raises(DownloadError, match="^o/n: the cable is out$"):
+    with pytest.raises(DownloadError, match=f"^o/n: {line}$"):
         registry.resolve("o/n", progress=False)
