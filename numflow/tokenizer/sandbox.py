@@ -25,7 +25,7 @@ ITEM_SIZE = 64  # what an item of a container counts for
 MAX_NUMBER = 1 << 16  # of an argument to a filter or string method: widths, counts
 MAX_BITS = 1 << 12  # of an integer
 _LEFT_OUT = ("pprint", "urlize", "wordwrap", "xmlattr")  # slow on long text, and in no chat template
-_WIDTH = re.compile(r"\d{5}")
+_WIDTH = re.compile(r"\d{5}|%[-+ #0]*\*|%[^%]*\.\*|\{[^{}]*\{")  # given outright, or as an argument
 _clock = threading.local()
 
 
@@ -125,7 +125,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum")
         for name in _LEFT_OUT:
             self.filters.pop(name)
-        self.filters = {name: _watched(function) for name, function in self.filters.items()} | {"bounded": bounded}
+        for name, function in list(self.filters.items()):
+            self.add_filter(name, function)
+        self.filters["bounded"] = bounded
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Give templates a filter."""
+        self.filters[name] = _watched(function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Watch().visit(super()._parse(source, name, filename))
@@ -161,11 +167,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _check_format(template: str, arguments: tuple[Any, ...]) -> None:
-    """Widths inside a format string multiply like arguments do."""
+    """A format string may not ask for a width of more than 9999, or take one from its arguments."""
     if _WIDTH.search(template):
-        raise TooLarge("uses a width of more than 9999 in a format")
-    if "*" in template or "{" in template:
-        check_growth(template, arguments)
+        raise TooLarge("uses a width of more than 9999, or one from an argument, in a format")
     size(arguments)
 
 
