@@ -48,7 +48,7 @@ def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: 
         encoder_and_decoder(builder)
     else:
         decoder_or_encoder(builder)
-    left = names.left_over()
+    left = names.left_over(builder.option("stack", "layers"))
     if left:
         shown = ", ".join(map(repr, left[:4])) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         raise SpecError(f"{checkpoint.path}: spec {spec.name!r} has no place for tensor{'s' * (len(left) > 1)} {shown}; "

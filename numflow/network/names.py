@@ -73,7 +73,8 @@ class TensorNames:
         raise SpecError(f"{where}: missing tensor {module}.{role}, looked for {tried[0]!r}"
                         f"{' and ' + str(len(tried) - 1) + ' other names' if len(tried) > 1 else ''}{near}")
 
-    def left_over(self) -> list[str]:
-        """Tensors that no part of the network uses and no `ignore` pattern names."""
+    def left_over(self, layers: int) -> list[str]:
+        """Tensors that no part of the network uses and no `ignore` pattern names; {layers} in one is their number."""
+        ignored = [pattern.replace("{layers}", str(layers)) for pattern in self.ignored]
         return [name for name in self.checkpoint.tensors
-                if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in self.ignored)]
+                if name not in self.used and not any(fnmatchcase(name, pattern) for pattern in ignored)]

@@ -22,7 +22,7 @@ hyper-parameters are found and what its tensors are called. `numflow spec check 
 | `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
 | `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, `tensors` \
 and any section |
-| `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are numbers; `.weight` \
+| `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are numbers (`{layers}`, in `ignore`, is how many there are); `.weight` \
 and `.bias` are added; `enc.` / `dec.` before the module for one stack |
 
 ## Values

@@ -177,3 +177,34 @@ case("opt_350m", OPT, {"word_embed_proj_dim": 40, "do_layer_norm_before": False}
 GLM = GROUPED | RMS | {"partial_rotary_factor": 0.5, "attention_bias": True, "head_dim": 16, "pad_token_id": 0, "rms_norm_eps": 1e-5}
 case("glm", GLM, family("Glm", "glm"))
 case("glm4", GLM, family("Glm4", "glm4"), {"head_dim": 24})
+
+case("arcee", GROUPED | family("Arcee", "arcee"), {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                                                   "attention_bias": False, "mlp_bias": False})
+case("seed_oss", LLAMA | family("SeedOss", "seed_oss"), {"attention_bias": True, "attention_out_bias": False, "head_dim": 24})
+case("helium", LLAMA | family("Helium", "helium"), {"head_dim": 16})
+case("ernie4_5", LLAMA | family("Ernie4_5", "ernie4_5"), {"use_bias": False, "tie_word_embeddings": True, "head_dim": 24})
+case("exaone4", LLAMA | family("Exaone4", "exaone4"), {
+    "num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": "LLLG", "layer_types":
+    ["sliding_attention"] * 3 + ["full_attention"]})
+case("exaone4_full", LLAMA | family("Exaone4", "exaone4"), {
+    "sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 3})
+case("nemotron", GROUPED | family("Nemotron", "nemotron"), {
+    "hidden_act": "relu2", "norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "attention_bias": False,
+    "mlp_bias": False, "head_dim": 16})
+case("hunyuan_dense", LLAMA | family("HunYuanDenseV1", "hunyuan_v1_dense"), {
+    "tie_word_embeddings": True, "use_qk_norm": True, "head_dim": 24, "rope_scaling": {
+        "alpha": 50.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "dynamic"}})
+SIGMOID_MOE = {"moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 3,
+               "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+GLM_MOE = GROUPED | RMS | SIGMOID_MOE | family("Glm4Moe", "glm4_moe") | {
+    "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True, "n_group": 1, "topk_group": 1}
+case("glm4_moe", GLM_MOE, {"use_qk_norm": True})
+case("glm4_moe_air", GLM_MOE, {"use_qk_norm": False, "routed_scaling_factor": 1.0})
+case("dots1", GROUPED | RMS | SIGMOID_MOE | family("Dots1", "dots1"), {
+    "n_group": 1, "topk_group": 1, "attention_bias": False, "sliding_window": None, "layer_types": ["full_attention"] * 3})
+case("starcoder", GPT2, family("GPTBigCode", "gpt_bigcode"), {"multi_query": True, "activation_function": "gelu_pytorch_tanh"})
+case("gpt_bigcode", GPT2, family("GPTBigCode", "gpt_bigcode"), {"multi_query": False, "n_inner": 100})
+case("gpt_neo", family("GPTNeo", "gpt_neo"), {
+    "vocab_size": 203, "hidden_size": 64, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 64, "window_size": 5,
+    "attention_types": [[["global", "local"], 1], [["global"], 1]], "attention_layers": ["global", "local", "global"],
+    "activation_function": "gelu_new", "intermediate_size": None, "layer_norm_epsilon": 1e-5})
