@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from numflow import formats, network, registry
+from numflow.engine.defaults import read_defaults
 from numflow.engine.model import Model
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.partition.plan import single_device
@@ -48,7 +49,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
                   defaults.get("template", ""), defaults.get("system_prompt", ""), chunk,
-                  lambda: _recipe(checkpoint, chosen))
+                  lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
     model.load_s = time.perf_counter() - begin
     return model
 

@@ -1,34 +1,24 @@
 """A model ready to run: logits, hidden states and generation."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from numflow.engine.batch import Text, outputs
+from numflow.engine.decode import stream as stream_tokens
+from numflow.engine.decode import together
+from numflow.engine.defaults import Defaults
 from numflow.engine.embedding import embed
-from numflow.engine.generation import Generation, Piece, Stream, TextStream, Timing
+from numflow.engine.generation import Generation, Stream
 from numflow.engine.masks import Filling, fill_mask
 from numflow.engine.prompt import Prompts
 from numflow.engine.recipe import Recipe
-from numflow.engine.sampling import Sampler, Sampling
+from numflow.engine.request import Request, Requests, Settings
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A checked generation request. prompt: ids the (only or encoder) stack reads first; prefix: the decoder's."""
-
-    prompt: np.ndarray
-    prefix: np.ndarray
-    max_tokens: int
-    ends: frozenset[int]
-    stops: tuple[str, ...]
-    continues: bool
 
 
 class Model:
@@ -39,20 +29,21 @@ class Model:
     template, system_prompt: the specification's own prompt template, "" if it has none.
     chunk:     rows of a prompt that run at once.
     recipe:    function that tells how embeddings are made, called when one is first wanted.
+    defaults:  function that tells what the model's own files say about generating, called when a text is.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
                  ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
-                 system_prompt: str = "", chunk: int = 512, recipe: Callable[[], Recipe] | None = None):
+                 system_prompt: str = "", chunk: int = 512, recipe: Callable[[], Recipe] = Recipe,
+                 defaults: Callable[[], Defaults] = Defaults):
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
         self.load_s = 0.0
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
-        self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
-        self._ends = ends
-        self._bos = bos
+        prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
+        self._requests = Requests(self.runner, prompts, lambda: self.tokenizer, ends, bos, defaults)
 
     @cached_property
     def tokenizer(self):
@@ -134,7 +125,7 @@ class Model:
 
     @cached_property
     def _recipe(self) -> Recipe:
-        return self._load_recipe() if self._load_recipe is not None else Recipe()
+        return self._load_recipe()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:
         """For every mask token of a text ("[MASK]", "<mask>"), the top_k most probable tokens, best first.
@@ -179,116 +170,49 @@ class Model:
         return types.astype(np.int32)
 
     def generate(self, prompt: str | Sequence[int] | Sequence[Mapping], max_tokens: int | None = 64,
-                 temperature: float = 0.0, ignore_eos: bool = False, stream: bool = False, *, seed: int | None = None,
-                 top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, stop: str | Sequence[str] = (),
-                 chat: bool = False, decoder_ids: Sequence[int] | None = None) -> Generation | Stream:
+                 temperature: float = 0.0, ignore_eos: bool = False, stream: bool = False,
+                 **settings: Any) -> Generation | Stream:
         """Continue a prompt.
 
-        prompt:      text, token ids, or chat messages ({"role", "content"}). Encoder-decoders: what the encoder reads.
-        max_tokens:  new tokens at most; None: as many as the context holds.
-        stream:      return a Stream that iterates the text's pieces as they come.
-        stop:        text (or texts) that end the generation; not part of the result.
-        chat:        put the prompt into the model's chat template.
-        decoder_ids: encoder-decoders: the decoder's first tokens, instead of the model's own.
+        prompt:     text, token ids, or chat messages ({"role", "content"}). Encoder-decoders: what the encoder reads.
+        stream:     return a Stream that iterates the text's pieces as they come.
+        max_tokens, temperature, ignore_eos, settings: see Settings (seed, top_k, top_p, min_p, stop, chat, num_beams,
+                    no_repeat_ngram, ...).
 
         Raises:
-            RequestError: settings or ids out of range, or a prompt longer than the context.
+            RequestError: settings or ids out of range, settings that contradict each other, or a prompt longer than
+                the context.
             TokenizerError: text or stop strings, and no tokenizer; chat, and no template.
         """
-        sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
-        request = self._request(prompt, max_tokens, ignore_eos, stop, chat, decoder_ids)
+        common = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
+        request = self._requests.make(prompt, Settings.of(common | settings))
+        if request.beams is not None:
+            if stream:
+                raise RequestError("a beam search knows its text only at the end: leave out stream or num_beams")
+            return together(self.runner, [request], self._decoder)[0]
         result = Generation()
-        run = Stream(self._generate(request, sampler, result), result)
+        run = Stream(stream_tokens(self.runner, request, result, self._decoder), result)
         if stream:
             return run
         for _ in run:
             pass
         return result
 
-    def _request(self, prompt, max_tokens, ignore_eos, stop, chat, decoder_ids) -> _Request:
-        if not self.runner.causal:
-            raise RequestError(f"{self.network.name} is an encoder: it cannot generate text")
-        if max_tokens is None:
-            max_tokens = self.context
-        if not isinstance(max_tokens, (int, np.integer)) or isinstance(max_tokens, bool) or max_tokens < 0:
-            raise RequestError(f"max_tokens should be a whole number from 0, is {max_tokens!r}")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(text, str) and text for text in stops):
-            raise RequestError(f"stop should be texts that are not empty, is {stop!r}")
-        if stops:
-            self.tokenizer  # noqa: B018  stop strings need one: say so before anything runs
-        self._check_output("logits")
-        ids = self._prompts.ids(prompt, chat)
-        bos = self._bos_id() if len(ids) == 0 else None
-        prompt = self.runner.check(ids if bos is None else [bos])
-        prefix, continues = prompt, not chat
-        if self.runner.has_encoder:
-            prefix, continues = self.runner.check(self._prefix(decoder_ids), "decoder_ids"), False
-        elif decoder_ids is not None:
-            raise RequestError(f"{self.network.name} has no encoder: it takes no decoder_ids")
-        ends = frozenset() if ignore_eos else self._end_ids()
-        return _Request(prompt, prefix, int(max_tokens), ends, stops, continues)
+    def generate_batch(self, prompts: Sequence[str | Sequence[int] | Sequence[Mapping]],
+                       **settings: Any) -> list[Generation]:
+        """What `generate` returns for each prompt; they run side by side, and none notices the others.
 
-    def _prefix(self, decoder_ids) -> Sequence[int]:
-        """The decoder's first tokens: those given, else its start token and the one that is forced after it."""
-        if decoder_ids is not None:
-            return decoder_ids
-        start, forced = (self.network.facts.get(key) for key in ("decoder_start_token", "forced_bos_token"))
-        if start is None:
-            raise RequestError(f"{self.network.name} names no decoder start token; give decoder_ids")
-        return [start] if forced is None else [start, forced]
+        settings: see Settings.
 
-    @cached_property
-    def _tokenizer_if_any(self):
-        """The tokenizer, or None: ids alone can do without one."""
-        try:
-            return self.tokenizer
-        except TokenizerError:
-            return None
+        Raises:
+            RequestError, TokenizerError: as `generate` does.
+        """
+        chosen = Settings.of(settings)
+        return together(self.runner, [self._requests.make(prompt, chosen) for prompt in prompts], self._decoder)
 
-    def _bos_id(self) -> int | None:
-        return self._tokenizer_if_any.bos_id if self._tokenizer_if_any else self._bos
-
-    def _end_ids(self) -> frozenset[int]:
-        return self._ends | self._tokenizer_if_any.eos_ids if self._tokenizer_if_any else self._ends
-
-    def _generate(self, request: _Request, sampler: Sampler, result: Generation) -> Generator[Piece, None, None]:
-        """Fill `result` token by token; yields the text that became certain with each."""
-        timing = Timing(len(request.prompt))
-        encoder_ids = request.prompt if self.runner.has_encoder else None
-        text = TextStream(self._decoder(request), request.stops)
-        if request.max_tokens > 0:
-            limit = min(self.context, len(request.prefix) + request.max_tokens)
-            with self.runner.open(limit, encoder_ids) as sequence:
-                for id in self._tokens(sequence, request, sampler, result, timing):
-                    yield result.add(Piece(text.push(id), id))
-                    if text.stopped:
-                        break
-        last = Piece(text.flush())
-        if text.stopped:
-            result.finish_reason = "stop_string"
-        result.finish_reason = result.finish_reason or "length"
-        result.stats = timing.stats(result)
-        yield result.add(last)
-
-    def _tokens(self, sequence, request, sampler, result, timing) -> Iterator[int]:
-        """New token ids until an end token, max_tokens or the end of the context."""
-        ids = request.prefix
-        while True:
-            id = sampler.pick(sequence.last(ids))
-            timing.token()
-            if id in request.ends:
-                result.finish_reason = "stop"
-                return
-            result.ids.append(id)
-            yield id
-            if len(result.ids) == request.max_tokens or sequence.length == self.context:
-                return
-            ids = np.array([id], np.int32)
-
-    def _decoder(self, request: _Request):
+    def _decoder(self, request: Request):
         """Text decoder of the new tokens. It keeps a leading space where the text goes on after a prompt."""
-        if not self._tokenizer_if_any:
+        if not self._requests.tokenizer:
             return None
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
         return self.tokenizer.stream(continues=goes_on)
@@ -299,7 +223,7 @@ class Model:
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        request = self._request(prompt, 1, True, (), False, None)
+        request = self._requests.make(prompt, Settings(max_tokens=1))
         encoder_ids = request.prompt if self.runner.has_encoder else None
         with self.runner.open(len(request.prefix), encoder_ids) as sequence:
             if len(request.prefix) > 1:

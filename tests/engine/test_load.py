@@ -46,7 +46,7 @@ def test_ends_come_from_the_configuration(folder):
         stopped = model.generate([1], max_tokens=60)
         cut = next((i for i, id in enumerate(free) if id in (2, 3)), None)
         assert stopped.ids == free[:cut]
-        assert model._end_ids() == {2, 3}
+        assert model._requests._end_ids() == {2, 3}
         with pytest.raises(TokenizerError, match="no tokenizer"):
             model.generate("text")
         assert model.generate([], max_tokens=1).ids == model.generate([1], max_tokens=1).ids

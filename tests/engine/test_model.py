@@ -61,7 +61,7 @@ def test_an_empty_prompt_is_the_start_token_if_there_is_one():
     model = fake_model(tokenizer=False)
     model.generate([], max_tokens=1)
     assert model.program.memory[(0, 0)] == BOS
-    model._bos = None
+    model._requests._bos = None
     with pytest.raises(RequestError, match="prompt is empty"):
         model.generate([])
 
