@@ -1,4 +1,5 @@
-"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `copy`).
+"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`,
+`copy`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -51,6 +52,11 @@ def scale(step: Step, ctx) -> list[Call]:
 def softcap(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D]."""
     return [_bind(_softcap, step, ctx, 0, param(step, "cap"))]
+
+
+def clamp(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, D]."""
+    return [_bind(_clamp, step, ctx, 0, 0.0, param(step, "limit"))]
 
 
 def copy(step: Step, ctx) -> list[Call]:
@@ -173,6 +179,16 @@ def _softcap(args, thread, n_threads):
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
         store_part(y, tanh(load_part(a, left) / cap) * cap, left)
+
+
+@kernel
+def _clamp(args, thread, n_threads):
+    """y = min(max(a, -limit), limit)"""
+    highest, lowest = splat(f64(args, LIMIT)), splat(-f64(args, LIMIT))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, _, left = _at(args, item)
+        store_part(y, larger(lowest, smaller(highest, load_part(a, left))), left)
 
 
 @kernel

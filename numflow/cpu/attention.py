@@ -8,6 +8,7 @@ keys, and whoever finishes the last span of a tile merges them; either way the s
 import math
 
 import numpy as np
+from numba import njit
 
 from numflow.cpu.atomic import exchange, fetch_add
 from numflow.cpu.attention_tile import (
@@ -45,13 +46,14 @@ from numflow.cpu.kernel import N_SEQUENCES, STARTS, Call, f32_ptr, i32_ptr, i64,
 from numflow.cpu.math import exp
 from numflow.cpu.simd import inline, load_f32, store_f32
 from numflow.cpu.simd_float import larger, store_part
-from numflow.cpu.simd_tile import zeros_1, zeros_2, zeros_4, zeros_8
 from numflow.ops import Step, param
 
 # Partial results there is room for; at most this many (tile, span) pairs are taken apart.
 MOST_SLOTS = 1024
 # Byte offsets in the counters: the next item, threads that are done, spans done of each tile.
 _NEXT, _DONE, _SPANS_DONE = 0, 64, 128
+# Merged by Numba before anything is compiled: LLVM meets the long functions inside once, not once for each level.
+merged = njit(inline="always", error_model="numpy")
 _TILES_PER_THREAD = 4  # with fewer tiles than this, spans are shared out
 
 
@@ -95,7 +97,7 @@ def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarra
 
 @kernel
 def _attention_f32(args, thread, n_threads):
-    _attention(args, thread, n_threads, False)
+    _attention(args, thread, n_threads, None)
 
 
 @kernel
@@ -103,7 +105,7 @@ def _attention_f16(args, thread, n_threads):
     _attention(args, thread, n_threads, True)
 
 
-@inline
+@merged
 def _attention(args, thread, n_threads, half):
     counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
     tiles, spans = _count(args)
@@ -147,32 +149,21 @@ def _count(args):
     return tiles, (longest + SPAN - 1) // SPAN
 
 
-@inline
+@merged
 def _attend(args, scratch, half, sequence, index, tile, part, parts):
     """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
     per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
     count = min(_rows(args, sequence) - first, MOST_ROWS)
-    if count > 4:
-        _attend_rows(args, scratch, zeros_8(), half, sequence, head, first, count, tile, part, parts)
-    elif count > 2:
-        _attend_rows(args, scratch, zeros_4(), half, sequence, head, first, count, tile, part, parts)
-    elif count > 1:
-        _attend_rows(args, scratch, zeros_2(), half, sequence, head, first, count, tile, part, parts)
-    else:
-        _attend_rows(args, scratch, zeros_1(), half, sequence, head, first, count, tile, part, parts)
-
-
-@inline
-def _attend_rows(args, scratch, zero, half, sequence, head, first, count, tile, part, parts):
-    least, most = begin_tile(args, scratch, zero, sequence, head, first, count)
+    rows = 8 if count > 4 else 4 if count > 2 else count
+    least, most = begin_tile(args, scratch, rows, sequence, head, first, count)
     begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
     partials = i64(args, PARTIALS) + tile * parts * partial_bytes(args)
     if parts == 1:
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
         slot = scratch + OWN if parts == 1 else partials + span * partial_bytes(args)
-        span_result(args, scratch, zero, half, sequence, head, span, least, most, slot)
+        span_result(args, scratch, rows, half, sequence, head, span, least, most, slot)
         if parts == 1:
             merge(args, scratch, count, total, slot)
     if parts > 1:

@@ -15,9 +15,9 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "expert_linear": linear.expert_linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp, "copy": act.copy,
-    "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_linear": linear.expert_linear,
-    "expert_combine": moe.expert_combine,
+    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
+    "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
+    "expert_linear": linear.expert_linear, "expert_combine": moe.expert_combine,
 }
 
 

@@ -24,12 +24,13 @@ from numflow.cpu.kernel import (
     kernel,
     share,
 )
-from numflow.cpu.memory import LANES, aligned, padded
+from numflow.cpu.memory import aligned, padded
 from numflow.cpu.simd import inline
 from numflow.cpu.simd_float import store_as_f16
 from numflow.errors import RequestError
 from numflow.ops import Cache, Step, param
 
+CHUNK = 64  # keys that attention works on at a time: they must lie in one block
 ELEMENTS = {"f32": np.float32, "f16": np.uint16}
 
 HEADER, ROWS, CACHE, K, K_STRIDE, V, V_STRIDE, KV_HEADS, K_DIM, V_DIM, BLOCK, TABLE, TABLE_STRIDE, HALF = range(14)
@@ -42,8 +43,8 @@ class KVCache:
     """
 
     def __init__(self, cache: Cache, block_size: int, kv_type: str):
-        if block_size < LANES or block_size % LANES:
-            raise RequestError(f"block_size should be a multiple of {LANES}, is {block_size}")
+        if block_size < CHUNK or block_size % CHUNK:
+            raise RequestError(f"block_size should be a multiple of {CHUNK}, is {block_size}")
         self.shape, self.block_size, self.half, self.blocks = cache, block_size, kv_type == "f16", 0
         self.v_stride = padded(cache.v_dim)
         self.addresses = np.zeros(2, np.int64)

@@ -15,7 +15,7 @@ from numflow.ops import Step, param
 
 HEADER, ROWS = 0, 1
 LOGITS, LOGITS_STRIDE, IDS, IDS_STRIDE, GATES, GATES_STRIDE, EXPERTS, CHOSEN, SCORE, NORMALIZE, SCALE = range(2, 13)
-GROUPS, TOP_GROUPS, BIAS, SCRATCH, SCRATCH_STRIDE = range(13, 18)
+GROUPS, TOP_GROUPS, GROUP_BEST, BIAS, SCRATCH, SCRATCH_STRIDE = range(13, 19)
 X, X_STRIDE, Y, Y_STRIDE, ROUTES, WIDTH = LOGITS, LOGITS_STRIDE, IDS, IDS_STRIDE, EXPERTS, CHOSEN
 
 SOFTMAX, SIGMOID, SOFTMAX_TOPK = range(3)
@@ -31,7 +31,8 @@ def moe_route(step: Step, ctx) -> list[Call]:
     scratch = aligned((ctx.n_threads, 2 * experts + groups), np.float32)
     return [Call.of(step, _moe_route, ctx.header, ctx.rows(logits), *ctx.view(logits), *ctx.view(ids), *ctx.view(gates),
                     experts, ids.width, SCORES[param(step, "score")], param(step, "normalize"),
-                    float(param(step, "scale")), groups, param(step, "top_groups"), bias, scratch, scratch.shape[1])]
+                    float(param(step, "scale")), groups, param(step, "top_groups"),
+                    param(step, "group_best"), bias, scratch, scratch.shape[1])]
 
 
 def expert_combine(step: Step, ctx) -> list[Call]:
@@ -57,7 +58,7 @@ def _moe_route(args, thread, n_threads):
         for x in range(experts):
             choice[x] = scores[x] + bias[x]
         if i64(args, TOP_GROUPS) < i64(args, GROUPS):
-            _drop_groups(choice, experts, i64(args, GROUPS), i64(args, TOP_GROUPS), f32_ptr(scratch + 8 * experts))
+            _drop_groups(args, choice, f32_ptr(scratch + 8 * experts))
         for s in range(chosen):
             best = _best(choice, experts)
             choice[best] = _TAKEN
@@ -99,25 +100,32 @@ def _best(values, n):
 
 
 @inline
-def _drop_groups(choice, experts, groups, top_groups, values):
-    """Take the experts outside the best groups out of the choice; a group's value is the sum of its two best."""
-    size = experts // groups
+def _drop_groups(args, choice, values):
+    """Take the experts outside the best groups out of the choice; a group's value is the sum of its best."""
+    groups, size = i64(args, GROUPS), i64(args, EXPERTS) // i64(args, GROUPS)
     for g in range(groups):
-        first = second = _TAKEN
-        for x in range(g * size, (g + 1) * size):
-            if choice[x] > first:
-                first, second = choice[x], first
-            elif choice[x] > second:
-                second = choice[x]
-        values[g] = first + second if size > 1 else first
-    for _ in range(groups - top_groups):
+        values[g] = _sum_of_best(choice, g * size, (g + 1) * size, i64(args, GROUP_BEST))
+    for _ in range(groups - i64(args, TOP_GROUPS)):
         worst = 0
         for g in range(1, groups):  # of equals the last goes first
             if values[g] <= values[worst]:
                 worst = g
-        values[worst] = np.float32(np.inf)
+        values[worst] = -_TAKEN
         for x in range(worst * size, (worst + 1) * size):
             choice[x] = _TAKEN
+
+
+@inline
+def _sum_of_best(values, begin, end, count):
+    """The sum of the `count` largest of values[begin:end]."""
+    total = np.float32(0)
+    for x in range(begin, end):
+        better = 0
+        for other in range(begin, end):
+            better += values[other] > values[x] or (values[other] == values[x] and other < x)
+        if better < count:
+            total += values[x]
+    return total
 
 
 @inline

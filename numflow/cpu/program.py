@@ -26,7 +26,7 @@ class Program:
     weights:     the network's WeightSource.
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
     threads:     None: one per physical core this process may use.
-    block_size:  tokens per KV block, a multiple of 16.
+    block_size:  tokens per KV block, a multiple of 64.
     kv_type:     "f32", "f16" or "auto": f16 unless activations are f32 or all weights are floats.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.

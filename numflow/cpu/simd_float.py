@@ -139,10 +139,10 @@ def lane_numbers(typingctx):
 
 @inline
 def load_as_f32(address, half):
-    """16 elements: float16 ones where `half`, float32 ones otherwise."""
-    if half:
-        return load_f16(address)
-    return load_f32(address)
+    """16 elements: float32 ones where `half` is None, float16 ones otherwise; decided by its type."""
+    if half is None:
+        return load_f32(address)
+    return load_f16(address)
 
 
 @op(f32x16, types.int64, types.int64)

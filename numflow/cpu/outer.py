@@ -1,0 +1,82 @@
+"""Sums of outer products, the inner loops of attention: queries times keys, and probabilities times values."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from numflow.cpu.simd import fma_ir, load_at, splat, widen_f16_ir
+
+_F32, _F32X16, _U16X16 = ir.FloatType(), ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(16), 16)
+# Heights and widths (in vectors) that are compiled: what keeps all sums in registers, and enough of them under way.
+_WIDE, _NARROW = ((8, 2), (4, 4), (2, 4), (1, 4)), ((8, 1), (4, 1), (2, 1), (1, 1))
+
+
+def _products(shapes: tuple) -> Any:
+    @intrinsic
+    def add_outer_products(typingctx, rows, columns, half, n, total, total_row, x, x_row, v, v_column, v_step):
+        """total[r][c] += sum over i < n, in this order, of x[r][i] * v[i][c], for r < rows and c < columns.
+
+        total[r][c] is 16 float32 at total + r * total_row + 64 * c, x[r][i] a float32 at x + r * x_row + 4 * i,
+        v[i][c] 16 elements at v + c * v_column + i * v_step: float32 if `half` is None, else float16. n is at least 1.
+        """
+        element = _F32X16 if isinstance(half, types.NoneType) else _U16X16
+
+        def codegen(context, builder, signature, args):
+            rows, columns, _, *rest = args
+            for shape in shapes:
+                right = builder.and_(*(builder.icmp_signed("==", value, value.type(number))
+                                       for value, number in zip((rows, columns), shape, strict=True)))
+                with builder.if_then(right):
+                    _loop(builder, shape, element, *rest)
+            return context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(i64, i64, half, *[i64] * 8), codegen
+    return add_outer_products
+
+
+add_wide_products = _products(_WIDE)      # 8 rows and 2 columns, or 4, 2, 1 rows and 4 columns
+add_any_products = _products(_WIDE + _NARROW)  # these, or any of the rows and 1 column
+
+
+def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v_step):
+    rows, columns = shape
+    totals = [builder.add(total, builder.add(builder.mul(total_row, total.type(r)), total.type(64 * c)))
+              for r in range(rows) for c in range(columns)]
+    sums = [cgutils.alloca_once_value(builder, load_at(builder, address, _F32X16)) for address in totals]
+    before, body, after = builder.block, builder.append_basic_block("outer"), builder.append_basic_block("outer.end")
+    builder.branch(body)
+    builder.position_at_end(body)
+    i = builder.phi(n.type)
+    at = builder.add(v, builder.mul(i, v_step))
+    vectors = [_vector(builder, builder.add(at, builder.mul(v_column, at.type(c))), element) for c in range(columns)]
+    at = builder.add(x, builder.mul(i, x.type(4)))
+    for r in range(rows):
+        factor = splat(builder, load_at(builder, builder.add(at, builder.mul(x_row, at.type(r))), _F32), 16)
+        for c, vector in enumerate(vectors):
+            place = sums[r * columns + c]
+            builder.store(fma_ir(builder, factor, vector, builder.load(place)), place)
+    following = builder.add(i, i.type(1))
+    i.add_incoming(i.type(0), before)
+    i.add_incoming(following, body)
+    _keep_rolled(builder, builder.cbranch(builder.icmp_signed("<", following, n), body, after))
+    builder.position_at_end(after)
+    for address, place in zip(totals, sums, strict=True):
+        builder.store(builder.load(place), builder.inttoptr(address, _F32X16.as_pointer())).align = 4
+
+
+def _vector(builder, address, element):
+    value = load_at(builder, address, element)
+    return value if element == _F32X16 else widen_f16_ir(builder, value)
+
+
+def _keep_rolled(builder, branch):
+    """Unrolling this loop gains nothing and costs seconds of compilation. The node must refer to itself."""
+    module = builder.module
+    disable = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    node = ir.MDValue(module, (disable,), name=str(len(module.metadata)))
+    node.operands = (node, disable)
+    branch.set_metadata("llvm.loop", node)
