@@ -12,7 +12,6 @@ from numflow.ops import Step, View, param
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
-    "expert_linear": linear.expert_linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
