@@ -218,8 +218,8 @@ OPS = {op.name: op for op in (
     Op("select_rows", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "y = x", ("x",), ("y",)),
     Op("moe_route", "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
-       "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' applies "
-       "softmax to the S chosen logits; normalize makes gates sum to 1; times scale",
+       "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
+       "applies softmax to the S chosen logits; normalize makes gates sum to 1; times scale",
        ("logits",), ("ids", "gates"), ("bias?",),
        {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
         "group_best": 2}),
@@ -409,9 +409,8 @@ def _combine(step: Step, network: Network) -> None:
 
 _SHAPES = {
     "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
-    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat, "cache_write": _cache_write,
-    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows, "add": _same, "scale": _same, "softcap": _same,
-    "clamp": _same,
-    "select_rows": _select, "copy": _same, "moe_route": _route, "expert_linear": _expert_linear,
-    "expert_combine": _combine,
+    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
+    "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows,
+    "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
+    "moe_route": _route, "expert_linear": _expert_linear, "expert_combine": _combine,
 }

@@ -97,8 +97,7 @@ class Builder:
 
         select: rows taken of each stored matrix, None = all.
         """
-        whole = self.names.find(module, "weight", self.layer, self.stack)
-        tensors = [whole] if whole else [self.names.need(module, "weight", self.layer, self.stack, g) for g in range(groups)]
+        whole, tensors = self._grouped_tensors(module, "weight", groups)
         count = groups if whole else 1
         parts = []
         for tensor in tensors:
@@ -116,8 +115,7 @@ class Builder:
     def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
                          add: float = 0.0) -> str:
         """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""
-        whole = self.names.find(module, role, self.layer, self.stack)
-        tensors = [whole] if whole else [self.names.need(module, role, self.layer, self.stack, g) for g in range(groups)]
+        whole, tensors = self._grouped_tensors(module, role, groups)
         parts = []
         for tensor in tensors:
             stored, count = tensor.shape[-1], groups if whole else 1
@@ -126,8 +124,14 @@ class Builder:
             chosen = None if select is None else (
                 np.arange(count)[:, None] * stored + np.asarray(select)[None]).reshape(-1)
             parts.append(Part(tensor.name, chosen))
-        return self._add(Weight(f"{self.prefix}{module}{suffix}.{role}", (groups * rows,), tuple(parts), groups=groups, add=add,
-                                types=tuple(t.type.name for t in tensors)))
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.{role}", (groups * rows,), tuple(parts), groups=groups,
+                                add=add, types=tuple(t.type.name for t in tensors)))
+
+    def _grouped_tensors(self, module: str, role: str, groups: int) -> tuple[bool, list[Tensor]]:
+        """Whether all groups are in one tensor; that one, or one for each."""
+        place = (module, role, self.layer, self.stack)
+        whole = self.names.find(*place)
+        return (True, [whole]) if whole else (False, [self.names.need(*place, group) for group in range(groups)])
 
     def _add(self, weight: Weight) -> str:
         """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
@@ -170,7 +174,8 @@ class Builder:
 
     def _weighted(self, module: str) -> bool:
         """Norms without weights exist (a spec says so by naming no tensor for them)."""
-        return any(True for group in (None, 0) for _ in self.names.candidates(module, "weight", self.layer, self.stack, group))
+        place = (module, "weight", self.layer, self.stack)
+        return any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,

@@ -49,7 +49,7 @@ def _halves(layout: str, width: int):
     """Rows of gate and of up in a fused matrix."""
     if layout == "interleaved":
         return np.arange(0, 2 * width, 2), np.arange(1, 2 * width, 2)
-    first, second = range(0, width), range(width, 2 * width)
+    first, second = range(width), range(width, 2 * width)
     return (first, second) if layout == "gate_up" else (second, first)
 
 
@@ -60,8 +60,8 @@ def _experts(b: Builder, x: View) -> View:
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
     bias = {"bias": b.vector("exp_probs_b", "weight" if b.has("exp_probs_b.weight") else "bias", experts)} \
         if b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias") else {}
-    b.emit("moe_route", (scores,), (ids, gates), "route", bias,
-           **{key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")})
+    rule = ("score", "normalize", "scale", "groups", "top_groups", "group_best")
+    b.emit("moe_route", (scores,), (ids, gates), "route", bias, **{key: b.option("moe", key) for key in rule})
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
@@ -82,7 +82,8 @@ def _experts(b: Builder, x: View) -> View:
     return y
 
 
-def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None, suffix: str = "") -> None:
+def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None,
+                   suffix: str = "") -> None:
     transposed = b.option("moe", "transposed")
     weights = {"weight": b.stack_of_matrices(module, experts, y.width, x.width, select, transposed, suffix)}
     if b.has(f"{module}.bias"):

@@ -27,11 +27,13 @@ class TensorNames:
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
         self.used: set[str] = set()
 
-    def candidates(self, module: str, role: str, layer: int | None, stack: str, expert: int | None = None) -> Iterator[str]:
+    def candidates(self, module: str, role: str, layer: int | None, stack: str,
+                   expert: int | None = None) -> Iterator[str]:
         """Every stored name that `module` could have, best first."""
         patterns = self.patterns.get(_STACK_PREFIX[stack] + module, self.patterns.get(module, []))
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            if not pattern or ("{layer}" in pattern and layer is None) or ("{expert}" in pattern) != (expert is not None):
+            per_layer, per_expert = "{layer}" in pattern, "{expert}" in pattern
+            if not pattern or (per_layer and layer is None) or per_expert != (expert is not None):
                 continue
             base = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
             for prefix in self.prefixes:

@@ -62,7 +62,8 @@ def _add_embeddings(b: Builder, x: View) -> View:
     width = x.width
     position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
     if position == "learned":
-        b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.matrix("position_embd", None, width)}, offset=offset)
+        table = b.matrix("position_embd", None, width)
+        b.emit("embed_position", (x,), (x,), "position_embd", {"table": table}, offset=offset)
     elif position == "sinusoidal":
         table = sinusoids(b.option("stack", "context") + offset, width, b.option("embedding", "sinusoid"),
                           b.option("embedding", "sinusoid_span"))

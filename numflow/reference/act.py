@@ -1,4 +1,4 @@
-"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`)."""
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`."""
 
 import math
 

@@ -5,35 +5,38 @@ from numflow.spec.schema import MODULES, SECTIONS
 
 _INTRO = """# Specification files
 
-A model is a TOML file here; nothing in `numflow/` knows a family by name. A file says what a model is made of, where its
-hyper-parameters are found and what its tensors are called. `numflow spec check FILE [CHECKPOINT]` checks one,
-`numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through writing one.
+A model is a TOML file here; nothing in `numflow/` knows a family by name. A file says what a model is made of,
+where its hyper-parameters are found and what its tensors are called. `numflow spec check FILE [CHECKPOINT]` checks
+one, `numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through writing one.
 (This page is written by `python -m numflow.spec.reference > specs/README.md`.)
 
 ## Layout of a file
 | table | what it holds |
 |---|---|
-| `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by key |
+| `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by \
+key |
 | `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`), `source`, `license`, `notes` |
-| `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` (general.architecture), \
-`llama2c`, and a condition `when`. Not inherited |
+| `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \
+(general.architecture), `llama2c`, and a condition `when`. Not inherited |
 | `[parameters]` | named values: a literal, an expression, or a source table |
 | the sections below | the building blocks |
 | `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
-| `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, `tensors` \
-and any section |
-| `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are numbers (`{layers}`, in `ignore`, is how many there are); `.weight` \
-and `.bias` are added; `enc.` / `dec.` before the module for one stack |
+| `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, \
+`transposed`, `tensors` and any section |
+| `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
+numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` are added; `enc.` / `dec.` \
+before the module for one stack |
 
 ## Values
 - A literal: `pairing = "half"`.
 - For numbers and switches an **expression** over parameters, `layer`, and options by their long name \
-(`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. Functions: \
-FUNCTIONS, and `has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
-- One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') else 'none'"`.
+(`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. \
+Functions: FUNCTIONS, and `has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
+- One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') \
+else 'none'"`.
 - A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \
-default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; null counts as \
-absent; `map` translates words.
+default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; \
+null counts as absent; `map` translates words.
 - A list of one value per layer is read layer by layer.
 """
 

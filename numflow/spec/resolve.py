@@ -49,7 +49,7 @@ class Resolved:
         return value
 
     def _source(self, where: str, source: Any, layer: int | None, stack: str, kind: str = "") -> Any:
-        """A literal, an expression (text; after "=" for kind "choice", never for "text"), or what a source table finds."""
+        """A literal, an expression (text; after "=" for a "choice", never for "text"), or what a source table finds."""
         if isinstance(source, str):
             if kind == "text" or (kind == "choice" and not source.startswith("=")):
                 return source
@@ -156,7 +156,8 @@ class Resolved:
         if option.kind == "choice":
             value = schema.ACTIVATION_ALIASES.get(value, value) if "silu" in option.choices else value
             if value not in option.choices:
-                raise SpecError(f"{self.spec.path}: {where}: expected one of {', '.join(option.choices)}, found {value!r}")
+                expected = f"one of {', '.join(option.choices)}"
+                raise SpecError(f"{self.spec.path}: {where}: expected {expected}, found {value!r}")
             return value
         if value is None:
             return {"int": 0, "float": 0.0, "bool": False}.get(option.kind) if option.default is not None else None

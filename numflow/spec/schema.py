@@ -50,7 +50,8 @@ def _list(default, what):
 
 
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
-ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+                      "gelu_pytorch_tanh": "gelu_tanh",
                       "gelu_accurate": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
                       "gelu_python": "gelu"}
 
@@ -62,7 +63,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "embedding": {
         "width": _int("hidden", "columns of the embedding table where they differ from `hidden` (project_in follows)"),
-        "project": _choice(("first", "last"), "first", "project_in comes before positions, types and norm, or after them"),
+        "project": _choice(("first", "last"), "first",
+                           "project_in comes before positions, types and norm, or after them"),
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
@@ -200,7 +202,8 @@ MODEL_TYPES = ("decoder", "encoder", "encoder-decoder")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
-TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", *SECTIONS, *NAMINGS, *STACKS)
+TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed",
+            *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
 NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", *SECTIONS, *STACKS)
 
@@ -211,10 +214,12 @@ MODULES = {
     "project_in": "embedding width -> D", "project_out": "D -> embedding width",
     "attn_norm": "norm before attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
     "attn_qkv": "query, key and value in one", "attn_output": "output projection of attention",
-    "attn_q_norm": "norm of queries", "attn_k_norm": "norm of keys", "attn_sinks": "sink logits", "attn_gate": "output gate",
+    "attn_q_norm": "norm of queries", "attn_k_norm": "norm of keys", "attn_sinks": "sink logits",
+    "attn_gate": "output gate",
     "attn_rel_b": "relative position buckets [n, H]",
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
-    "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm", "attn_kv_b": "latent key/value, up",
+    "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",
+    "attn_kv_b": "latent key/value, up",
     "attn_k_b": "latent key, up (split files)", "attn_v_b": "latent value, up (split files)",
     "attn_post_norm": "norm after attention", "ffn_norm": "norm before the feed-forward part",
     "ffn_gate": "gate", "ffn_up": "up", "ffn_gate_up": "gate and up in one", "ffn_down": "down",
@@ -222,11 +227,14 @@ MODULES = {
     "ffn_gate_inp": "router [X, D]", "exp_probs_b": "router bias used for choosing",
     "ffn_gate_exps": "experts' gate", "ffn_up_exps": "experts' up", "ffn_gate_up_exps": "experts' gate and up",
     "ffn_down_exps": "experts' down",
-    "ffn_gate_shexp": "shared expert's gate", "ffn_up_shexp": "shared expert's up", "ffn_down_shexp": "shared expert's down",
+    "ffn_gate_shexp": "shared expert's gate", "ffn_up_shexp": "shared expert's up",
+    "ffn_down_shexp": "shared expert's down",
     "ffn_gate_up_shexp": "shared expert's gate and up", "ffn_gate_inp_shexp": "gate of the shared expert",
-    "cross_norm": "norm before cross-attention", "cross_q": "cross query", "cross_k": "cross key", "cross_v": "cross value",
+    "cross_norm": "norm before cross-attention", "cross_q": "cross query", "cross_k": "cross key",
+    "cross_v": "cross value",
     "cross_output": "output projection of cross-attention", "cross_post_norm": "norm after cross-attention",
     "output_norm": "norm after the last layer", "output": "output matrix [V, D]",
     "head_dense": "masked-LM transform", "head_norm": "its norm",
-    "rope_freqs": "divisors of the rotary frequencies", "rope_factors_long": "longrope", "rope_factors_short": "longrope",
+    "rope_freqs": "divisors of the rotary frequencies", "rope_factors_long": "longrope",
+    "rope_factors_short": "longrope",
 }

@@ -47,7 +47,7 @@ def load_case(name: str) -> Case:
 
 
 def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming: str = "hf", make=values) -> Checkpoint:
-    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values, float16 or float32, when they are read."""
+    """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values when they are read."""
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         def read():
             return np.ascontiguousarray(make(name, shape)).reshape(-1, shape[-1]).view(np.uint8)
@@ -82,7 +82,7 @@ def gguf_checkpoint(case: Case) -> Checkpoint:
 
 def run(program, ids: list[int], output: str = "logits", types: list[int] | None = None,
         encoder_ids: list[int] | None = None) -> np.ndarray:
-    """`output` at every position of one sequence, float32 [len(ids), width]; runs the encoder first where there is one."""
+    """`output` at every position of one sequence, float32 [len(ids), width]; after the encoder, where there is one."""
     if encoder_ids is not None:
         program.run(_batch(program, encoder_ids, len(encoder_ids)), entry="encode", output=None)
     entry = "encode" if output == "encoder_hidden" else "main"

@@ -3,8 +3,8 @@
     python -m tests.specs.make_gguf_cases LLAMA_CPP_FOLDER [NAME ...]
 
 Run it from the repository root, with the environment of make_transformers_cases.py. Each element of a case's tensors is
-numbered; the converted file then tells where every element went. Stored are the metadata and those places, not weights:
-the tests fill in the values of weights.py, so that the numbers of transformers must come out of the GGUF names and layouts.
+numbered; the converted file then tells where every element went. Stored are the metadata and those places, not
+weights: the tests fill in the values of weights.py, and the numbers of transformers must come out.
 """
 
 import json
@@ -24,12 +24,19 @@ FOLDER = Path(__file__).parent / "gguf"
 STEP = 4
 # What the converter or the format leaves out, so that the numbers cannot agree.
 LEFT_OUT = {
-    "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden", "flan_t5": "no bucket distance",
+    "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden",
     "gpt_bigcode": "the width of the feed-forward part is written as 4 * hidden",
-    "gemma2_scaled": "no query scale", "gemma3": "no query scale and no pattern of windows", "gpt_oss_clamped": "no limit",
-    "llama_dynamic": "no dynamic scaling", "mistral": "no window", "qwen2_window": "no window", "starcoder2_window": "no window",
+    "flan_t5": "no bucket distance",
+    "gemma2_scaled": "no query scale",
+    "gemma3": "no query scale and no pattern of windows",
+    "gpt_oss_clamped": "no limit",
+    "llama_dynamic": "no dynamic scaling",
+    "mistral": "no window",
+    "qwen2_window": "no window",
+    "starcoder2_window": "no window",
 }
-SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general.file_type", "general.quant", "tokenizer.")
+SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general.file_type", "general.quant",
+         "tokenizer.")
 
 
 def numbered(tensors: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -77,10 +84,11 @@ def make(name: str) -> None:
         for tensor in reader.tensors:
             values = np.array(tensor.data, np.float32)
             tensors[tensor.name] = {"shape": [int(n) for n in reversed(tensor.shape)]}
-            number = np.rint(values).astype(np.int64).reshape(-1)
-            if np.any(number != values.reshape(-1)) or np.any(number % STEP != number[0] % STEP) or tensor.name.startswith("rope_"):
+            if tensor.name.startswith("rope_"):  # made from the configuration
                 literals[tensor.name] = values
                 continue
+            number = values.astype(np.int64).reshape(-1)
+            assert np.all(number % STEP == number[0] % STEP), tensor.name
             tensors[tensor.name]["add"] = int(number[0] % STEP)
             places.append(number // STEP)
     about = np.frombuffer(json.dumps({"metadata": metadata, "tensors": tensors}).encode(), np.uint8)

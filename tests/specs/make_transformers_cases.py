@@ -73,7 +73,8 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
     arrays = {}
     for i, (given, kept) in enumerate(zip(inputs, rows, strict=True)):
         with torch.no_grad():
-            result = model(**{ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}, output_hidden_states=True)
+            arguments = {ARGUMENTS[key]: torch.tensor([ids]) for key, ids in given.items()}
+            result = model(**arguments, output_hidden_states=True)
         found = {} if kind == "hidden" else {"logits": result.logits}
         if kind in ("hidden", "masked"):
             found["hidden"] = result.hidden_states[-1]

@@ -15,8 +15,8 @@ SIZES = {
     "layers": 2, "encoder_layers": 2, "decoder_layers": 2, "hidden": 64, "heads": 4, "encoder_heads": 4, "kv_heads": 2,
     "stored_kv_heads": 2, "head_dim": 16, "ffn_width": 96, "encoder_ffn": 96, "context": 64, "embedding_width": 48,
     "experts": 4, "experts_per_token": 2, "expert_width": 32, "shared_width": 40, "shared_experts": 1, "window_size": 5,
-    "norm_eps": 1e-5, "rope_dim": 8, "nope_dim": 12, "key_dim": 20, "value_dim": 12, "latent.rank": 24, "latent.q_rank": 16,
-    "rotary_dims": 8, "first_dense": 1, "blocks": 2, "layer_kinds": ["global", "local"],
+    "norm_eps": 1e-5, "rope_dim": 8, "nope_dim": 12, "key_dim": 20, "value_dim": 12, "latent.rank": 24,
+    "latent.q_rank": 16, "rotary_dims": 8, "first_dense": 1, "blocks": 2, "layer_kinds": ["global", "local"],
 }
 
 
