@@ -32,7 +32,7 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     around = wrapping.Wrapping()
     if roles.cls is not None and roles.sep is not None:
         around = wrapping.around(roles.cls, roles.sep, [roles.sep, roles.sep])
-    wanted = {key: options.get(key, side.tokenizer_config.get(f"{key}_token")) for key in ("add_bos", "add_eos")}
+    wanted = {key: options.get(key, side.flag(f"{key}_token")) for key in ("add_bos", "add_eos")}
     return Tokenizer(vocabulary, roles, around.changed(roles.bos, roles.eos, **wanted),
                      options.get("chat_template", side.chat_template()))
 

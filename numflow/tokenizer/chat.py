@@ -73,7 +73,7 @@ def _strftime_now(format: str) -> str:
 class _Generation(Extension):
     """{% generation %} marks the assistant's words for training; here they are just text."""
 
-    tags = frozenset(("generation",))
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

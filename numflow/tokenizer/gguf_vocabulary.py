@@ -14,6 +14,7 @@ from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 from numflow.tokenizer.vocabulary import AddedToken, LibraryVocabulary, Vocabulary
 
+MAX_TOKEN = 1 << 16  # characters
 _ROLE_KEYS = {"unk": "unknown", "sep": "seperator", "pad": "padding"}  # where the key has another name; so spelt
 
 
@@ -79,6 +80,8 @@ def _table(meta: Mapping[str, Any], where: str) -> Table:
     for key in ("tokens", "merges"):
         if wrong := set(map(type, _list(meta, key, where))) - {str, np.str_}:
             raise FormatError(f"{where}: tokenizer.ggml.{key} should be text, has {wrong.pop().__name__}")
+    if max(map(len, texts)) > MAX_TOKEN:
+        raise FormatError(f"{where}: tokenizer.ggml.tokens has a token of more than {MAX_TOKEN} characters")
     scores = _numbers(meta, "scores", where)
     types = _numbers(meta, "token_type", where)
     for key, numbers in (("scores", scores), ("token_type", types)):
@@ -101,7 +104,7 @@ def _numbers(meta: Mapping[str, Any], key: str, where: str) -> np.ndarray:
     return numbers
 
 
-def _list(meta: Mapping[str, Any], key: str, where: str) -> list[Any] | np.ndarray:
+def _list(meta: Mapping[str, Any], key: str, where: str) -> Any:
     value = meta.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(value, list | tuple | np.ndarray):
         raise FormatError(f"{where}: tokenizer.ggml.{key} should be a list, is {value!r}")
@@ -112,7 +115,8 @@ def _finish(table: Table, options: Mapping[str, Any], vocabulary: Vocabulary, de
             add_bos: bool, add_eos: bool) -> Tokenizer:
     """Roles, and what goes around text, from the metadata's keys; then the options."""
     given = {role: table.id(role, defaults.get(role)) for role in ROLES}
-    roles = resolve(vocabulary, given, options, frozenset({table.id("eot"), table.id("eom")} - {None}))
+    ends = frozenset(id for role in ("eot", "eom") if (id := table.id(role)) is not None)
+    roles = resolve(vocabulary, given, options, ends)
     add_bos = options.get("add_bos", table.flag("add_bos_token", add_bos))
     add_eos = options.get("add_eos", table.flag("add_eos_token", add_eos))
     around = wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
@@ -149,7 +153,7 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
 
 def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     rule = pretokenize.rule_of(options.get("pre", table.get("pre", "default")), table.where)
-    vocab = {text: id for id, text in enumerate(table.texts)}
+    vocab = dict(zip(table.texts, range(len(table.texts)), strict=True))
     marked = rule.get("spaces") == "mark"
     unk = table.id("unk") if marked else None
     library = bpe_files.build(vocab, _merges(table), rule, table.where, unk=None if unk is None else table.texts[unk])
@@ -160,12 +164,11 @@ def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
 
 
 def _merges(table: Table) -> list[tuple[str, str]]:
-    merges = []
-    for n, merge in enumerate(table.get("merges", ())):
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise FormatError(f"{table.where}: tokenizer.ggml.merges[{n}] should be two tokens, is {merge!r}")
-        merges.append((merge[:cut], merge[cut + 1 :]))
+    merges = [tuple(merge.split(" ")) for merge in table.get("merges", ())]
+    wrong = next((n for n, merge in enumerate(merges) if len(merge) != 2), None)
+    if wrong is not None:
+        raise FormatError(f"{table.where}: tokenizer.ggml.merges[{wrong}] should be two tokens, "
+                          f"is {table.get('merges')[wrong]!r}")
     return merges
 
 

@@ -35,7 +35,7 @@ def of_library(library: Any, side: SideFiles, options: Mapping[str, Any], where:
     if given["unk"] is None:
         given["unk"] = getattr(library.model, "unk_token", None)
     roles = resolve(vocabulary, given, options, side.end_ids())
-    wanted = {key: options.get(key, side.tokenizer_config.get(f"{key}_token")) for key in ("add_bos", "add_eos")}
+    wanted = {key: options.get(key, side.flag(f"{key}_token")) for key in ("add_bos", "add_eos")}
     with library_errors(where):
         around = wrapping.of_library(library).changed(roles.bos, roles.eos, **wanted)
     return Tokenizer(vocabulary, roles, around, options.get("chat_template", side.chat_template()))

@@ -17,11 +17,13 @@ OPTIONS = {"file": str, "kind": str, "pre": str, "add_bos": bool, "add_eos": boo
 READERS = {
     "tokenizer.json": ((), "json_file"),
     "tokenizer.model": ((), "sentencepiece_file"),
+    "source.spm": (("vocab.json",), "sentencepiece_file"),
     "vocab.json": (("merges.txt",), "bpe_files"),
     "vocab.txt": ((), "wordpiece_file"),
     "tokenizer.bin": ((), "scored_file"),
 }
-_BY_SUFFIX = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "vocab.txt", ".bin": "tokenizer.bin"}
+_BY_SUFFIX = {".json": "tokenizer.json", ".model": "tokenizer.model", ".spm": "source.spm", ".txt": "vocab.txt",
+              ".bin": "tokenizer.bin"}
 
 
 def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -68,6 +70,9 @@ def _chosen(checkpoint: Any, options: Mapping[str, Any]) -> tuple[str, Path]:
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are set: None, "" and kind "auto" stand for what is found out."""
+    options = {key: value for key, value in options.items()
+               if value is not None and value != "" and (key, value) != ("kind", "auto")}
     for key, value in options.items():
         if key not in OPTIONS:
             raise TokenizerError(f"[tokenizer] {key}: no such option{did_you_mean(key, OPTIONS)}")
@@ -76,4 +81,4 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     kinds = (*names()["kinds"], "gguf")
     if options.get("kind", "gguf") not in kinds:
         raise TokenizerError(f"[tokenizer] kind: {options['kind']!r} is unknown{did_you_mean(options['kind'], kinds)}")
-    return dict(options)
+    return options

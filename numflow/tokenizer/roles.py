@@ -34,8 +34,8 @@ def resolve(vocabulary: Vocabulary, given: Mapping[str, Any], options: Mapping[s
     known = {text: vocabulary.added[text] for text in END_TEXTS if text in vocabulary.added}
     if any(text in known for text in _TURN_AFTER_MESSAGE):
         known.pop("<|end|>", None)
-    eos = {found["eos"]} - {None}
-    return Roles(**found, ends=frozenset({*known.values(), *ends, *eos}))
+    eos = () if found["eos"] is None else (found["eos"],)
+    return Roles(**found, ends=frozenset((*known.values(), *ends, *eos)))
 
 
 def _id(vocabulary: Vocabulary, token: Any) -> int | None:
@@ -44,6 +44,4 @@ def _id(vocabulary: Vocabulary, token: Any) -> int | None:
         token = token.get("content")
     if isinstance(token, str):
         return vocabulary.id(token)
-    if token is None or isinstance(token, bool) or not 0 <= int(token) < vocabulary.size:
-        return None
-    return int(token)
+    return token if type(token) is int and 0 <= token < vocabulary.size else None

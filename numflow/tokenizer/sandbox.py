@@ -8,7 +8,7 @@ is measured before it can grow further.
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from types import BuiltinFunctionType
 from typing import Any
@@ -49,8 +49,9 @@ def size(value: Any, budget: int = MAX_SIZE) -> int:
     Raises:
         TooLarge: it is above the budget.
     """
+    items: Iterable[Any] = ()
     if isinstance(value, str | bytes):
-        total, items = len(value), ()
+        total = len(value)
     elif isinstance(value, Mapping):
         total, items = len(value) * ITEM_SIZE, (*value, *value.values())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -110,7 +111,7 @@ class _Watch(NodeTransformer):
         return _filtered(node)
 
 
-def _filtered(node: nodes.Expr) -> nodes.Filter:
+def _filtered(node: Any) -> nodes.Filter:
     return nodes.Filter(node, "bounded", [], [], None, None, lineno=node.lineno)
 
 

@@ -1,5 +1,6 @@
-"""tokenizer.model: a SentencePiece model, alone or with a vocab.json that gives its pieces other ids."""
+"""tokenizer.model or source.spm: a SentencePiece model, alone or with a vocab.json that gives its pieces other ids."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from numflow.tokenizer import spm, wrapping
 from numflow.tokenizer.added import AddedTokens, collect
 from numflow.tokenizer.roles import resolve
 from numflow.tokenizer.side_files import SideFiles, read_bytes, read_vocab, text_of
-from numflow.tokenizer.tokenizer import Tokenizer
+from numflow.tokenizer.tokenizer import Roles, Tokenizer
+
+_LANGUAGE = re.compile(r">>[^<>]+<<")  # what tells a translator the language to translate to
 
 
 def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
@@ -28,27 +31,32 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
         texts, remap = _other_ids(Path(checkpoint.files["vocab.json"]), texts, side)
     vocab = {text: id for id, text in reversed(list(enumerate(texts)))}
     control = [text for n, text in enumerate(pieces) if processor.IsControl(n) or processor.IsUnknown(n)]
+    if remap is not None:
+        control += [text for text in texts if _LANGUAGE.fullmatch(text)]
     added = collect(vocab, len(texts), control, side, options)
     texts = [*texts, *(f"<unused {n}>" for n in range(len(texts), max((t.id for t in added), default=-1) + 1))]
     for token in added:
         texts[token.id] = token.text
     prefixed = any(pieces[id].startswith("\u2581") for id in processor.encode("a")[:1])
     vocabulary = spm.SentencePieceVocabulary(
-        proto, AddedTokens(added), prefix_each=bool(side.tokenizer_config.get("legacy", True)), strip_first=prefixed,
+        proto, AddedTokens(added), prefix_each=side.flag("legacy") is not False, strip_first=prefixed,
         texts=texts, remap=remap, where=str(path))
     own = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(), "pad": processor.pad_id()}
     own = {role: None if id < 0 else texts[id if remap is None else remap[id]] for role, id in own.items()}
     given = own | {role: token for role, token in side.roles().items() if token is not None}
     roles = resolve(vocabulary, given, options, side.end_ids())
-    return Tokenizer(vocabulary, roles, _around(roles, processor, side, options),
+    return Tokenizer(vocabulary, roles, _around(roles, processor.bos_id() >= 0 and remap is None, side, options),
                      options.get("chat_template", side.chat_template()))
 
 
-def _around(roles: Any, processor: Any, side: SideFiles, options: Mapping[str, Any]) -> wrapping.Wrapping:
-    """BOS first where the model has one, else EOS last, unless the files or the options say otherwise."""
-    has_bos = processor.bos_id() >= 0
-    add_bos = options.get("add_bos", side.tokenizer_config.get("add_bos_token", has_bos))
-    add_eos = options.get("add_eos", side.tokenizer_config.get("add_eos_token", not has_bos))
+def _around(roles: Roles, bos_first: bool, side: SideFiles, options: Mapping[str, Any]) -> wrapping.Wrapping:
+    """BOS first, else EOS last, unless the files or the options say otherwise.
+
+    Decoders know BOS; encoders, and models that translate (a vocab.json of their own), end with EOS.
+    """
+    add_bos, add_eos = (options.get(name, side.flag(f"{name}_token")) for name in ("add_bos", "add_eos"))
+    add_bos = bos_first if add_bos is None else add_bos
+    add_eos = not bos_first if add_eos is None else add_eos
     return wrapping.each(roles.bos if add_bos else None, roles.eos if add_eos else None)
 
 

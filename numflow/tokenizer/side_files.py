@@ -45,16 +45,16 @@ def read_json(path: Path) -> Any:
         raise FormatError(f"{path}: not JSON: {error}") from None
 
 
-def read_vocab(path: Path) -> dict[str, int]:
-    """vocab.json: token -> id.
+def read_vocab(path: Path, highest: int | None = None) -> dict[str, int]:
+    """vocab.json or added_tokens.json: token -> id.
 
     Raises:
-        FormatError: it is not a table of tokens and ids, or ids are far beyond the number of tokens.
+        FormatError: it is not a table of tokens and ids below `highest` (if None, near the number of tokens).
     """
     vocab = read_json(path)
-    if not isinstance(vocab, dict) or not vocab:
+    if not isinstance(vocab, dict) or not (vocab or highest):
         raise FormatError(f"{path}: should be a JSON object of tokens and ids")
-    highest = 4 * len(vocab) + 10_000  # ids may have gaps, but an absurd one must not size a table
+    highest = highest or 4 * len(vocab) + 10_000  # ids may have gaps, but an absurd one must not size a table
     bad = next(((text, id) for text, id in vocab.items() if type(id) is not int or not 0 <= id < highest), None)
     if bad:
         raise FormatError(f"{path}: token {bad[0]!r} should have an id, has {bad[1]!r}")
@@ -71,7 +71,7 @@ def _object(files: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 
 class SideFiles:
-    """tokenizer_config.json, special_tokens_map.json, generation_config.json and the chat template file."""
+    """tokenizer_config.json, special_tokens_map.json, added_tokens.json, generation_config.json, the chat template."""
 
     def __init__(self, checkpoint: Any):
         files = checkpoint.files
@@ -90,6 +90,11 @@ class SideFiles:
             roles[role] = next((found for found in (*texts, *ids) if found is not None), None)
         return roles
 
+    def flag(self, name: str) -> bool | None:
+        """A truth value of tokenizer_config.json, None where it has none."""
+        value = self.tokenizer_config.get(name)
+        return value if isinstance(value, bool) else None
+
     def end_ids(self) -> frozenset[int]:
         """Every end-of-text id that the generation or the model configuration lists."""
         ids: set[int] = set()
@@ -99,11 +104,15 @@ class SideFiles:
         return frozenset(ids)
 
     def added_tokens(self) -> list[AddedToken]:
-        """tokenizer_config.json's added_tokens_decoder: every added token with its id.
+        """tokenizer_config.json's added_tokens_decoder, else added_tokens.json: added tokens with their ids.
 
         Raises:
             FormatError: an entry is not {"content": text, ...} under a reasonable number.
         """
+        if "added_tokens_decoder" not in self.tokenizer_config and "added_tokens" in self._files:
+            vocab = read_vocab(Path(self._files["added_tokens"]), MAX_ID)
+            special = {token.text for token in self.named_tokens()}
+            return [AddedToken(id, text, special=text in special) for text, id in vocab.items()]
         table = self.tokenizer_config.get("added_tokens_decoder", {})
         try:
             found = [AddedToken(int(id), t["content"], *(bool(t.get(k)) for k in ("special", "lstrip", "rstrip")))
@@ -118,10 +127,11 @@ class SideFiles:
     def named_tokens(self) -> list[AddedToken]:
         """Special tokens that the files name without an id (it is -1): roles, then the additional ones in order."""
         sources = (self.tokenizer_config, self._special_tokens_map)
-        more = next((tokens for s in sources if (tokens := s.get("additional_special_tokens"))), [])
+        more: Any = next((tokens for s in sources if (tokens := s.get("additional_special_tokens"))), [])
         more = more if isinstance(more, list) else []
-        if all(_SENTINEL.fullmatch(text_of(token) or "") for token in more):
-            more = sorted(more, key=lambda token: -int(_SENTINEL.fullmatch(text_of(token))[1]))
+        sentinels = [match for token in more if (match := _SENTINEL.fullmatch(text_of(token) or ""))]
+        if len(sentinels) == len(more):
+            more = [match[0] for match in sorted(sentinels, key=lambda match: -int(match[1]))]
         return [AddedToken(-1, text, lstrip=_flag(token, "lstrip"), rstrip=_flag(token, "rstrip"))
                 for token in (*self.roles().values(), *more) if (text := text_of(token)) is not None]
 

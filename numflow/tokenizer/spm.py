@@ -5,6 +5,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from numflow.errors import FormatError
 from numflow.tokenizer.added import AddedTokens
@@ -105,7 +106,7 @@ def texts_of(processor: Any, where: str) -> list[str]:
         raise FormatError(f"{where}: a token is not valid UTF-8: {error.object!r}") from None
 
 
-def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[int], kind: int, unk: int,
+def write_proto(texts: Sequence[str], scores: ArrayLike, types: ArrayLike, kind: int, unk: int,
                 add_dummy_prefix: bool, remove_extra_whitespaces: bool, charsmap: bytes = b"") -> bytes:
     """A serialised SentencePiece model (its protocol buffer, written field by field) from a table of tokens.
 
@@ -126,23 +127,39 @@ def write_proto(texts: Sequence[str], scores: Sequence[float], types: Sequence[i
 
 
 def _pieces(texts: Sequence[str], tail: np.ndarray) -> bytes:
-    """Field 1, once per token: text (1), score (2), type (3). The tail of 7 bytes has the last two."""
-    encoded = [text.encode("utf-8", errors="replace") for text in texts]
-    if len(set(encoded)) < len(encoded) or b"" in encoded or any(b"\0" in text for text in encoded):
-        encoded = _made_valid(encoded, tail)
-    tails = tail.tobytes()
-    heads = [b"\n" + _varint(n + len(_varint(n)) + 8) + b"\n" + _varint(n) for n in range(max(map(len, encoded)) + 1)]
-    parts: list[bytes] = []
-    for n, text in enumerate(encoded):
-        parts += (heads[len(text)], text, tails[7 * n : 7 * n + 7])
-    return b"".join(parts)
+    """Field 1, once per token: text (1), score (2), type (3); the tail of 7 bytes has the last two.
+
+    Records of the same length are written together: a large vocabulary is loaded at every start.
+    """
+    if len(set(texts)) < len(texts) or "" in texts or "\0" in "".join(texts):
+        texts = _made_valid(texts, tail)
+    source = np.frombuffer("\0".join([*texts, ""]).encode("utf-8", errors="replace"), np.uint8)
+    ends = np.flatnonzero(source == 0)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts
+    groups = {int(n): b"\n" + _varint(n + len(_varint(n)) + 8) + b"\n" + _varint(n) for n in np.unique(lengths)}
+    sizes = lengths + tail.itemsize
+    for n, head in groups.items():
+        sizes[lengths == n] += len(head)
+    target = np.cumsum(sizes) - sizes
+    out = np.empty(sizes.sum(), np.uint8)
+    tails = tail.view(np.uint8).reshape(len(texts), -1)
+    for n, head in groups.items():
+        rows = np.flatnonzero(lengths == n)
+        record = np.empty((len(rows), len(head) + n + tail.itemsize), np.uint8)
+        record[:, : len(head)] = np.frombuffer(head, np.uint8)
+        record[:, len(head) : len(head) + n] = source[starts[rows, None] + np.arange(n)]
+        record[:, len(head) + n :] = tails[rows]
+        out[target[rows, None] + np.arange(record.shape[1])] = record
+    return out.tobytes()
 
 
-def _made_valid(encoded: list[bytes], tail: np.ndarray) -> list[bytes]:
-    seen, valid = {b""}, []
-    for n, text in enumerate(encoded):
-        if text in seen or b"\0" in text:
-            text = b"\x01unused%d" % n
+def _made_valid(texts: Sequence[str], tail: np.ndarray) -> list[str]:
+    """With unused tokens in the place of those the format does not allow."""
+    seen, valid = {""}, []
+    for n, text in enumerate(texts):
+        if text in seen or "\0" in text:
+            text = f"\x01unused{n}"
             tail["type"][n] = UNUSED if tail["type"][n] != UNKNOWN else UNKNOWN
         seen.add(text)
         valid.append(text)

@@ -29,9 +29,12 @@ class Vocabulary(Protocol):
     special_ids: ids that are no text: left out by `decode`, not matched when parse_special is off.
     """
 
-    size: int
-    added: Mapping[str, int]
-    special_ids: frozenset[int]
+    @property
+    def size(self) -> int: ...
+    @property
+    def added(self) -> Mapping[str, int]: ...
+    @property
+    def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Token ids of `text`, nothing added before or after."""

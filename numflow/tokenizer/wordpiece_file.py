@@ -30,9 +30,8 @@ def load(path: Path, checkpoint: Any, options: Mapping[str, Any]) -> Tokenizer:
     unk = options.get("unk", given["unk"])
     if unk not in vocab:
         raise FormatError(f"{path}: no token {unk!r} for unknown text")
-    config = side.tokenizer_config
-    library = build(vocab, unk, lowercase=config.get("do_lower_case", True), strip_accents=config.get("strip_accents"),
-                    chinese=config.get("tokenize_chinese_chars", True))
+    library = build(vocab, unk, lowercase=side.flag("do_lower_case") is not False,
+                    strip_accents=side.flag("strip_accents"), chinese=side.flag("tokenize_chinese_chars") is not False)
     add_to_library(library, collect(vocab, len(vocab), _ROLES.values(), side, options), str(path))
     vocabulary = LibraryVocabulary(library, pieces.wordpiece(), str(path))
     roles = resolve(vocabulary, given, options)
@@ -48,6 +47,6 @@ def build(vocab: dict[str, int], unk: str, lowercase: bool, strip_accents: bool 
     library = Library(models.WordPiece(vocab=vocab, unk_token=unk, max_input_chars_per_word=_MAX_WORD))
     parts = names()["wordpiece"]
     library.normalizer = getattr(normalizers, parts["normalizer"])(
-        lowercase=bool(lowercase), strip_accents=strip_accents, handle_chinese_chars=bool(chinese))
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=chinese)
     library.pre_tokenizer = getattr(pre_tokenizers, parts["pre_tokenizer"])()
     return library

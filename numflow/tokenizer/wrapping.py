@@ -7,12 +7,15 @@ from typing import Any
 TEXT, SECOND = "A", "B"
 
 
+Slot = tuple[int | str, int]
+
+
 @dataclass(frozen=True)
 class Wrapping:
     """Slots in order, each (what, type id); `what` is a token id, or TEXT or SECOND for the ids of a text."""
 
-    single: tuple[tuple[int | str, int], ...] = ((TEXT, 0),)
-    pair: tuple[tuple[int | str, int], ...] = ((TEXT, 0), (SECOND, 0))
+    single: tuple[Slot, ...] = ((TEXT, 0),)
+    pair: tuple[Slot, ...] = ((TEXT, 0), (SECOND, 0))
 
     @property
     def prefix(self) -> list[int]:
@@ -24,7 +27,7 @@ class Wrapping:
         ids: list[int] = []
         types: list[int] = []
         for what, type_id in self.single if second is None else self.pair:
-            part = [what] if isinstance(what, int) else first if what == TEXT else second
+            part = [what] if isinstance(what, int) else first if what == TEXT else second or ()
             ids += part
             types += [type_id] * len(part)
         return ids, types
@@ -57,10 +60,12 @@ def around(bos: int | None = None, eos: int | None = None, between: Sequence[int
 
 def each(bos: int | None, eos: int | None) -> Wrapping:
     """bos A eos, and for two texts bos A eos bos B eos."""
-    start, end = ([] if id is None else [id] for id in (bos, eos))
-    single = ((TEXT, 0), *((id, 0) for id in end))
-    second = (*((id, 1) for id in start), (SECOND, 1), *((id, 1) for id in end))
-    return Wrapping((*((id, 0) for id in start), *single), (*((id, 0) for id in start), *single, *second))
+
+    def one(text: str, type_id: int) -> tuple[Slot, ...]:
+        slots: list[Slot] = [(what, type_id) for what in (bos, text, eos) if what is not None]
+        return tuple(slots)
+
+    return Wrapping(one(TEXT, 0), one(TEXT, 0) + one(SECOND, 1))
 
 
 def of_library(library: Any) -> Wrapping:
@@ -78,8 +83,8 @@ def _probe(library: Any) -> str:
     return ""
 
 
-def _slots(encoding: Any) -> tuple[tuple[int | str, int], ...]:
-    slots: list[tuple[int | str, int]] = []
+def _slots(encoding: Any) -> tuple[Slot, ...]:
+    slots: list[Slot] = []
     for id, type_id, sequence in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
         what = id if sequence is None else (TEXT, SECOND)[sequence]
         if isinstance(what, int) or (what, type_id) not in slots:

@@ -168,6 +168,7 @@ def test_models_that_are_not_supported(bpe_model, key, value, message):
     ("tokens", [], "tokens should be a list of tokens"),
     ("tokens", "abc", "tokens should be a list"),
     ("tokens", ["a", 1], "tokens should be text"),
+    ("tokens", ["a" * 100_000], "tokens has a token of more than 65536 characters"),
     ("scores", [0.0], "scores should have .* numbers, one per token, has 1"),
     ("scores", ["x"], "scores should be a list of numbers"),
     ("scores", [float("nan")], "scores should be a list of numbers"),

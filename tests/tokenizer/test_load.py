@@ -29,6 +29,12 @@ def test_options_choose_another(folder, options):
     assert load_tokenizer(checkpoint(files_in(folder), path=folder), options).id_of("▁the") is not None
 
 
+def test_options_left_at_their_defaults_are_found_out(folder):
+    unset = {"kind": "auto", "file": "", "add_bos": None, "bos": "", "chat_template": "", "pre": ""}
+    tokenizer = load_tokenizer(checkpoint(files_in(folder), path=folder), unset)
+    assert tokenizer.id_of("Ġthe") is not None and tokenizer.chat_template is None
+
+
 def test_a_file_beside_a_single_file_checkpoint(folder):
     model = folder / "model.bin"
     model.touch()

@@ -113,3 +113,26 @@ def test_options_that_do_not_fit(tmp_path, bpe_model, options, message):
 def test_a_broken_table_of_added_tokens(tmp_path, bpe_model, table):
     with pytest.raises(FormatError, match="added_tokens_decoder"):
         load(tmp_path, bpe_model, {"added_tokens_decoder": table})
+
+
+def test_a_translator_with_a_vocabulary_of_its_own(tmp_path, unigram_model):
+    processor = SentencePieceProcessor(model_proto=unigram_model)
+    pieces = [processor.IdToPiece(n) for n in range(3, processor.GetPieceSize())]
+    pieces = ["</s>", "<unk>", *pieces, ">>fra<<", "<pad>"]
+    vocab = {piece: n for n, piece in enumerate(pieces)}
+    (tmp_path / "source.spm").write_bytes(unigram_model)
+    files = {"source.spm": tmp_path / "source.spm", "vocab.json": write_json(tmp_path / "vocab.json", vocab),
+             "special_tokens_map": write_json(tmp_path / "map.json", {"eos_token": "</s>", "unk_token": "<unk>"})}
+    tokenizer = load_tokenizer(checkpoint(files))
+    words = [vocab[piece] for piece in processor.encode("the cat", out_type=str)]
+    assert tokenizer.encode(">>fra<<the cat") == [vocab[">>fra<<"], *words, 0]
+    assert tokenizer.decode(tokenizer.encode(">>fra<<the cat")) == "the cat"
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.unk_id) == (None, {0}, 1)
+
+
+def test_added_tokens_json(tmp_path, bpe_model):
+    count = SentencePieceProcessor(model_proto=bpe_model).GetPieceSize()
+    config = {"additional_special_tokens": ["<|user|>"]}
+    tokenizer = load(tmp_path, bpe_model, config, added_tokens={"<|user|>": count, "<tool>": count + 1})
+    assert tokenizer.encode("<|user|><tool>", add_special=False) == [count, count + 1]
+    assert count in tokenizer.special_ids and count + 1 not in tokenizer.special_ids
