@@ -12,6 +12,7 @@ from numflow.engine.decode import together
 from numflow.engine.defaults import Defaults
 from numflow.engine.embedding import embed
 from numflow.engine.generation import Generation, Stream
+from numflow.engine.languages import Languages, languages, translations
 from numflow.engine.masks import Filling, fill_mask
 from numflow.engine.prompt import Prompts
 from numflow.engine.recipe import Recipe
@@ -209,6 +210,35 @@ class Model:
         """
         chosen = Settings.of(settings)
         return together(self.runner, [self._requests.make(prompt, chosen) for prompt in prompts], self._decoder)
+
+    @cached_property
+    def languages(self) -> Languages:
+        """The languages that the vocabulary has tokens for.
+
+        Raises:
+            TokenizerError: the model has no tokenizer.
+        """
+        return languages(self.tokenizer)
+
+    def translate(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
+                  **settings: Any) -> Generation | list[Generation]:
+        """Translate a text, or several side by side.
+
+        source, target: languages as the model's vocabulary names them (`languages`), such as "en", "eng_Latn" or
+                  "en_XX". A model that reads one language takes no source, one for a single pair neither.
+        settings: see Settings. What is not given of max_tokens and num_beams is as the model's own files say; one beam
+                  where temperature or stop is given.
+
+        Raises:
+            RequestError: not an encoder-decoder, a language is missing or unknown, a text is too long, or as
+                `generate` does.
+            TokenizerError: the model has no tokenizer.
+        """
+        if not self.runner.has_encoder:
+            raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
+        requests = translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings)
+        results = together(self.runner, requests, self._decoder)
+        return results[0] if isinstance(texts, str) else results
 
     def _decoder(self, request: Request):
         """Text decoder of the new tokens. It keeps a leading space where the text goes on after a prompt."""

@@ -165,13 +165,21 @@ class Requests:
             raise RequestError("a beam search does not look for stop strings: leave out stop or num_beams")
         return beams
 
-    def _prefix(self) -> tuple[list[int], int]:
-        """The decoder's first tokens, and how many of them count as generated: its start token, then a forced one."""
+    def first_ids(self) -> tuple[int, int | None]:
+        """The decoder's start token, and the token that is forced after it.
+
+        Raises:
+            RequestError: the model names no start token.
+        """
         start, forced = (self._runner.network.facts.get(key) for key in ("decoder_start_token", "forced_bos_token"))
         start = self.defaults.decoder_start if start is None else start
-        forced = self.defaults.forced_first if forced is None else forced
         if start is None:
             raise RequestError(f"{self._name} names no decoder start token; give decoder_ids")
+        return start, self.defaults.forced_first if forced is None else forced
+
+    def _prefix(self) -> tuple[list[int], int]:
+        """The decoder's first tokens, and how many of them count as generated."""
+        start, forced = self.first_ids()
         return ([start], 0) if forced is None else ([start, forced], 1)
 
     def _constraints(self, settings, max_tokens, prefix) -> Constraints:
