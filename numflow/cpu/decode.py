@@ -5,7 +5,7 @@
 """
 
 from numflow.cpu.layout import BASE, BF16, F16, SCALE, SIGNED, SUPER, header_bytes
-from numflow.cpu.simd_value import Value, fma, load, load_bf16, load_f16
+from numflow.cpu.simd_value import Value, load, load_bf16, load_f16
 
 
 def column_group(codes: Value, bits: int, group: int, lanes: int = 64) -> Value:
@@ -65,21 +65,15 @@ def _sub(unit: Value, half: int) -> Value:
     return ((unit & 7) << 5) + 16 * half
 
 
-def has_base(header: int) -> bool:
-    """Whether weights are code * scale + base, rather than (code - zero) * scale."""
-    return header not in (SCALE, SIGNED)
+def scale_and_base(heads: Value, unit: Value, half: int, bits: int, header: int) -> tuple[Value, Value]:
+    """What makes weights of codes: code * scale + base, f32x16 each.
 
-
-def weights(group: Value, column: int, scales: Value, bases: Value | None, bits: int) -> Value:
-    """Weights of 16 rows in one column, f32x16: `group` from column_group, `column` 0 .. 3 in it."""
-    return code_weights((group.as_("i32", 16) >> (8 * column)) & 255, scales, bases, bits)
-
-
-def code_weights(codes: Value, scales: Value, bases: Value | None, bits: int) -> Value:
-    """(code - zero) * scale, or code * scale + base, of i32 codes."""
-    if bases is None:
-        return (codes - (1 << (bits - 1))).to_f32() * scales
-    return fma(codes.to_f32(), scales, bases)
+    (code - z) * scale is the same number rounded in the same place, since z is a power of two.
+    """
+    scales = scale(heads, unit, half, header)
+    if header in (SCALE, SIGNED):
+        return scales, scales * -float(1 << (bits - 1))
+    return scales, base(heads, unit, half, header)
 
 
 def numbers(address: Value, header: int) -> Value:

@@ -8,11 +8,11 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from numflow.cpu.decode import base, code_weights, column_group, has_base, numbers, scale
+from numflow.cpu.decode import column_group, numbers, scale_and_base
 from numflow.cpu.kernel import TOKENS, Call, f32_ptr, f64, i32_ptr, i64, kernel, share
 from numflow.cpu.linear_tile import code_bytes, scheme
 from numflow.cpu.simd import merged
-from numflow.cpu.simd_value import Value, save
+from numflow.cpu.simd_value import Value, fma, save
 from numflow.ops import Step, param
 
 # Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, and the scale.
@@ -60,11 +60,10 @@ def _row_unit(typingctx, codes, heads, unit, row, y, kind):
 
 def _decoded(kind, codes, heads, unit, row, y):
     for half in range(2):
-        scales = _of_row(scale(heads, unit, half, kind.header), row).splat(4)
-        bases = _of_row(base(heads, unit, half, kind.header), row).splat(4) if has_base(kind.header) else None
+        scales, bases = (_of_row(v, row).splat(4) for v in scale_and_base(heads, unit, half, kind.bits, kind.header))
         for group in range(4 * half, 4 * half + 4):
             four = column_group(codes + (row << 2), kind.bits, group, lanes=4).widen()
-            save(y + 16 * group, code_weights(four, scales, bases, kind.bits))
+            save(y + 16 * group, fma(four.to_f32(), scales, bases))
 
 
 def _floats(kind, codes, heads, unit, row, y):

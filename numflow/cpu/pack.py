@@ -12,7 +12,7 @@ from numflow.errors import NetworkError
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 
-_SMALL = 1 << 18        # bytes below which one thread packs
+_SMALL = 1 << 21        # bytes below which one thread packs
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 
 

@@ -6,7 +6,7 @@ builds gives the same bits on every instruction set.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -86,6 +86,12 @@ class Value:
         """The scalar in one lane."""
         return Value(self.builder, self.builder.extract_element(self.llvm, ir.Constant(ir.IntType(32), index)))
 
+    def byte_of_4(self, index: int) -> "Value":
+        """Of u8 lanes, byte `index` of each 4, widened to i32."""
+        zeros = Value(self.builder, ir.Constant(self.llvm.type, None))
+        picks = [4 * lane + index if byte == 0 else self.lanes for lane in range(self.lanes // 4) for byte in range(4)]
+        return _shuffle(self, zeros, picks).as_("i32", self.lanes // 4)
+
     def part(self, begin: int, lanes: int) -> "Value":
         """Lanes [begin, begin + lanes)."""
         return _shuffle(self, self, range(begin, begin + lanes))
@@ -119,7 +125,7 @@ class Value:
         return Value(self.builder, call(self.builder, name, result, self.llvm, *(other.llvm for other in others)))
 
 
-def _shuffle(low: Value, high: Value, lanes: range) -> Value:
+def _shuffle(low: Value, high: Value, lanes: Sequence[int]) -> Value:
     i32 = ir.IntType(32)
     pick = ir.Constant(ir.VectorType(i32, len(lanes)), [ir.Constant(i32, i) for i in lanes])
     return Value(low.builder, low.builder.shuffle_vector(low.llvm, high.llvm, pick))
@@ -146,6 +152,14 @@ def save(address: Value, value: Value, align: int = 4) -> None:
     """Write a value to memory."""
     pointer = address.builder.inttoptr(address.llvm, value.llvm.type.as_pointer())
     address.builder.store(value.llvm, pointer).align = align
+
+
+def prefetch(address: Value) -> None:
+    """Begin to fetch the cache line at an address, which need not exist."""
+    i32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+    pointer = address.builder.inttoptr(address.llvm, byte)
+    read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+    call(address.builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
 
 
 def load_f16(address: Value) -> Value:
