@@ -202,9 +202,9 @@ OPS = {op.name: op for op in (
     Op("cache_write", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`",
        ("k", "v"), (), (), {"cache": REQUIRED}),
     Op("attention", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
-       "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i. slopes [H]: bias slope * (key - query "
-       "position). sinks [H]: one extra logit per head that takes probability and has no value. buckets [n, H]: T5 "
-       "relative position bias",
+       "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). slopes [H]: "
+       "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "
+       "value. buckets [n, H]: T5 relative position bias",
        ("q",), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0}),

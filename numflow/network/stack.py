@@ -87,7 +87,8 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
 
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
-    h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if b.option("block", "pre_norm") else x
+    pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
+    h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
     y = block(b, h)
     post = b.option("block", "post_norm")
     if post == "branch":

@@ -35,9 +35,9 @@ def _scores(q, k, scale, softcap):
 
 
 def _visible(distance, causal, window):
-    """Which keys a query sees; window w: the w last ones, itself included."""
+    """Which keys a query sees; window w: the w last ones, itself included, and as many ahead if not causal."""
     seen = distance <= 0 if causal else np.ones(distance.shape, bool)
-    return seen & (distance > -window) if window else seen
+    return seen & (np.abs(distance) < window) if window else seen
 
 
 def _softmax(scores, sinks):

@@ -80,6 +80,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "block": {
         "pre_norm": _bool(True, "normalise the input of attention and feed-forward"),
+        "attention_norm": _bool(True, "attention has that norm too"),
         "post_norm": _choice(("none", "branch", "residual"), "none",
                              "normalise each branch's output before it is added, or the sum after"),
         "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
@@ -94,7 +95,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
                        "three matrices; one of [q k v]; one of [q..q k v] per key/value head"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
         "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off"),
-        "window": _int(0, "a query sees this many latest keys, itself included; 0 = all"),
+        "window": _int(0, "a query sees this many latest keys, itself included, and as many ahead if not causal; "
+                       "0 = all"),
         "causal": _bool(True, "queries see no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
         "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before anything else; 0 = off"),

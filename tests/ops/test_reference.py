@@ -272,7 +272,7 @@ def _row(step, weights, q, at, memory, shape):
         for position, (k, v) in memory.items():
             distance = position - at
             hidden = shape.kind == "self" and param(step, "causal") and distance > 0
-            if hidden or (param(step, "window") and distance <= -param(step, "window")):
+            if hidden or (param(step, "window") and abs(distance) >= param(step, "window")):
                 continue
             score = param(step, "scale") * float(query @ k[g])
             if param(step, "softcap"):

@@ -109,6 +109,7 @@ STABLELM = GROUPED | family("StableLm", "stablelm") | {
     "layer_norm_eps": 1e-5, "hidden_act": "silu", "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
     "use_qkv_bias": True}
 case("stablelm", STABLELM)
+case("stablelm_whole", STABLELM, {"partial_rotary_factor": 1.0})
 case("stablelm_parallel", STABLELM, {"use_qkv_bias": False, "qk_layernorm": True, "use_parallel_residual": True,
                                      "head_dim": 16})
 

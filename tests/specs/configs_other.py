@@ -69,3 +69,13 @@ translator("m2m100", "M2M100ForConditionalGeneration", "m2m_100", BART, {
     "activation_function": "relu", "scale_embedding": True, "encoder_layerdrop": 0.05})
 translator("nllb", "M2M100ForConditionalGeneration", "m2m_100", BART, {
     "activation_function": "relu", "scale_embedding": True, "max_length": 200, "tokenizer_class": "NllbTokenizer"})
+MODERN = {"vocab_size": 203, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 5,
+          "num_attention_heads": 4,
+          "hidden_activation": "gelu", "max_position_embeddings": 64, "norm_eps": 1e-5, "norm_bias": False,
+          "pad_token_id": 0,
+          "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "attention_bias": False, "local_attention": 8,
+          "global_attn_every_n_layers": 3, "embedding_dropout": 0.0, "mlp_bias": False, "decoder_bias": True,
+          "classifier_activation": "gelu", "classifier_bias": False, "classifier_pooling": "mean", "cls_token_id": 1,
+          "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+encoder("modernbert", "masked", "ModernBertForMaskedLM", "modernbert", MODERN)
+encoder("modernbert_embedding", "hidden", "ModernBertModel", "modernbert", MODERN)

@@ -1,0 +1,65 @@
+"""Families that transformers has no class for, but whose arithmetic is another family's with its tensors rearranged."""
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.network import WeightSource
+from numflow.reference.program import Program
+from tests.specs.case import Case, load_case, memory_checkpoint, relative_error, run
+from tests.specs.weights import values
+
+
+def _internlm2(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
+    """q, k and v in one matrix, [q .. q k v] per key/value head; other names."""
+    names = {"embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+             "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+             "mlp.down_proj": "feed_forward.w2", "lm_head": "output"}
+    config, stored = case.configs[0], {}
+    for name, shape in case.tensors.items():
+        parts = name.split(".q_proj")
+        if len(parts) == 2:
+            groups = [values(f"{parts[0]}.{x}_proj.weight", case.tensors[f"{parts[0]}.{x}_proj.weight"]).reshape(
+                config["num_key_value_heads"], -1, config["hidden_size"]) for x in "qkv"]
+            stored[parts[0].replace("self_attn", "attention.wqkv.weight")] = np.concatenate(groups, 1).reshape(
+                -1, config["hidden_size"])
+        elif "k_proj" not in name and "v_proj" not in name:
+            renamed = name
+            for old, new in names.items():
+                renamed = renamed.replace(old, new)
+            stored[renamed] = values(name, shape)
+    return config | {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False}, stored
+
+
+def _minicpm(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
+    """The same multipliers under other keys; heads are scaled as usual, so queries take up the difference."""
+    config = case.configs[0]
+    ours = {"scale_emb": config["embedding_multiplier"], "dim_model_base": config["hidden_size"] / config["logits_scaling"],
+            "scale_depth": config["residual_multiplier"] * config["num_hidden_layers"] ** 0.5,
+            "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"}
+    plain = (config["hidden_size"] // config["num_attention_heads"]) ** -0.5
+    stored = {name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()}
+    for name in stored:
+        if "q_proj" in name:
+            stored[name] *= np.float32(config["attention_multiplier"] / plain)
+    return {key: v for key, v in config.items() if "multiplier" not in key and key != "logits_scaling"} | ours, stored
+
+
+def _orion(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
+    """Layer norms whose epsilon is called rms_norm_eps, and queries and keys that are rotated whole."""
+    config = dict(case.configs[0])
+    config |= {"rms_norm_eps": config.pop("layer_norm_eps"), "architectures": ["OrionForCausalLM"], "model_type": "orion"}
+    return config, {name: values(name, shape) for name, shape in case.tensors.items()}
+
+
+@pytest.mark.parametrize(("name", "rearrange"), [("mistral_nemo", _internlm2), ("granite", _minicpm),
+                                                 ("stablelm_whole", _orion)])
+def test_the_same_numbers_come_out(name, rearrange):
+    case = load_case(name)
+    config, stored = rearrange(case)
+    shapes = {name: array.shape for name, array in stored.items()}
+    checkpoint = memory_checkpoint(config, shapes, make=lambda name, shape: stored[name].astype(np.float32))
+    built = network.build(network.choose_spec(checkpoint), checkpoint)
+    program = Program(built, WeightSource(built, checkpoint))
+    for i, (given, kept) in enumerate(zip(case.inputs, case.rows, strict=True)):
+        assert relative_error(run(program, given["ids"])[kept["rows"]], case.expected[f"logits_{i}"]) < 1e-4
