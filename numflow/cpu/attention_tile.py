@@ -55,7 +55,7 @@ def begin_tile(args, scratch, rows, sequence, head, first, count):
 
     Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
     """
-    header, group = i64(args, HEADER), i64(args, QUERIES_PER_KEY)
+    header, group, window = i64(args, HEADER), i64(args, QUERIES_PER_KEY), i64(args, WINDOW)
     positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
     newest = np.int64(i32_ptr(i64(header, i64(args, LENGTHS)))[sequence]) - 1
     least, most = newest, np.int64(0)
@@ -63,10 +63,10 @@ def begin_tile(args, scratch, rows, sequence, head, first, count):
         row = first + min(r, count - 1)
         t, h = begin + row // group, head * group + row % group
         position = np.int64(positions[t])
-        last = min(position, newest) if i64(args, CAUSAL) else newest
-        seen = max(position - i64(args, WINDOW) + 1, 0) if i64(args, WINDOW) else np.int64(0)
-        least, most = min(least, seen), max(most, last)
-        i64_ptr(scratch + FIRST)[r], i64_ptr(scratch + LAST)[r] = seen, last
+        ahead = position if i64(args, CAUSAL) else position + window - 1 if window else newest
+        first_key, last_key = max(position - window + 1, 0) if window else np.int64(0), min(ahead, newest)
+        least, most = min(least, first_key), max(most, last_key)
+        i64_ptr(scratch + FIRST)[r], i64_ptr(scratch + LAST)[r] = first_key, last_key
         i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h
         i64_ptr(scratch + WHERE)[r] = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + h * i64(args, V_DIM))
         q = f32_ptr(i64(args, Q) + 4 * (t * i64(args, Q_STRIDE) + h * i64(args, K_DIM)))
