@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _tables(path, path.stat().st_mtime_ns)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=256)
+def _tables(path: Path, modified: int) -> dict[str, Any]:
+    """A file's tables, never changed by anyone: families are parsed once for all that extend them."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
