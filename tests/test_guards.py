@@ -30,8 +30,10 @@ def hits(pattern: re.Pattern, files: list[Path]) -> list[str]:
 
 
 def family_pattern() -> re.Pattern:
-    stems = {re.match(r"[a-z]+", path.stem.lstrip("_"))[0] for path in sources("specs/*.toml")}
-    names = {name for name in stems if len(name) > 3} - {"base", "open"} | FAMILIES  # shorter ones mean other things
+    """Names of specs as they are (seed_oss), those of one word without their version (gemma3), and FAMILIES."""
+    stems = {path.stem for path in sources("specs/[a-z]*.toml")}
+    families = {stem.rstrip("0123456789") for stem in stems if "_" not in stem}
+    names = {name for name in stems | families if len(name) > 3} | FAMILIES  # shorter ones mean other things
     # "llama3" in quotes is what configurations call one way of scaling rotary positions.
     return re.compile(rf"(?<![a-z0-9])(?!llama3\")({'|'.join(sorted(names))}|phi-?\d)[\d.]*(?![a-z0-9])", re.I)
 
@@ -89,7 +91,7 @@ def test_the_readme_lists_the_commands():
     app = importlib.import_module("numflow.cli.app").app
     commands = {info.name or info.callback.__name__ for info in app.registered_commands}
     groups = {info.name for info in app.registered_groups}
-    table = re.findall(r"^\| `numflow (\w+)", (REPO / "README.md").read_text(encoding="utf-8"), re.M)
+    table = re.findall(r"^\| `numflow ([\w-]+)", (REPO / "README.md").read_text(encoding="utf-8"), re.M)
     assert sorted(table) == sorted(commands | groups)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import numflow
-from numflow.cli import chat, doctor, generate, inspect, measure, models, spec
+from numflow.cli import chat, doctor, experiment, generate, inspect, measure, models, spec, texts
 from numflow.cli.failures import guarded
 
 app = typer.Typer(
@@ -15,10 +15,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
 )
-COMMANDS = (generate.generate, chat.chat, models.pull, models.models, inspect.inspect, measure.bench,
-            measure.perplexity, measure.warmup, doctor.doctor)
-for command in COMMANDS:
-    app.command()(guarded(command))
+for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, models.pull, models.models,
+                inspect.inspect, measure.bench, measure.perplexity, measure.warmup, experiment.experiment,
+                doctor.doctor):
+    app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")
 
 

@@ -26,5 +26,9 @@ MinP = Annotated[float, typer.Option(metavar="P", help="Drop tokens less likely 
 Seed = Annotated[int | None, typer.Option(metavar="N", show_default="random", help="Makes sampling repeatable.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print times and speeds on standard error.")]
 
+Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False,
+                  help="Texts; without them the lines of -f or of standard input.")]
+LinesFile = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", show_default=False,
+                      help="One text per line; - is standard input.")]
 ReadFile = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", show_default=False,
                      help="Read the prompt from a file; - is standard input.")]

@@ -57,13 +57,14 @@ def compile_notice(device: str) -> Iterator[CompileNotice]:
 
 
 @contextmanager
-def loaded(model: str | None, device: str, **options: Any) -> Iterator[tuple[Any, CompileNotice]]:
-    """(Model, notice) for a block, closed after it; the default model if none is named."""
+def loaded(model: str | None, device: str, purpose: str = "generate",
+           **options: Any) -> Iterator[tuple[Any, CompileNotice]]:
+    """(Model, notice) for a block, closed after it; the default model of this purpose if none is named."""
     import numflow
     from numflow import registry
 
     with (compile_notice(device) as notice,
-          numflow.load(model or registry.default_model(), backend=device, **options) as ready):
+          numflow.load(model or registry.default_model(purpose), backend=device, **options) as ready):
         yield ready, notice
 
 
@@ -81,6 +82,22 @@ def read_text(file: Path | str) -> str:
         raise RequestError(f"{name}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise RequestError(f"{name}: {error.strerror}") from None
+
+
+def read_lines(texts: list[str], file: Path | None) -> list[str]:
+    """The texts given as arguments, else the lines of a file or of standard input that are not empty.
+
+    Raises:
+        RequestError: both or nothing is given, or the file cannot be read.
+    """
+    if texts and file is not None:
+        raise RequestError("give texts as arguments or with --file, not both")
+    if not texts and file is None and sys.stdin.isatty():
+        raise RequestError("no text: give it as an argument, with -f FILE, or on standard input")
+    found = texts or [line for line in read_text(file or "-").splitlines() if line.strip()]
+    if not found:
+        raise RequestError("no text: the input is empty")
+    return found
 
 
 def print_json(value: Mapping[str, Any] | list) -> None:

@@ -68,9 +68,9 @@ def known() -> dict[str, Entry]:
     return entries
 
 
-def default_model() -> str:
-    """Name of the model that commands use when none is named."""
-    return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["default"]
+def default_model(purpose: str = "generate") -> str:
+    """Name of the model that commands use when none is named; purpose: "generate" or "embed"."""
+    return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["defaults"][purpose]
 
 
 def find(name: str) -> Entry | None:
@@ -95,8 +95,7 @@ def _read(path: Path) -> dict[str, Entry]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
-    document.pop("default", None)
-    return {name: _entry(path, name, table) for name, table in document.items()}
+    return {name: _entry(path, name, table) for name, table in document.items() if name != "defaults"}
 
 
 def _entry(path: Path, name: str, table: Any) -> Entry:

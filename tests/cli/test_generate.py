@@ -1,6 +1,7 @@
 """`generate` and `chat` over a model that answers what the test says."""
 
 import builtins
+import dataclasses
 import inspect
 import io
 import json
@@ -13,6 +14,7 @@ from numflow.cli.chat import chat
 from numflow.cli.generate import generate
 from numflow.engine.load import load
 from numflow.engine.model import Model
+from numflow.engine.request import Settings
 from numflow.ops import TraceRow
 from tests.engine.fake import EOS, VOCABULARY
 
@@ -108,11 +110,12 @@ def test_sampling_reaches_the_library(run, loader, monkeypatch):
 @pytest.mark.parametrize("command", [generate, chat])
 def test_defaults_are_the_librarys(command):
     """All but the number of tokens: somebody who asks a question wants the whole answer."""
-    library = {**inspect.signature(load).parameters, **inspect.signature(Model.generate).parameters}
+    library = {name: parameter.default for name, parameter in inspect.signature(load).parameters.items()}
+    library |= {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, parameter in inspect.signature(command).parameters.items():
         name = {"device": "backend"}.get(name, name)
         if name in library and name not in ("max_tokens", "prompt"):
-            assert parameter.default == library[name].default, name
+            assert parameter.default == library[name], name
 
 
 def test_a_seed_repeats(run, loader, monkeypatch):

@@ -11,7 +11,7 @@ from tests.conftest import REPO
 
 HEAVY = ("numpy", "numba", "llvmlite", "gguf", "safetensors", "tokenizers", "sentencepiece", "jinja2",
          "huggingface_hub", "rich", "matplotlib", "torch")
-COMMANDS = [info.callback.__name__ for info in app.registered_commands]
+COMMANDS = [info.name for info in app.registered_commands]
 SPEC_COMMANDS = ["list", "show", "check", "new"]
 
 

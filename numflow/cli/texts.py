@@ -1,0 +1,102 @@
+"""`numflow embed`, `numflow fill-mask` and `numflow translate`."""
+
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import loaded, print_json, read_lines
+from numflow.cli.tables import print_table
+
+Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_default=False, help="Of the text.")]
+Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
+
+
+def embed(
+    texts: options.Texts = None,
+    model: options.Model = None,
+    file: options.LinesFile = None,
+    pooling: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="cls, max, mean, "
+                                                "mean_sqrt_len, weighted_mean or last.")] = None,
+    normalize: Annotated[bool, typer.Option(help="Make every embedding as long as 1.")] = True,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")] = False,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Print embeddings of texts, one per line.
+
+    How they are made is read from the model's own files.
+    """
+    lines = read_lines(texts or [], file)
+    with loaded(model, device, "embed", spec=spec, activations=activations, threads=threads, offline=offline) as (
+            ready, notice):
+        vectors = ready.embed(lines, normalize, pooling, truncate=truncate)
+        notice.clear()
+    if json:
+        print_json({"model": ready.network.name, "embeddings": vectors.tolist()})
+        return
+    for vector in vectors:
+        print(*(f"{value:.6g}" for value in vector))
+
+
+def fill_mask(
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help='Text with gaps: "Paris is [MASK]."')],
+    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
+                                       help="A masked language model: a file, a folder, a name, or ORG/NAME.")],
+    top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Show the likeliest words for the gaps of a text."""
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+        gaps = ready.fill_mask(text, top_k)
+        notice.clear()
+    if json:
+        print_json([[filling._asdict() for filling in gap] for gap in gaps])
+        return
+    print_table([">gap", ">probability", "word", "text"],
+                [(number, f"{f.probability:.4f}", f.token, f.text) for number, gap in enumerate(gaps, 1) for f in gap])
+
+
+def translate(
+    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
+                                       help="A translating model: a file, a folder, a name, or ORG/NAME.")],
+    texts: options.Texts = None,
+    source: Source = None,
+    target: Target = None,
+    file: options.LinesFile = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", show_default="the model's own",
+                                                   help="New tokens at most, for each text.")] = None,
+    num_beams: Annotated[int | None, typer.Option(metavar="N", show_default="the model's own",
+                                                  help="Width of the beam search; 1: greedy.")] = None,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Translate texts, one per line.
+
+    Languages are written as the model's vocabulary has them: en, eng_Latn, en_XX.
+    """
+    lines = read_lines(texts or [], file)
+    given = {"max_tokens": max_tokens, "num_beams": num_beams}
+    settings = {name: value for name, value in given.items() if value is not None}
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+        results = ready.translate(lines, source, target, **settings)
+        notice.clear()
+    if json:
+        print_json([{"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason,
+                     "stats": result.stats} for result in results])
+        return
+    for result in results:
+        print(result.text)

@@ -1,0 +1,105 @@
+"""`embed`, `fill-mask`, `translate` and `experiment`: what reaches the library and what is printed."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import numflow
+from numflow import lab
+from numflow.engine.generation import Generation
+from numflow.engine.masks import Filling
+
+
+class TextModel:
+    """In a Model's place; keeps the calls."""
+
+    network = SimpleNamespace(name="fake")
+
+    def __init__(self):
+        self.calls, self.options = [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.calls.append("closed")
+
+    def embed(self, texts, normalize, pooling, truncate):
+        self.calls.append((texts, normalize, pooling, truncate))
+        return np.array([[len(text), 0.5] for text in texts], np.float32)
+
+    def fill_mask(self, text, top_k):
+        self.calls.append((text, top_k))
+        return [[Filling("big", 7, 0.75, "a big b [MASK]")], [Filling("old", 8, 0.25, "a [MASK] b old")]]
+
+    def translate(self, texts, source, target, **settings):
+        self.calls.append((texts, source, target, settings))
+        return [Generation(text.upper(), [1], "stop", {}) for text in texts]
+
+
+@pytest.fixture
+def model(monkeypatch):
+    model = TextModel()
+
+    def load(name, **options):
+        model.options.append({"name": name, **options})
+        return model
+
+    monkeypatch.setattr(numflow, "load", load)
+    return model
+
+
+def test_embed(run, model):
+    done = run("embed", "one", "three")
+    assert (done.code, done.out, done.err) == (0, "3 0.5\n5 0.5\n", "")
+    assert model.calls == [(["one", "three"], True, None, False), "closed"]
+    assert model.options[0]["name"] == "all-minilm-l6-v2"
+
+
+def test_embed_options_and_json(run, model, tmp_path):
+    file = tmp_path / "texts"
+    file.write_text("one\n\nfour\n")
+    done = run("embed", "-f", file, "-m", "m", "--no-normalize", "--pooling", "cls", "--truncate", "--json")
+    assert json.loads(done.out) == {"model": "fake", "embeddings": [[3, 0.5], [4, 0.5]]}
+    assert model.calls[0] == (["one", "four"], False, "cls", True)
+    assert model.options[0]["name"] == "m"
+
+
+@pytest.mark.parametrize("arguments, stdin, complaint", [
+    (["x", "-f", "y"], None, "as arguments or with --file, not both"), ([], "\n \n", "the input is empty"),
+    (["-f", "gone"], None, "gone: No such file")])
+def test_no_texts(run, model, arguments, stdin, complaint):
+    done = run("embed", *arguments, stdin=stdin)
+    assert done.code == 1 and complaint in done.err and model.calls == []
+
+
+def test_fill_mask(run, model):
+    done = run("fill-mask", "a [MASK] b [MASK]", "-m", "m", "--top-k", "1")
+    assert done.out.splitlines() == ["gap  probability  word  text", "  1       0.7500  big   a big b [MASK]",
+                                     "  2       0.2500  old   a [MASK] b old"]
+    assert model.calls[0] == ("a [MASK] b [MASK]", 1)
+    found = json.loads(run("fill-mask", "a [MASK] b [MASK]", "-m", "m", "--json").out)
+    assert [gap[0]["token"] for gap in found] == ["big", "old"]
+    assert run("fill-mask", "x").code == 2
+
+
+def test_translate(run, model):
+    done = run("translate", "-m", "m", "--from", "en", "--to", "fr", stdin="one\ntwo\n")
+    assert (done.code, done.out) == (0, "ONE\nTWO\n")
+    assert model.calls[0] == (["one", "two"], "en", "fr", {})
+    found = json.loads(run("translate", "-m", "m", "x", "-n", "5", "--num-beams", "2", "--json").out)
+    assert found == [{"text": "X", "ids": [1], "finish_reason": "stop", "stats": {}}]
+    assert model.calls[2] == (["x"], None, None, {"max_tokens": 5, "num_beams": 2})
+
+
+def test_experiment(run, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(lab, "list_experiments", lambda: {"speed": "How fast."})
+    monkeypatch.setattr(lab, "run_experiment", lambda *arguments: calls.append(arguments) or tmp_path)
+    assert run("experiment").out.splitlines()[1].split(maxsplit=1) == ["speed", "How fast."]
+    assert run("experiment", "speed", "--quick", "--set", "a=1", "--set", "b=x=y", "--out", "o").out == f"{tmp_path}\n"
+    assert [(name, quick, str(out), options) for name, quick, out, options in calls] == [
+        ("speed", True, "o", {"a": "1", "b": "x=y"})]
+    assert "needs KEY=VALUE" in run("experiment", "speed", "--set", "a").err
