@@ -54,7 +54,7 @@ def _processor() -> dict[str, object]:
 
 
 def _caches() -> dict[str, object]:
-    from numflow.cpu.kernel_cache import root
+    from numflow.kernel_cache import root
     from numflow.registry.paths import is_offline, models_dir
 
     return {"models": _folder(models_dir()), "kernels": _folder(root()), "offline": "yes" if is_offline() else "no"}
