@@ -14,7 +14,8 @@ from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, numbers, scale, scale_and_base
 from numflow.cpu.layout import AUX_BYTES, SCALE, SCHEMES, SIGNED, SUPER16, UNIT
-from numflow.cpu.simd_dot import dot4
+from numflow.cpu.simd_dot import dot4, dot4_signed
+from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd_value import Value, constant, fma, prefetch
 
@@ -95,9 +96,12 @@ def _unit_int8(kind, total, x, aux, codes, heads, unit):
     bits, header, m = kind.scheme.bits, kind.scheme.header, len(total)
     if header in (SIGNED, SUPER16):
         return _halves_int8(kind, total, x, aux, codes, heads, unit)
-    # A dot of codes that starts from minus the zero point times the sum of x ends as that of code - zero point.
-    acc = [s << (bits - 1) for s in each_i32(aux + 8 * m, m)] if header == SCALE else _zeros(total, "i32")
-    acc = _dot(acc, x, codes, bits, range(8))
+    if header == SCALE and bits == 8 and isa() == "avx2":
+        acc = _dot(_zeros(total, "i32"), x, codes, bits, range(8), signed=True)
+    else:
+        # A dot of codes that starts from minus the zero point times the sum of x ends as that of code - zero point.
+        acc = [s << (bits - 1) for s in each_i32(aux + 8 * m, m)] if header == SCALE else _zeros(total, "i32")
+        acc = _dot(acc, x, codes, bits, range(8))
     scales = scale(heads, unit, 0, header)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
     return total if header == SCALE else add_products(total, base(heads, unit, 0, header), aux + 4 * m)
@@ -119,10 +123,15 @@ def _halves_int8(kind, total, x, aux, codes, heads, unit):
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
 
 
-def _dot(acc, x, codes, bits, groups):
+def _dot(acc, x, codes, bits, groups, signed=False):
+    """acc + codes * x, or (code - 128) * x where `signed`, over some column groups."""
     for group in groups:
-        vector = column_group(codes, bits, group)
-        acc = [dot4(a, vector, word, bits) for a, word in zip(acc, each_word(x + 4 * len(acc) * group, len(acc)))]
+        vector, words = column_group(codes, bits, group), each_word(x + 4 * len(acc) * group, len(acc))
+        if signed:
+            weights = vector - 128
+            acc = [dot4_signed(a, weights, word) for a, word in zip(acc, words)]
+        else:
+            acc = [dot4(a, vector, word, bits) for a, word in zip(acc, words)]
     return acc
 
 

@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_isa import has_half
 
 _I32 = ir.IntType(32)
 _ELEMENT = {"i32": _I32, "f32": ir.FloatType()}
@@ -84,7 +84,7 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
 
 def widen_f16_ir(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
     """<16 x i16> float16 bits -> <16 x float>."""
-    if isa() != "plain":
+    if has_half():
         return builder.fpext(builder.bitcast(half, ir.VectorType(ir.HalfType(), 16)), f32x16.llvm)
     # Without conversion instructions LLVM would call a library that may not be there.
     llvm, wide = i32x16.llvm, builder.zext(half, i32x16.llvm)

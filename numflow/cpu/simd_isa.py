@@ -25,6 +25,11 @@ def isa() -> str:
     return next((name for name, needs in _NEEDS if features.issuperset(needs)), "plain")
 
 
+def has_half() -> bool:
+    """Whether float16 converts to and from float32 in hardware."""
+    return isa() != "plain" or binding.get_default_triple().startswith(("aarch64", "arm64"))
+
+
 def token_tile() -> int:
     """Most tokens that one pass over a tile of weights serves; what fits the registers, so 32 of them or 16."""
     return 8 if isa() == "avx512" else 4

@@ -78,6 +78,10 @@ class Value:
         return Value(self.builder, self.builder.select(self.builder.icmp_signed(">", self.llvm, other.llvm), self.llvm,
                                                        other.llvm))
 
+    def false(self) -> "Value":
+        """The constant i1 0, which some LLVM intrinsics take."""
+        return Value(self.builder, ir.Constant(ir.IntType(1), 0))
+
     def splat(self, lanes: int = 16) -> "Value":
         """This scalar in every lane of a vector."""
         return Value(self.builder, splat(self.builder, self.llvm, lanes))

@@ -1,0 +1,80 @@
+"""Every instruction set gives the same bits, and the code is what it should be where this machine has AVX-512."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numba
+import pytest
+
+from numflow.cpu.kernel import FASTMATH
+from numflow.cpu.layout import NATIVE
+from numflow.cpu.linear_kernels import KERNELS
+from numflow.cpu.simd_isa import isa
+from numflow.formats.types import TYPES
+from tests.conftest import REPO
+from tests.cpu.isa_digest import digest
+
+_BASE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
+_AVX2 = _BASE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+SETTINGS = {"avx2": ("haswell", _AVX2), "avxvnni": ("alderlake", _AVX2 + ",+avxvnni"), "plain": ("generic", "")}
+
+x86_with_avx2 = pytest.mark.skipif(isa() == "plain", reason="this machine lacks AVX2")
+
+
+def _run(name, *arguments):
+    cpu, features = SETTINGS[name]
+    environment = os.environ | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=environment, text=True, capture_output=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _check(name, cases):
+    found = _run(name, "-m", "tests.cpu.isa_digest", *(f"{kind}:{mode}" for kind, mode in cases)).split()
+    assert found == [name, *(digest(kind, mode) for kind, mode in cases)]
+
+
+@x86_with_avx2
+@pytest.mark.parametrize("name", ["avx2", "plain"])
+def test_same_bits(name):
+    _check(name, [("Q8_0", "int8"), ("Q6_K", "int8"), ("F16", "f32")])
+
+
+@pytest.mark.slow
+@x86_with_avx2
+@pytest.mark.parametrize("name", ["avx2", "plain"])
+def test_same_bits_for_every_type(name):
+    _check(name, [(kind, mode) for kind in NATIVE for mode in ("int8", "f32")
+                  if mode == "f32" or TYPES[kind].block > 1])
+
+
+_ASSEMBLY = """
+import numba
+from numflow.cpu.linear_kernels import KERNELS
+from numflow.cpu.simd_isa import isa
+compiled = numba.cfunc("void(int64, int64, int64)")(KERNELS["b4_scale", True].fn)
+print(isa(), compiled._library.get_asm_str())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(isa() == "plain", reason="not an x86 machine with AVX2")
+def test_avxvnni_is_encoded_for_it():
+    """This cannot run on most machines, so only its code is looked at."""
+    assembly = _run("avxvnni", "-c", _ASSEMBLY)
+    assert assembly.startswith("avxvnni")
+    assert len(re.findall(r"\{vex\}\s+vpdpbusd", assembly)) >= 8
+    assert "zmm" not in assembly and "vpmaddubsw" not in assembly
+
+
+@pytest.mark.skipif(isa() != "avx512", reason="this machine lacks AVX-512 VNNI")
+@pytest.mark.parametrize(("name", "dots"), [("b4_base", 8 * 15), ("b8_scale", 8 * 15)])
+def test_avx512_code(name, dots):
+    """A dot product per column group and token, its activations broadcast from memory, nothing spilt to the stack."""
+    assembly = numba.cfunc("void(int64, int64, int64)", fastmath=FASTMATH, error_model="numpy")(
+        KERNELS[name, True].fn)._library.get_asm_str()
+    assert len(re.findall(r"vpdpbusd\s.*\{1to16\}", assembly)) == dots
+    assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp", assembly)
