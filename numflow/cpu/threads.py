@@ -122,6 +122,11 @@ def _serve(control, thread, n_threads):
             waited = 0
 
 
+def _work(control: np.ndarray, thread: int, n_threads: int) -> None:
+    """A worker thread; it keeps the control block alive."""
+    _serve(control.ctypes.data, thread, n_threads)
+
+
 def _end(control: np.ndarray, workers: list[threading.Thread]) -> None:
     _stop(control.ctypes.data, 0, len(workers) + 1)
     for worker in workers:
@@ -139,13 +144,12 @@ class Threads:
         for thread in range(1, n_threads):
             self._control[(WORKERS + thread * LINE + LOCK) // 8] = new_lock()
         self._address = self._control.ctypes.data
-        workers = [threading.Thread(target=_serve, args=(self._address, thread, n_threads), daemon=True,
+        workers = [threading.Thread(target=_work, args=(self._control, thread, n_threads), daemon=True,
                                     name=f"numflow-{thread}") for thread in range(1, n_threads)]
         for fn in (_run, _stop, _serve):
             fn.prepare()
         for worker in workers:
             worker.start()
-        # Also at the interpreter's exit. It holds the control block, which must outlive the workers.
         self._finalizer = weakref.finalize(self, _end, self._control, workers)
 
     def run(self, table: np.ndarray, rows: int) -> None:
@@ -161,6 +165,8 @@ class Threads:
             raise DeviceError("a program made before a fork cannot run in the child: make it there")
         if not self._finalizer.alive:
             raise DeviceError("this program was closed")
+        if rows == 0:
+            return
         with self._lock:
             self._control[TABLE // 8], self._control[ROWS // 8] = table.ctypes.data, rows
             _run(self._address, 0, self.n_threads)

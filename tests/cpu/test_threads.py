@@ -1,0 +1,195 @@
+"""Worker threads: everything runs once and in order, nobody sleeps through a run, and nothing hangs."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from numflow.cpu import cores, threads
+from numflow.cpu.atomic import fetch_add, pause
+from numflow.cpu.kernel import i64, i64_ptr, kernel
+from numflow.cpu.threads import Threads, shared_threads
+from numflow.errors import DeviceError
+
+REPEAT = 50
+
+
+@kernel
+def _count(args, thread, n_threads):
+    """args[thread] += 1"""
+    i64_ptr(args)[thread] += 1
+
+
+@kernel
+def _check_sum(args, thread, n_threads):
+    """After a barrier all threads have counted as often as this one; args[15] counts how often that was wrong."""
+    mine = i64(args, thread)
+    for other in range(n_threads):
+        if i64(args, other) != mine:
+            fetch_add(args + 15 * 8, 1)
+
+
+@kernel
+def _spin(args, thread, n_threads):
+    """Some 100 ms."""
+    for _ in range(i64(args, 0)):
+        pause()
+
+
+def _table(*calls, barriers=None):
+    table = np.zeros((len(calls), 3), np.int64)
+    for row, (fn, args) in zip(table, calls, strict=True):
+        row[:] = fn.address, args.ctypes.data, 1
+    if barriers is not None:
+        table[:, 2] = barriers
+    return table
+
+
+@pytest.fixture(params=[1, 2, 3])
+def pool(request):
+    made = Threads(request.param)
+    yield made
+    made.close()
+
+
+def test_every_thread_walks_every_row_with_barriers_between(pool):
+    memory = np.zeros(16, np.int64)
+    table = _table(*[(_count, memory), (_check_sum, memory)] * REPEAT)
+    for run in range(1, 6):
+        pool.run(table, len(table))
+        assert memory[:pool.n_threads].tolist() == [run * REPEAT] * pool.n_threads
+    assert memory[15] == 0
+
+
+def test_a_run_may_end_anywhere_in_the_table(pool):
+    memory = np.zeros(16, np.int64)
+    table = _table(*[(_count, memory)] * 4, barriers=[0, 0, 1, 0])
+    for rows in (0, 1, 2, 3, 4):
+        memory[:] = 0
+        pool.run(table, rows)
+        assert memory[:pool.n_threads].tolist() == [rows] * pool.n_threads
+
+
+def test_sleeping_workers_wake(pool):
+    memory = np.zeros(16, np.int64)
+    table = _table((_count, memory))
+    for run in range(1, 8):
+        pool.run(table, 1)
+        assert memory[:pool.n_threads].tolist() == [run] * pool.n_threads
+        time.sleep(0.02 if run % 2 else 0.002)
+
+
+def test_idle_workers_use_no_time():
+    pool = Threads(2)
+    memory = np.zeros(16, np.int64)
+    pool.run(_table((_count, memory)), 1)
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+    pool.close()
+
+
+def test_runs_from_several_python_threads_take_turns(pool):
+    memory = np.zeros(16, np.int64)
+    table = _table(*[(_count, memory), (_check_sum, memory)] * 5)
+
+    def work():
+        for _ in range(20):
+            pool.run(table, len(table))
+
+    callers = [threading.Thread(target=work) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert memory[:pool.n_threads].tolist() == [300] * pool.n_threads
+    assert memory[15] == 0
+
+
+def test_an_interrupt_leaves_the_threads_usable(pool):
+    memory, spins = np.zeros(16, np.int64), np.array([2_000_000])
+    timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):
+            pool.run(_table((_spin, spins)), 1)
+    timer.join()
+    pool.run(_table((_count, memory)), 1)
+    assert memory[:pool.n_threads].tolist() == [1] * pool.n_threads
+
+
+def test_closed_threads_and_forked_children_are_refused(monkeypatch):
+    pool = Threads(2)
+    table = _table((_count, np.zeros(16, np.int64)))
+    with monkeypatch.context() as patch, pytest.raises(DeviceError, match="before a fork"):
+        patch.setattr(os, "getpid", lambda: -1)
+        pool.run(table, 1)
+    pool.close()
+    pool.close()
+    with pytest.raises(DeviceError, match="closed"):
+        pool.run(table, 1)
+    with pytest.raises(DeviceError, match="at least 1"):
+        Threads(0)
+
+
+def test_threads_end_with_their_owner():
+    before = threading.active_count()
+    pool = Threads(3)
+    assert threading.active_count() == before + 2
+    del pool
+    assert threading.active_count() == before
+
+
+def test_threads_of_one_size_are_shared():
+    one, other = shared_threads(2), shared_threads(2)
+    assert one is other
+    assert shared_threads(3) is not one
+
+
+def test_the_interpreter_exits_while_workers_spin_or_sleep():
+    code = """
+        import sys, time
+        import numpy as np
+        from numflow.cpu.threads import Threads
+        pool = Threads(3)
+        pool.run(np.zeros((1, 3), np.int64), 0)
+        time.sleep(float(sys.argv[1]))
+        raise SystemExit(7)
+    """
+    for wait in ("0", "0.1"):
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), wait], timeout=30, check=False)
+        assert done.returncode == 7
+
+
+@pytest.mark.parametrize(("quota", "siblings", "expected"), [
+    ("max 100000", "", 8), ("200000 100000", "", 2), ("250000 100000", "", 3), ("50000 100000", "", 1),
+    ("", "pairs", 4)])
+def test_default_threads(monkeypatch, quota, siblings, expected):
+    def text(path):
+        if "topology" in str(path):
+            cpu = int(path.parts[-3].removeprefix("cpu"))
+            return f"{cpu % 4},{cpu % 4 + 4}" if siblings else ""
+        return quota if path.name == "cpu.max" else ""
+
+    monkeypatch.setattr(cores, "_allowed", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "_text", text)
+    assert cores.default_threads() == expected
+
+
+def test_spinning_is_given_up_where_cores_are_scarce():
+    """More threads than cores: a barrier must not wait for its whole spin each time."""
+    pool = Threads(2 * (os.cpu_count() or 1) + 1)
+    memory = np.zeros(max(64, 8 * pool.n_threads), np.int64)
+    table = _table(*[(_count, memory)] * 200)
+    pool.run(table, len(table))
+    begin = time.perf_counter()
+    pool.run(table, len(table))
+    assert time.perf_counter() - begin < 200 * threads.SPINS * 1e-7 * 10
+    pool.close()
