@@ -13,7 +13,7 @@ weights vanish); the 64-wide schemes of 4, 5 and 6 bits never use their highest 
 q3h_b64t1 pairs weights: 11 levels each, code 11 * w[2p + 1] + w[2p] of 7 bits, 32 codes in a block of 64.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ PAIR_LEVELS = 11
 class InferflowScheme(Scheme):
     """A scheme of the original.
 
+    size:        bytes of a block.
     rule:        how codes are found.
     planes:      of the codes, as stored.
     scale_first: the header is scale, base instead of base, scale.
@@ -41,6 +42,13 @@ class InferflowScheme(Scheme):
     planes: tuple[Plane, ...]
     scale_first: bool = False
     paired: bool = False
+    size: int = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "size", self.header + sum(plane.bytes(self.codes) for plane in self.planes))
+
+    def _row_bytes(self, columns: int) -> int:
+        return columns // self.block * self.size
 
     @property
     def codes(self) -> int:
@@ -54,9 +62,7 @@ class InferflowScheme(Scheme):
 
 
 def _scheme(name, block, rule, levels, *planes, **options):
-    scheme = InferflowScheme(name, block, 0, levels, rule, tuple(Plane(*plane) for plane in planes), **options)
-    size = scheme.header + sum(plane.bytes(scheme.codes) for plane in scheme.planes)
-    return InferflowScheme(name, block, size, levels, rule, scheme.planes, **options)
+    return InferflowScheme(name, block, levels, rule, tuple(Plane(*plane) for plane in planes), **options)
 
 
 INFERFLOW_SCHEMES = {scheme.name: scheme for scheme in (
@@ -116,9 +122,9 @@ def encode_reference(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix
     return stored.reshape(x.shape[0], -1)
 
 
-def decode_reference(raw: np.ndarray, scheme: InferflowScheme) -> np.ndarray:
-    """uint8 [N, row_bytes] -> float32 [N, K], in NumPy."""
-    raw = checked_bytes(raw, scheme)
+def decode_reference(raw: np.ndarray, scheme: InferflowScheme, columns: int) -> np.ndarray:
+    """uint8 [N, row_bytes] -> float32 [N, columns], in NumPy."""
+    raw = checked_bytes(raw, scheme, columns)
     blocks = raw.reshape(-1, scheme.size)
     base, scale = stored_headers(blocks, scheme)
     codes = unpack_planes(blocks[:, scheme.header:], scheme.planes, scheme.codes)

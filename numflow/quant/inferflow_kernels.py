@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numflow.quant.bits_kernels import pack_block, plane_table, unpack_block
 from numflow.quant.inferflow import BYTES as ON_GRID
 from numflow.quant.inferflow import (
     MID_RISE,
@@ -23,32 +24,22 @@ def encode(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix", threads
     rows, blocks = x.shape[0], x.shape[1] // scheme.block
     out = np.empty((rows, blocks, scheme.size), np.uint8)
     base, scale = np.empty((2, rows, blocks), np.float32)
-    over_rows(_encode, rows, threads, x, scheme.block, scheme.rule, scheme.levels, int(scheme.paired), _table(scheme),
-              base, scale, out)
+    over_rows(_encode, rows, threads, x, scheme.block, scheme.rule, scheme.levels, int(scheme.paired),
+              plane_table(scheme.planes, scheme.codes, scheme.header), base, scale, out)
     out[:, :, :scheme.header] = header_bytes(base.ravel(), scale.ravel(), scheme, name).reshape(rows, blocks, -1)
     return out.reshape(rows, -1)
 
 
-def decode(raw: np.ndarray, scheme: InferflowScheme, threads: int | None = None) -> np.ndarray:
-    """uint8 [N, row_bytes] -> float32 [N, K]"""
-    raw = checked_bytes(raw, scheme)
+def decode(raw: np.ndarray, scheme: InferflowScheme, columns: int, threads: int | None = None) -> np.ndarray:
+    """uint8 [N, row_bytes] -> float32 [N, columns]"""
+    raw = checked_bytes(raw, scheme, columns)
     rows = raw.shape[0]
     base, scale = (field.reshape(rows, -1) for field in stored_headers(raw.reshape(-1, scheme.size), scheme))
-    x = np.empty((rows, scheme.columns(raw.shape[1])), np.float32)
+    x = np.empty((rows, columns), np.float32)
     over_rows(_decode, rows, threads, raw.reshape(rows, -1, scheme.size), scheme.block, scheme.rule, int(scheme.paired),
-              _table(scheme), np.ascontiguousarray(base), np.ascontiguousarray(scale), x)
+              plane_table(scheme.planes, scheme.codes, scheme.header), np.ascontiguousarray(base),
+              np.ascontiguousarray(scale), x)
     return x
-
-
-def _table(scheme: InferflowScheme) -> np.ndarray:
-    """int64 [planes, 5]: width, shift, first byte, and how far apart the codes of a byte and of two bytes are."""
-    rows, at = [], scheme.header
-    for plane in scheme.planes:
-        size = plane.bytes(scheme.codes)
-        apart = (size, 1) if plane.split else (1, 8 // plane.width)
-        rows.append((plane.width, plane.shift, at, *apart))
-        at += size
-    return np.array(rows, np.int64)
 
 
 @kernel
@@ -76,7 +67,7 @@ def _encode(x, block, rule, levels, paired, planes, base, scale, out, begin, end
                 count = block // 2
                 for i in range(count):
                     codes[i] = codes[2 * i] + PAIR_LEVELS * codes[2 * i + 1]
-            _pack(codes, count, planes, out[row, b])
+            pack_block(codes, count, planes, out[row, b])
 
 
 @kernel
@@ -93,25 +84,13 @@ def _range(weights, rule, levels):
 
 
 @kernel
-def _pack(codes, count, planes, out):
-    for p in range(planes.shape[0]):
-        width, shift, at, inner, outer = planes[p]
-        mask = (1 << width) - 1
-        for k in range(count * width // 8):
-            byte = 0
-            for j in range(8 // width):
-                byte |= ((np.int64(codes[k * outer + j * inner]) >> shift) & mask) << (width * j)
-            out[at + k] = byte
-
-
-@kernel
 def _decode(raw, block, rule, paired, planes, base, scale, x, begin, end):
     """raw u8 [N, blocks, size]; base, scale f32 [N, blocks]; x f32 [N, K]."""
     codes = np.empty(_LONGEST, np.int64)
     count = block // 2 if paired else block
     for row in range(begin, end):
         for b in range(base.shape[1]):
-            _unpack(raw[row, b], count, planes, codes)
+            unpack_block(raw[row, b], count, planes, codes)
             if paired:
                 for i in range(count - 1, -1, -1):  # from the end, since pairs spread out in place
                     pair = codes[i]
@@ -119,14 +98,3 @@ def _decode(raw, block, rule, paired, planes, base, scale, x, begin, end):
             for i in range(block):
                 code = codes[i] - 256 if rule == SYMMETRIC and codes[i] > 127 else codes[i]
                 x[row, b * block + i] = base[row, b] + np.float32(code) * scale[row, b]
-
-
-@kernel
-def _unpack(raw, count, planes, codes):
-    codes[:count] = 0
-    for p in range(planes.shape[0]):
-        width, shift, at, inner, outer = planes[p]
-        mask = (1 << width) - 1
-        for k in range(count * width // 8):
-            for j in range(8 // width):
-                codes[k * outer + j * inner] |= ((np.int64(raw[at + k]) >> (width * j)) & mask) << shift

@@ -1,7 +1,7 @@
-"""What every block scheme has in common, and the checks that data passes before it is encoded.
+"""What every scheme has in common, and the checks that data passes before it is encoded.
 
-A scheme cuts each row of a matrix [N, K] into blocks of `block` consecutive weights and stores each block in `size`
-bytes. Rows are independent: a row of K weights takes K / block * size bytes.
+A scheme stores each row of a matrix [N, K] on its own: K weights, cut into blocks of consecutive ones, become
+`row_bytes(K)` bytes.
 """
 
 from dataclasses import dataclass
@@ -13,43 +13,38 @@ from numflow.errors import FormatError, RequestError
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to store blocks of weights.
+    """A way to store rows of weights.
 
     name:   as in tables and files, lower case.
-    block:  weights of one block.
-    size:   bytes of one block, header included.
+    block:  weights that share a header.
     levels: values a code may have.
     """
 
     name: str
     block: int
-    size: int
     levels: int
 
     @property
-    def bits_per_weight(self) -> float:
-        """Bits per weight, every byte counted."""
-        return 8 * self.size / self.block
+    def unit(self) -> int:
+        """Weights that a row is a multiple of."""
+        return self.block
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights.
 
         Raises:
-            RequestError: blocks do not divide the columns.
+            RequestError: units do not divide the columns.
         """
-        if columns <= 0 or columns % self.block:
-            raise RequestError(f"{self.name} has blocks of {self.block} weights, which do not divide {columns} columns")
-        return columns // self.block * self.size
+        if columns <= 0 or columns % self.unit:
+            raise RequestError(f"{self.name} has blocks of {self.unit} weights, which do not divide {columns} columns")
+        return self._row_bytes(columns)
 
-    def columns(self, row_bytes: int) -> int:
-        """Weights in a row of `row_bytes` bytes.
+    def _row_bytes(self, columns: int) -> int:
+        raise NotImplementedError
 
-        Raises:
-            FormatError: no whole number of blocks.
-        """
-        if row_bytes % self.size:
-            raise FormatError(f"a row of {row_bytes} bytes is no whole number of {self.name} blocks of {self.size}")
-        return row_bytes // self.size * self.block
+    def bits_per_weight(self, columns: int) -> float:
+        """Bits per weight of a matrix with `columns` columns, every byte counted."""
+        return 8 * self.row_bytes(columns) / columns
 
 
 def checked_weights(x: np.ndarray, scheme: Scheme, name: str) -> np.ndarray:
@@ -72,22 +67,24 @@ def checked_weights(x: np.ndarray, scheme: Scheme, name: str) -> np.ndarray:
         row = int(np.argmin(np.isfinite(x.sum(1, dtype=np.float64))))
         column = int(np.argmin(np.isfinite(x[row])))
         raise FormatError(f"{name} cannot be quantised: row {row}, column {column} is {x[row, column]}")
-    return _read_only(x)
+    return read_only(x)
 
 
-def checked_bytes(raw: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """`raw` as contiguous uint8 [N, row_bytes] of whole blocks.
+def checked_bytes(raw: np.ndarray, scheme: Scheme, columns: int) -> np.ndarray:
+    """`raw` as contiguous uint8 [N, row_bytes].
 
     Raises:
+        RequestError: units do not divide the columns.
         FormatError: anything else.
     """
-    if raw.ndim != 2 or raw.dtype != np.uint8:
-        raise FormatError(f"{scheme.name} rows should be uint8 [rows, bytes], are {raw.dtype} {list(raw.shape)}")
-    scheme.columns(raw.shape[1])
-    return _read_only(np.ascontiguousarray(raw))
+    size = scheme.row_bytes(columns)
+    if raw.ndim != 2 or raw.dtype != np.uint8 or raw.shape[1] != size:
+        raise FormatError(f"{columns} weights of {scheme.name} should be rows of {size} bytes, uint8 [rows, {size}]; "
+                          f"these are {raw.dtype} {list(raw.shape)}")
+    return read_only(np.ascontiguousarray(raw))
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
+def read_only(array: np.ndarray) -> np.ndarray:
     """A view that cannot be written: kernels are compiled once, for mapped files and for fresh arrays alike."""
     view = array.view()
     view.flags.writeable = False

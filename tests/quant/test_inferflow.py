@@ -46,8 +46,8 @@ def test_error_and_size_are_the_original_s(scheme):
     x = weights(256, 1024)
     error, bits = MEASURED[scheme.name]
     raw = inferflow_kernels.encode(x, scheme)
-    assert 8 * raw.nbytes / x.size == scheme.bits_per_weight == bits
-    assert relative_rms(x, inferflow_kernels.decode(raw, scheme)) == pytest.approx(error, rel=0.015)
+    assert 8 * raw.nbytes / x.size == scheme.bits_per_weight(1024) == bits
+    assert relative_rms(x, inferflow_kernels.decode(raw, scheme, x.shape[1])) == pytest.approx(error, rel=0.015)
 
 
 @every_scheme
@@ -58,13 +58,16 @@ def test_kernels_equal_the_reference(scheme, threads):
         x = x * np.float32(10) ** np.random.default_rng(1).integers(-5, 4, (33, 1)).astype(np.float32)
     raw = encode_reference(x, scheme)
     np.testing.assert_array_equal(inferflow_kernels.encode(x, scheme, threads=threads), raw)
-    np.testing.assert_array_equal(inferflow_kernels.decode(raw, scheme, threads), decode_reference(raw, scheme))
+    np.testing.assert_array_equal(inferflow_kernels.decode(raw, scheme, 320, threads),
+                                  decode_reference(raw, scheme, 320))
 
 
 @every_scheme
 def test_any_bytes_decode_the_same(scheme):
     raw = np.random.default_rng(2).integers(0, 256, (16, 4 * scheme.size), dtype=np.uint8)
-    np.testing.assert_array_equal(inferflow_kernels.decode(raw, scheme), decode_reference(raw, scheme))
+    columns = 4 * scheme.block
+    decoded = inferflow_kernels.decode(raw, scheme, columns)
+    np.testing.assert_array_equal(decoded, decode_reference(raw, scheme, columns))
 
 
 @every_scheme
@@ -74,7 +77,7 @@ def test_every_code_value_round_trips(scheme):
     codes = np.arange(scheme.levels) - (127 if symmetric else 0)
     codes = np.resize(codes, (len(codes) + scheme.block, scheme.block)).astype(np.float32)
     codes[:, 0], codes[:, 1] = codes.min(), codes.max()  # every block spans the range
-    decoded = decode_reference(encode_reference(codes * np.float32(step), scheme), scheme)
+    decoded = decode_reference(encode_reference(codes * np.float32(step), scheme), scheme, scheme.block)
     if scheme.rule == 1:  # cells are narrower, so that values stand anywhere in theirs
         assert len(np.unique(decoded)) == scheme.levels
     else:
@@ -88,16 +91,16 @@ def test_pairs_of_eleven_levels():
     values[:, 0::2], values[:, 1::2] = first[:, None], second[:, None]
     values[:, :2], values[:, 2:4] = (0, 10), (10, 0)
     for encode, decode in zip(ENCODERS, DECODERS):
-        np.testing.assert_array_equal(decode(encode(values, scheme), scheme), values)
+        np.testing.assert_array_equal(decode(encode(values, scheme), scheme, 64), values)
 
 
 def test_quirks_are_kept():
     q8, q3h = inferflow_scheme("Q8"), inferflow_scheme("Q3H")
     for encode, decode in zip(ENCODERS, DECODERS):
         small = np.linspace(-0.00126, 0.00126, 32, dtype=np.float32)[None]
-        assert not decode(encode(small, q8), q8).any()
+        assert not decode(encode(small, q8), q8, 32).any()
         narrow = np.linspace(0.001, 0.001063, 64, dtype=np.float32)[None]
-        assert len(np.unique(decode(encode(narrow, q3h), q3h))) == 1
+        assert len(np.unique(decode(encode(narrow, q3h), q3h, 64))) == 1
 
 
 def test_names_of_the_original():
@@ -129,17 +132,19 @@ def test_bad_weights_are_refused(encode):
 @pytest.mark.parametrize("decode", DECODERS)
 def test_bad_bytes_are_refused(decode):
     scheme = inferflow_scheme("q4")
-    with pytest.raises(FormatError, match="21 bytes is no whole number of q4_b32t1a blocks of 20"):
-        decode(np.zeros((1, 21), np.uint8), scheme)
-    with pytest.raises(FormatError, match="should be uint8"):
-        decode(np.zeros((1, 20), np.int8), scheme)
+    with pytest.raises(FormatError, match="32 weights of q4_b32t1a should be rows of 20 bytes"):
+        decode(np.zeros((1, 21), np.uint8), scheme, 32)
+    with pytest.raises(FormatError, match="these are int8 .1, 20."):
+        decode(np.zeros((1, 20), np.int8), scheme, 32)
+    with pytest.raises(RequestError, match="do not divide 20 columns"):
+        decode(np.zeros((1, 20), np.uint8), scheme, 20)
 
 
 def test_one_version_of_each_kernel_is_compiled():
     scheme = inferflow_scheme("q3h")
     raw = inferflow_kernels.encode(weights(4, 128), scheme)
     raw.flags.writeable = False
-    inferflow_kernels.decode(raw, scheme)
+    inferflow_kernels.decode(raw, scheme, 128)
     for kernel in (inferflow_kernels._encode, inferflow_kernels._decode):
         assert len(kernel.signatures) == 1
 
