@@ -12,7 +12,8 @@ from tests.specs.weights import values
 
 def _internlm2(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
     """q, k and v in one matrix, [q .. q k v] per key/value head; other names."""
-    names = {"embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+    names = {"embed_tokens": "tok_embeddings", "input_layernorm": "attention_norm",
+             "post_attention_layernorm": "ffn_norm",
              "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
              "mlp.down_proj": "feed_forward.w2", "lm_head": "output"}
     config, stored = case.configs[0], {}
@@ -34,7 +35,8 @@ def _internlm2(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
 def _minicpm(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
     """The same multipliers under other keys; heads are scaled as usual, so queries take up the difference."""
     config = case.configs[0]
-    ours = {"scale_emb": config["embedding_multiplier"], "dim_model_base": config["hidden_size"] / config["logits_scaling"],
+    ours = {"scale_emb": config["embedding_multiplier"],
+            "dim_model_base": config["hidden_size"] / config["logits_scaling"],
             "scale_depth": config["residual_multiplier"] * config["num_hidden_layers"] ** 0.5,
             "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm"}
     plain = (config["hidden_size"] // config["num_attention_heads"]) ** -0.5
@@ -48,7 +50,8 @@ def _minicpm(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
 def _orion(case: Case) -> tuple[dict, dict[str, np.ndarray]]:
     """Layer norms whose epsilon is called rms_norm_eps, and queries and keys that are rotated whole."""
     config = dict(case.configs[0])
-    config |= {"rms_norm_eps": config.pop("layer_norm_eps"), "architectures": ["OrionForCausalLM"], "model_type": "orion"}
+    config |= {"rms_norm_eps": config.pop("layer_norm_eps"), "architectures": ["OrionForCausalLM"],
+               "model_type": "orion"}
     return config, {name: values(name, shape) for name, shape in case.tensors.items()}
 
 
