@@ -108,6 +108,8 @@ class Kernel:
             config.CACHE_DIR = saved
         seconds, loaded = time.perf_counter() - begin, compiled.cache_hits > 0
         compile_seconds["loaded" if loaded else "compiled"] += seconds
+        if not loaded:
+            kernel_cache.prune()
         for listener in on_compile:
             listener(self.name, seconds, loaded)
         return compiled

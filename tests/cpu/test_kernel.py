@@ -1,0 +1,161 @@
+"""Kernels: their arguments, and the folder that keeps them compiled."""
+
+import os
+import time
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numflow.cpu import kernel_cache
+from numflow.cpu.kernel import (
+    Call,
+    compile_seconds,
+    f32_bits,
+    f32_from_bits,
+    f32_ptr,
+    f64,
+    i8_ptr,
+    i32_ptr,
+    i64,
+    kernel,
+    on_compile,
+    share,
+    u8_ptr,
+    u16_ptr,
+)
+
+
+@kernel
+def _arguments(args, thread, n_threads):
+    """One of each kind: bytes, int8, uint16, int32, a float in the arguments, a float32 by its bits."""
+    y = i64(args, 0)
+    f32_ptr(y)[0] = u8_ptr(i64(args, 1))[1] + i8_ptr(i64(args, 2))[1] + u16_ptr(i64(args, 3))[1]
+    f32_ptr(y)[1] = f64(args, 4) * i64(args, 5)
+    f32_ptr(y)[2] = f32_from_bits(f32_bits(np.float32(2.5)) + np.int32(1 << 23))
+    i32_ptr(y)[3] = i32_ptr(y)[3] + thread
+
+
+def test_arguments():
+    y = np.zeros(4, np.float32)
+    y.view(np.int32)[3] = -7
+    u8, i8, u16 = np.array([0, 255], np.uint8), np.array([0, -100], np.int8), np.array([0, 65535], np.uint16)
+    call = Call.of(None, _arguments, y, u8, i8, u16, 0.5, np.int64(-3))
+    assert call.args.dtype == np.int64
+    assert all(a is b for a, b in zip(call.keep, (y, u8, i8, u16), strict=True))
+    call(thread=5)
+    assert y[:3].tolist() == [65690.0, -1.5, 5.0]
+    assert y.view(np.int32)[3] == -2
+    assert _arguments.name == "arguments"
+    assert _arguments.location.startswith("tests/cpu/test_kernel.py:")
+
+
+def test_arrays_with_gaps_are_no_arguments():
+    with pytest.raises(ValueError, match="C-contiguous"):
+        Call.of(None, _arguments, np.zeros((4, 4))[:, :2])
+
+
+@pytest.mark.parametrize(("n", "threads"), [(0, 3), (1, 4), (10, 3), (7, 7), (1000, 6)])
+def test_shares_are_even_and_complete(n, threads):
+    shares = [share(n, thread, threads) for thread in range(threads)]
+    assert shares[0][0] == 0
+    assert shares[-1][1] == n
+    assert all(a[1] == b[0] for a, b in pairwise(shares))
+    sizes = [end - begin for begin, end in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_listeners_hear_of_a_kernel_once():
+    seen, before = [], sum(compile_seconds.values())
+
+    @kernel
+    def _fresh(args, thread, n_threads):
+        """Nothing."""
+
+    on_compile.append(lambda *event: seen.append(event))
+    try:
+        assert _fresh.address == _fresh.address
+    finally:
+        on_compile.pop()
+    ((name, seconds, loaded),) = seen
+    assert name == "fresh"
+    assert seconds > 0
+    assert loaded in (True, False)
+    assert sum(compile_seconds.values()) == pytest.approx(before + seconds)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package numflow.cpu with modules that import each other in every way there is, and a folder for kernels."""
+    cpu = tmp_path / "numflow" / "cpu"
+    cpu.mkdir(parents=True)
+    for path, text in {"__init__.py": "", "cpu/__init__.py": "", "cpu/a.py": "from numflow.cpu import b, math as m\n",
+                       "cpu/b.py": "def f():\n    from numflow.cpu.c import (  # late\n        one,\n        two)\n",
+                       "cpu/c.py": "import numflow.cpu.d\n", "cpu/d.py": "", "cpu/math.py": "", "cpu/e.py": ""}.items():
+        (tmp_path / "numflow" / path).write_text(text)
+    monkeypatch.setattr(kernel_cache, "_PACKAGE", tmp_path / "numflow")
+    monkeypatch.setenv("NUMFLOW_CACHE", str(tmp_path / "cache"))
+    _forget()
+    yield cpu
+    _forget()
+
+
+def _forget():
+    for function in (kernel_cache.folder, kernel_cache._read, kernel_cache._writable_root,
+                     kernel_cache.prune):
+        function.cache_clear()
+
+
+def test_a_folder_depends_on_all_sources_a_kernel_is_made_of(package):
+    first = kernel_cache.folder("numflow.cpu.a")
+    assert first.is_dir()
+    assert first.parent == package.parent.parent / "cache" / "kernels"
+    assert first.name.startswith("a-")
+    for name in ("a", "b", "c", "d", "math"):
+        _forget()
+        before = kernel_cache.folder("numflow.cpu.a")
+        with (package / f"{name}.py").open("a") as file:
+            file.write("# changed\n")
+        _forget()
+        assert kernel_cache.folder("numflow.cpu.a") != before, name
+    _forget()
+    before = kernel_cache.folder("numflow.cpu.a")
+    (package / "e.py").write_text("# no import leads here")
+    _forget()
+    assert kernel_cache.folder("numflow.cpu.a") == before
+
+
+def test_old_folders_are_removed(package):
+    used, old = kernel_cache.folder("numflow.cpu.a"), kernel_cache.folder("numflow.cpu.e")
+    month = time.time() - 40 * 86400
+    os.utime(old, (month, month))
+    kernel_cache.prune()
+    assert used.exists()
+    assert not old.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_replaced_with_a_warning(package, monkeypatch):
+    (package / "file").write_text("")
+    monkeypatch.setenv("NUMFLOW_CACHE", str(package / "file"))
+    _forget()
+    with pytest.warns(UserWarning, match="compiled kernels cannot be kept in .*NUMFLOW_CACHE"):
+        path = kernel_cache.folder("numflow.cpu.a")
+    assert path.is_dir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel_cache.folder("numflow.cpu.e")
+
+
+@pytest.mark.parametrize(("platform", "variables", "expected"), [
+    ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/numflow/kernels"), ("linux", {}, "~/.cache/numflow/kernels"),
+    ("darwin", {}, "~/Library/Caches/numflow/kernels"), ("win32", {"LOCALAPPDATA": "/l"}, "/l/numflow/kernels"),
+    ("linux", {"NUMFLOW_CACHE": "/n"}, "/n/kernels")])
+def test_root(monkeypatch, platform, variables, expected):
+    for name in ("NUMFLOW_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kernel_cache.sys, "platform", platform)
+    assert kernel_cache.root() == Path(expected).expanduser()
