@@ -175,6 +175,8 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
         _known(path, where, [value] if isinstance(value, str) else value, MODULES)
     elif key in ("ignore", "prefix"):
         _texts(path, where, value)
+    elif key == "within":
+        _expect(path, where, value, str, "the name of an object in config.json")
     else:
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, SECTIONS[key])

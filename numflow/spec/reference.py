@@ -21,8 +21,8 @@ key |
 | `[parameters]` | named values: a literal, an expression, or a source table |
 | the sections below | the building blocks |
 | `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
-| `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, \
-`transposed`, `tensors` and any section |
+| `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, \
+`within` (the object of config.json that holds this model's values, if not all of it), `tensors` and any section |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
 numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` are added; `enc.` / `dec.` \
 before the module for one stack |

@@ -81,12 +81,13 @@ class Resolved:
         """`rope_scaling.factor` is key "factor" of the object "rope_scaling"; JSON null counts as absent."""
         if self.naming == "gguf":
             return self.config.get(key)
-        value: Any = self.config
-        for word in key.split("."):
-            if not isinstance(value, Mapping) or word not in value:
-                return None
-            value = value[word]
-        return value
+        part = self.config.get(self.spec.section(self.naming).get("within", ""))
+        for value in (part, self.config):
+            for word in key.split("."):
+                value = value.get(word) if isinstance(value, Mapping) else None
+            if value is not None:
+                return value
+        return None
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
         table = source.get("map")

@@ -84,6 +84,19 @@ def test_another_familys_checkpoint_is_refused():
         network.build(load_spec("bloom"), checkpoint({**CONFIG, "n_embed": 32}))
 
 
+def test_ignore_may_name_the_layer_after_the_last(tmp_path):
+    extra = "model.layers.2.eh_proj.weight"
+    ck = checkpoint(tensors=shapes() | {extra: (3, 3)})
+    path = tmp_path / "next.toml"
+    for pattern, fits in (("model.layers.{layers}.*", True), ("model.layers.3.*", False)):
+        path.write_text(f'extends = "llama"\n[hf]\nignore = ["{pattern}"]\n', encoding="utf-8")
+        if fits:
+            network.build(load_spec(path), ck)
+        else:
+            with pytest.raises(SpecError, match=f"no place for tensor '{extra}'"):
+                network.build(load_spec(path), ck)
+
+
 def change(net, index, **fields):
     steps = list(net.entries["main"])
     steps[index] = dataclasses.replace(steps[index], **fields)

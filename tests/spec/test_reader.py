@@ -19,6 +19,8 @@ def write(folder, text, name="my.toml"):
     ("[attention]\nheads = true", ["attention.heads", "an integer"]),
     ("[attention]\nheads = '4 +'", ["attention.heads", "an integer or an expression"]),
     ("[rope]\npairing = 'halves'", ["rope.pairing", "half, adjacent", "'half'"]),
+    ("[rope]\npairing = '= half if'", ["rope.pairing", "a word or an expression"]),
+    ("[hf]\nwithin = ['text_config']", ["hf.within", "name of an object"]),
     ("[ffn]\nactivation = 'sillu'", ["ffn.activation", "'silu'"]),
     ("[model]\ntype = 'decoder-only'", ["model.type", "decoder, encoder"]),
     ("[parameters]\nx = { confg = 'a' }", ["parameters.x.confg", "'config'"]),

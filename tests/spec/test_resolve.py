@@ -78,3 +78,37 @@ def test_error_names_file_and_key(tmp_path, text, config, words):
 def test_a_list_too_short_for_the_layers(tmp_path):
     with pytest.raises(SpecError, match="list of 2 values, but there is a layer 2"):
         resolved(tmp_path, "[parameters]\nw = [1, 2]\n[attention]\nwindow = 'w'", {}).option("attention", "window", 2)
+
+
+def test_a_word_may_be_computed_and_a_number_translated(tmp_path):
+    text = """
+    [parameters]
+    grouped = { config = "grouped", default = false }
+    [attention]
+    qkv = "= 'groups' if grouped else 'concat'"
+    [moe]
+    score = { config = "rule", map = { 1 = "softmax", 2 = "sigmoid" } }
+    [generation]
+    template = "= {query}"
+    """
+    assert resolved(tmp_path, text, {"grouped": True}).option("attention", "qkv") == "groups"
+    r = resolved(tmp_path, text, {"rule": 2})
+    assert (r.option("attention", "qkv"), r.option("moe", "score")) == ("concat", "sigmoid")
+    assert r.option("generation", "template") == "= {query}"
+    with pytest.raises(SpecError, match="moe.score: rule is 3"):
+        resolved(tmp_path, text, {"rule": 3}).option("moe", "score")
+    with pytest.raises(SpecError, match="expected one of separate, concat, groups, found 4"):
+        resolved(tmp_path, "[attention]\nqkv = '= 2 + 2'", {}).option("attention", "qkv")
+
+
+def test_values_within_an_object_of_the_configuration(tmp_path):
+    text = """
+    [parameters]
+    heads = { config = "heads" }
+    base = { config = "rope.base" }
+    [hf]
+    within = "text"
+    """
+    r = resolved(tmp_path, text, {"heads": 3, "rope": {"base": 5}, "text": {"heads": 8, "rope": None}})
+    assert (r.parameter("heads"), r.parameter("base")) == (8, 5)
+    assert resolved(tmp_path, text, {"heads": 3}).parameter("heads") == 3

@@ -1,12 +1,13 @@
 """Tiny configurations with the keys that published models of each family have: name -> (kind, config, options).
 
-kind: "causal", "masked", "hidden" (no head) or "translate". options: "lengths" of the prompts, "types" for segment ids,
-"attention" for the implementation to use, "extra" for tensors that transformers does not write by itself.
+kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head) or "translate". options: "lengths" of
+the prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers
+does not write by itself.
 """
 
 from tests.specs.configs_decoder import DECODERS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 
-CASES = {name: ("causal", config, options) for name, (config, options) in DECODERS.items()}
+CASES = {name: (options.get("kind", "causal"), config, options) for name, (config, options) in DECODERS.items()}
 CASES |= ENCODERS
 CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}

@@ -23,7 +23,8 @@ from tests.specs.configs import CASES
 from tests.specs.weights import values
 
 FOLDER = Path(__file__).parent / "cases"
-CLASSES = {"causal": transformers.AutoModelForCausalLM, "masked": transformers.AutoModelForMaskedLM,
+CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
+           "masked": transformers.AutoModelForMaskedLM,
            "hidden": transformers.AutoModel, "translate": transformers.AutoModelForSeq2SeqLM}
 ARGUMENTS = {"ids": "input_ids", "types": "token_type_ids", "decoder_ids": "decoder_input_ids"}
 SPARE_KEYS = ("transformers_version", "_name_or_path", "id2label", "label2id", "task_specific_params")
@@ -37,6 +38,7 @@ def token_ids(count: int, vocabulary: int, seed: int) -> list[int]:
 def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list[dict]]:
     """What goes in, and which rows of what comes out are kept, for each prompt."""
     inputs, rows = [], []
+    vocabulary -= 3 * (kind == "multimodal")  # ids of images
     for seed, count in enumerate(options.get("lengths", (9, 17))):
         given = {"ids": token_ids(count, vocabulary, seed)}
         kept = {"rows": sorted({0, count // 2, count - 2, count - 1})}
@@ -89,7 +91,7 @@ def make(name: str) -> None:
     """Write cases/NAME.npz."""
     kind, config, options = CASES[name]
     config = json.loads(json.dumps(config))
-    inputs, rows = prompts(kind, config["vocab_size"], options)
+    inputs, rows = prompts(kind, config.get("text_config", config)["vocab_size"], options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shapes = save(kind, config, folder, options.get("extra", {}))
