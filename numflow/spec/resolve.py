@@ -93,11 +93,10 @@ class Resolved:
         table = source.get("map")
         if table is None:
             return value
-        if isinstance(value, (bool, int)):
-            value = str(value).lower()
-        if value not in table:
-            raise SpecError(f"{self.spec.path}: {where}: {key} is {value!r}{did_you_mean(value, table)}")
-        return table[value]
+        word = value if isinstance(value, str) else str(value).lower()
+        if word not in table:
+            raise SpecError(f"{self.spec.path}: {where}: {key} is {value!r}{did_you_mean(word, table)}")
+        return table[word]
 
     def evaluate(self, where: str, text: str, layer: int | None = None, stack: str = "") -> Any:
         """The value of an expression over parameters, options and `layer`; `where` names it in errors."""

@@ -244,11 +244,11 @@ case("gpt_neo", family("GPTNeo", "gpt_neo"), {
 EYES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14}
 case("gemma3_multimodal", {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": EYES | {
-        "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4, "image_token_index": 200, "boi_token_index": 201,
-    "eoi_token_index": 202, "text_config": GEMMA3 | {
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "num_hidden_layers": 7, "hidden_size": 32,
-        "num_attention_heads": 8, "num_key_value_heads": 4}}, kind="multimodal")
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "mm_tokens_per_image": 4,
+    "image_token_index": 200, "boi_token_index": 201, "eoi_token_index": 202,
+    "vision_config": EYES | {"model_type": "siglip_vision_model"},
+    "text_config": GEMMA3 | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "num_hidden_layers": 7,
+                             "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4}}, kind="multimodal")
 case("mistral3", {
     "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 200,
     "vision_config": EYES | {"model_type": "pixtral", "head_dim": 16}, "spatial_merge_size": 2,
