@@ -39,6 +39,7 @@ from numflow.cpu.attention_tile import (
     scratch_bytes,
     slot_bytes,
     span_result,
+    tile_rows,
     total_slot,
     value_bytes,
 )
@@ -155,7 +156,7 @@ def _attend(args, scratch, half, sequence, index, tile, part, parts):
     per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
     count = min(_rows(args, sequence) - first, MOST_ROWS)
-    rows = 8 if count > 4 else 4 if count > 2 else count
+    rows = tile_rows(count)
     least, most = begin_tile(args, scratch, rows, sequence, head, first, count)
     begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
     partials = i64(args, PARTIALS) + tile * parts * partial_bytes(args)

@@ -13,11 +13,12 @@ import numpy as np
 from numflow.cpu.cache import CHUNK
 from numflow.cpu.kernel import POSITIONS, STARTS, f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.math import exp, tanh
-from numflow.cpu.outer import add_any_products, add_wide_products
+from numflow.cpu.outer import WIDTHS, add_any_products, add_wide_products
 from numflow.cpu.simd import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.simd_float import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
 
-GROUP, SPAN, MOST_ROWS = 16, 512, 8
+GROUP, SPAN, MOST_ROWS = 16, 512, max(WIDTHS)
+HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
 # Arguments of the attention kernels.
 HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM, BLOCK = range(11)
@@ -110,34 +111,56 @@ def span_result(args, scratch, rows, half, sequence, head, span, least, most, sl
         store_f32(scratch + SUMS + 64 * r, zero_f32())
     size = 4 if half is None else 2
     for base in range(max(span * SPAN, least // CHUNK * CHUNK), min((span + 1) * SPAN, most + 1), CHUNK):
-        key = _chunk(args, sequence, head, base)
-        _scores(args, scratch, rows, half, i64(i64(args, CACHE), 0) + key * i64(args, K_DIM) * size)
+        key, following = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, most))
+        k, v = i64(i64(args, CACHE), 0), i64(i64(args, CACHE), 1) + key * value_bytes(args) // 4 * size
+        _scores(args, scratch, rows, half, k + key * i64(args, K_DIM) * size, v)
         _probabilities(args, scratch, rows, base, most)
-        v = i64(i64(args, CACHE), 1) + key * value_bytes(args) // 4 * size
-        _add_values(args, scratch, rows, half, v, min(most + 1 - base, CHUNK), slot)
+        keys = min(most + 1 - base, CHUNK)
+        _add_values(args, scratch, rows, half, v, keys, slot, k + following * i64(args, K_DIM) * size)
     store_f32(slot + PEAKS, load_f32(scratch + PEAK))
     for r in range(rows):
         f32_ptr(slot + TOTALS)[r] = sum_lanes(load_f32(scratch + SUMS + 64 * r))
 
 
 @inline
-def _chunk(args, sequence, head, key):
-    """Where the chunk of keys from `key` on begins in the cache: its number in units of a key of one head."""
-    header, block_size = i64(args, HEADER), i64(args, BLOCK)
-    table = i32_ptr(i64(header, i64(args, TABLE)) + 4 * sequence * i64(header, i64(args, TABLE_STRIDE)))
-    return (table[key // block_size] * i64(args, KV_HEADS) + head) * block_size + key % block_size
+def tile_rows(count):
+    """The least number of rows that is compiled and holds `count`."""
+    rows = MOST_ROWS
+    for height in HEIGHTS:
+        if count <= height < rows:
+            rows = height
+    return rows
 
 
 @inline
-def _scores(args, scratch, rows, half, k):
-    """q k^T * scale of the chunk whose keys are at k, 2 or 4 groups of 16 keys at a time."""
+def _columns(rows):
+    """Vectors of columns that are summed at a time."""
+    columns = 1
+    for i in range(len(HEIGHTS)):
+        if HEIGHTS[i] == rows:
+            columns = COLUMNS[i]
+    return columns
+
+
+@inline
+def _chunk(args, sequence, head, key):
+    """Where the chunk with `key` begins in the cache: its number in units of a key of one head."""
+    header, block_size = i64(args, HEADER), i64(args, BLOCK)
+    table = i32_ptr(i64(header, i64(args, TABLE)) + 4 * sequence * i64(header, i64(args, TABLE_STRIDE)))
+    return (table[key // block_size] * i64(args, KV_HEADS) + head) * block_size + key % block_size // CHUNK * CHUNK
+
+
+@inline
+def _scores(args, scratch, rows, half, k, ahead):
+    """q k^T * scale of the chunk whose keys are at k, some groups of 16 keys at a time."""
     for at in range(SCORES, SCORES + 256 * rows, 64):
         store_f32(scratch + at, zero_f32())
     size = 4 if half is None else 2
-    width, group, columns = i64(args, K_DIM), 16 * size * i64(args, K_DIM), 2 if rows == MOST_ROWS else 4
+    width, group, columns = i64(args, K_DIM), 16 * size * i64(args, K_DIM), _columns(rows)
     for first in range(0, CHUNK // GROUP, columns):
         add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
-                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size)
+                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,
+                          ahead + first * group)
 
 
 @inline
@@ -180,18 +203,18 @@ def _biased(args, scratch, score, r, key):
 
 
 @inline
-def _add_values(args, scratch, rows, half, v, keys, slot):
+def _add_values(args, scratch, rows, half, v, keys, slot, ahead):
     """values = values * FACTOR + probabilities @ the chunk's first `keys` rows at v."""
     row, size = value_bytes(args), 4 if half is None else 2
     for r in range(rows):
         factor = f32_ptr(scratch + FACTOR)[r]
         for at in range(slot + VALUES + r * row, slot + VALUES + (r + 1) * row, 64):
             store_f32(at, load_f32(at) * factor)
-    first, widest = 0, 2 if rows == MOST_ROWS else 4
+    first, widest = 0, _columns(rows)
     while first < row // 64:
         columns = widest if first + widest <= row // 64 else 1
         add_any_products(rows, columns, half, keys, slot + VALUES + 64 * first, row, scratch + SCORES, 256,
-                         v + 16 * size * first, 16 * size, row // 4 * size)
+                         v + 16 * size * first, 16 * size, row // 4 * size, ahead + CHUNK * 16 * size * first)
         first += columns
 
 

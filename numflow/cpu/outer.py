@@ -1,5 +1,6 @@
 """Sums of outer products, the inner loops of attention: queries times keys, and probabilities times values."""
 
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -7,20 +8,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from numflow.cpu.simd import fma_ir, load_at, splat, widen_f16_ir
+from numflow.cpu.simd import call, fma_ir, load_at, splat, widen_f16_ir
+from numflow.cpu.simd_isa import isa
 
-_F32, _F32X16, _U16X16 = ir.FloatType(), ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(16), 16)
-# Heights and widths (in vectors) that are compiled: what keeps all sums in registers, and enough of them under way.
-_WIDE, _NARROW = ((8, 2), (4, 4), (2, 4), (1, 4)), ((8, 1), (4, 1), (2, 1), (1, 1))
+_I32, _F32, _F32X16 = ir.IntType(32), ir.FloatType(), ir.VectorType(ir.FloatType(), 16)
+_U16X16 = ir.VectorType(ir.IntType(16), 16)
+# Columns (in vectors) by number of rows: what keeps all sums in registers, and enough of them under way.
+WIDTHS = {8: 2, 6: 4, 4: 4, 3: 4, 2: 4, 1: 4} if isa() == "avx512" else {4: 1, 3: 1, 2: 2, 1: 4}
+_WIDE = tuple(WIDTHS.items())
+_NARROW = tuple((rows, 1) for rows, columns in _WIDE if columns > 1)
 
 
 def _products(shapes: tuple) -> Any:
     @intrinsic
-    def add_outer_products(typingctx, rows, columns, half, n, total, total_row, x, x_row, v, v_column, v_step):
+    def add_outer_products(typingctx, rows, columns, half, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
         """total[r][c] += sum over i < n, in this order, of x[r][i] * v[i][c], for r < rows and c < columns.
 
         total[r][c] is 16 float32 at total + r * total_row + 64 * c, x[r][i] a float32 at x + r * x_row + 4 * i,
         v[i][c] 16 elements at v + c * v_column + i * v_step: float32 if `half` is None, else float16. n is at least 1.
+        As many bytes as are read from v are fetched into the cache from `ahead` on, which need not exist.
         """
         element = _F32X16 if isinstance(half, types.NoneType) else _U16X16
 
@@ -34,15 +40,15 @@ def _products(shapes: tuple) -> Any:
             return context.get_dummy_value()
 
         i64 = types.int64
-        return types.void(i64, i64, half, *[i64] * 8), codegen
+        return types.void(i64, i64, half, *[i64] * 9), codegen
     return add_outer_products
 
 
-add_wide_products = _products(_WIDE)      # 8 rows and 2 columns, or 4, 2, 1 rows and 4 columns
-add_any_products = _products(_WIDE + _NARROW)  # these, or any of the rows and 1 column
+add_wide_products = _products(_WIDE)  # `columns` is WIDTHS[rows]
+add_any_products = _products(_WIDE + _NARROW)  # or 1
 
 
-def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v_step):
+def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v_step, ahead):
     rows, columns = shape
     totals = [builder.add(total, builder.add(builder.mul(total_row, total.type(r)), total.type(64 * c)))
               for r in range(rows) for c in range(columns)]
@@ -53,6 +59,7 @@ def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v
     i = builder.phi(n.type)
     at = builder.add(v, builder.mul(i, v_step))
     vectors = [_vector(builder, builder.add(at, builder.mul(v_column, at.type(c))), element) for c in range(columns)]
+    _prefetch(builder, ahead, i, columns * (1 if element == _F32X16 else 0.5))
     at = builder.add(x, builder.mul(i, x.type(4)))
     for r in range(rows):
         factor = splat(builder, load_at(builder, builder.add(at, builder.mul(x_row, at.type(r))), _F32), 16)
@@ -66,6 +73,14 @@ def _loop(builder, shape, element, n, total, total_row, x, x_row, v, v_column, v
     builder.position_at_end(after)
     for address, place in zip(totals, sums, strict=True):
         builder.store(builder.load(place), builder.inttoptr(address, _F32X16.as_pointer())).align = 4
+
+
+def _prefetch(builder, ahead, i, lines):
+    """Line i * lines of what begins at `ahead`, and the next ones; every other time where `lines` is a half."""
+    at = builder.add(ahead, builder.mul(i, ahead.type(int(64 * lines))))
+    for line in range(math.ceil(lines)):
+        pointer = builder.inttoptr(builder.add(at, at.type(64 * line)), ir.IntType(8).as_pointer())
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, _I32(0), _I32(2), _I32(1))
 
 
 def _vector(builder, address, element):
