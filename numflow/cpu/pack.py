@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from numflow.cpu.arena import Arena
 from numflow.cpu.kernel import Call
 from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
@@ -14,6 +15,7 @@ from numflow.network.weights import RawMatrix
 
 _SMALL = 1 << 21        # bytes below which one thread packs
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
+_ARENA = Arena()
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
@@ -33,7 +35,7 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
         raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
     kind = NATIVE.get(raw.type, "f32")
     tiles = raw.groups * tiles_of(n // raw.groups)
-    codes, headers = (aligned(tiles * size, np.uint8) for size in SCHEMES[kind].tile_bytes(columns))
+    codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
     packed = Packed(kind, raw.type if native else "F32", raw.shape, raw.groups, codes, headers,
                     None if native else raw.type)
     if native:

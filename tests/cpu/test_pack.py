@@ -1,8 +1,11 @@
 """Packing loses nothing: embed reads every number of every type back, bit for bit."""
 
+import weakref
+
 import numpy as np
 import pytest
 
+from numflow.cpu.arena import Arena
 from numflow.cpu.embed import embed
 from numflow.cpu.layout import NATIVE
 from numflow.cpu.pack import pack
@@ -84,3 +87,16 @@ def test_special_float16_values():
 def test_rows_that_do_not_fit(rows, shape, groups):
     with pytest.raises(NetworkError, match="matrix 'w'"):
         pack(RawMatrix("w", "Q4_0", np.zeros(rows, np.uint8), shape, groups))
+
+
+def test_arena_hands_out_zeroed_lines_and_gives_back():
+    arena = Arena()
+    arrays = [arena.zeros(size) for size in (1, 100, 0, 64 << 20, 3)]
+    for array, size in zip(arrays, (1, 100, 0, 64 << 20, 3)):
+        assert array.nbytes == size and array.ctypes.data % 64 == 0 and not array[:1000].any()
+        array[:1000] = 255  # none overlaps another
+    mapping = weakref.ref(arrays[3].base)
+    del arrays, array
+    assert mapping() is not None  # the arena still hands out the rest of it
+    arena.zeros(65 << 20)
+    assert mapping() is None
