@@ -37,7 +37,7 @@ def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: in
     types = _i32(batch.types) if batch.types is not None else np.zeros(tokens.size, np.int32)
     if positions.size != tokens.size or types.size != tokens.size:
         raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
-    counts = np.diff(starts)
+    counts = starts[1:] - starts[:-1]
     if not starts.size or starts[0] != 0 or starts[-1] != tokens.size or (counts < 0).any():
         raise RequestError(f"starts of a batch should rise from 0 to {tokens.size}, are {starts.tolist()[:8]}")
     for what, values, limit in (("token id", tokens, limits.tokens), ("token type", types, limits.types),
@@ -55,7 +55,7 @@ def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: in
               field.STARTS: starts, field.LENGTHS: lengths, field.BLOCKS: table, field.LOGIT_ROWS: rows,
               field.CROSS_BLOCKS: cross_table, field.CROSS_LENGTHS: cross_lengths}
     for at, array in arrays.items():
-        header[at] = array.ctypes.data
+        header[at] = array.__array_interface__["data"][0]
     header[field.N_TOKENS], header[field.N_LOGIT_ROWS] = tokens.size, rows.size
     header[field.N_ROUTES], header[field.N_SEQUENCES] = tokens.size * routes, counts.size
     header[field.BLOCKS_STRIDE], header[field.CROSS_STRIDE] = table.shape[1], cross_table.shape[1]
@@ -64,13 +64,16 @@ def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: in
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
-    if positions.size and (np.diff(positions) != 1)[np.diff(np.repeat(np.arange(counts.size), counts)) == 0].any():
-        raise RequestError("positions of a sequence's tokens should rise by one")
-    if positions.size and positions.min() < 0:
+    if not positions.size:
+        return np.zeros(counts.size, np.int32)
+    if positions.min() < 0:
         raise RequestError(f"position {positions.min()} of a token is negative")
-    lengths = np.zeros(counts.size, np.int32)
-    lengths[counts > 0] = positions[starts[1:][counts > 0] - 1] + 1
-    return lengths
+    if positions.size > counts.size:
+        rises = positions[1:] - positions[:-1] == 1
+        rises[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < positions.size)] - 1] = True
+        if not rises.all():
+            raise RequestError("positions of a sequence's tokens should rise by one")
+    return np.where(counts > 0, positions[starts[1:] - 1] + 1, 0).astype(np.int32)
 
 
 def _cross_lengths(batch: Batch, sequences: int) -> np.ndarray:
@@ -83,7 +86,7 @@ def _i32(array) -> np.ndarray:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _table(blocks, sequences: int) -> np.ndarray:
+def _table(blocks: np.ndarray | None, sequences: int) -> np.ndarray:
     if blocks is None:
         return np.zeros((sequences, 0), np.int32)
     table = _i32(blocks)
@@ -93,7 +96,7 @@ def _table(blocks, sequences: int) -> np.ndarray:
 
 
 def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
-    if limit is not None and values.size and (values.min() < 0 or values.max() >= limit):
+    if limit is not None and values.size and values.view(np.uint32).max() >= limit:
         bad = values[(values < 0) | (values >= limit)][0]
         raise RequestError(f"{what} {bad} is out of range: it should be in 0 .. {limit - 1}")
 
@@ -101,7 +104,8 @@ def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
 def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int) -> None:
     """Every block that holds one of the first tokens[b] tokens of sequence b must be there."""
     needed = -(-tokens // block_size)
-    if needed.size and needed.max() > table.shape[1]:
-        raise RequestError(f"{tokens.max()} tokens need {needed.max()} {what}s, the table has {table.shape[1]}")
-    used = table[np.arange(table.shape[1]) < needed[:, None]]
-    _check_range(what, used, blocks)
+    most = needed.max(initial=0)
+    if most > table.shape[1]:
+        raise RequestError(f"{tokens.max()} tokens need {most} {what}s, the table has {table.shape[1]}")
+    used = table[:, :most]
+    _check_range(what, used[np.arange(most) < needed[:, None]] if len(used) > 1 else used, blocks)
