@@ -59,7 +59,7 @@ def begin_tile(args, scratch, rows, sequence, head, first, count):
     header, group, window = i64(args, HEADER), i64(args, QUERIES_PER_KEY), i64(args, WINDOW)
     positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
     newest = np.int64(i32_ptr(i64(header, i64(args, LENGTHS)))[sequence]) - 1
-    least, most = newest, np.int64(0)
+    least, most = max(newest, 0), np.int64(-1)
     for r in range(rows):
         row = first + min(r, count - 1)
         t, h = begin + row // group, head * group + row % group
@@ -85,6 +85,7 @@ def value_bytes(args):
 
 @inline
 def partial_bytes(args):
+    """slot_bytes, in kernels."""
     return VALUES + MOST_ROWS * value_bytes(args)
 
 

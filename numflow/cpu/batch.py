@@ -35,6 +35,8 @@ def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: in
     """
     tokens, positions, starts, rows = (_i32(a) for a in (batch.tokens, batch.positions, batch.starts, batch.logit_rows))
     types = _i32(batch.types) if batch.types is not None else np.zeros(tokens.size, np.int32)
+    if not tokens.size:
+        raise RequestError("a batch without tokens")
     if positions.size != tokens.size or types.size != tokens.size:
         raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
     counts = starts[1:] - starts[:-1]
@@ -64,8 +66,6 @@ def fill_header(header: np.ndarray, batch: Batch, limits: Limits, block_size: in
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
-    if not positions.size:
-        return np.zeros(counts.size, np.int32)
     if positions.min() < 0:
         raise RequestError(f"position {positions.min()} of a token is negative")
     if positions.size > counts.size:

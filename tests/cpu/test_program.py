@@ -127,6 +127,24 @@ def test_reserve_keeps_what_is_cached():
     np.testing.assert_array_equal(np.concatenate([first, made.run(batch((100, 30)))]), expected)
 
 
+def test_an_empty_memory_gives_zeros():
+    """Cross-attention to an encoder's memory of no tokens: nothing is read, nothing is not a number."""
+    b = Builder("empty")
+    cache = b.cache(kv_heads=2, k_dim=16, kind="cross")
+    (q,) = b.inputs(64)
+    y = b.buffer(64)
+    b.step("attention", (q,), (y,), cache=cache, heads=4, scale=0.25, causal=False)
+    case = b.case(y)
+    made = Program(case.network, case.weights, threads=2)
+    made.reserve(0, 1)
+    x = replace(batch((0, 3)), cross_blocks=np.zeros((1, 1), np.int32), cross_lengths=np.array([0]))
+    np.testing.assert_array_equal(made.run(x), np.zeros((3, 64)))
+    with pytest.raises(RequestError, match="cross_lengths of the batch should give 1 lengths"):
+        made.run(replace(x, cross_lengths=None))
+    with pytest.raises(RequestError, match="70 tokens need 2 encoder blocks, the table has 1"):
+        made.run(replace(x, cross_lengths=np.array([70])))
+
+
 def test_buffers_grow_with_the_batch():
     small = program(rows=4)
     np.testing.assert_array_equal(in_pieces(small, 150, [3, 50, 97]), in_pieces(program(), 150, [150]))
@@ -165,7 +183,8 @@ def test_outputs():
     ({"blocks": np.array([[60]])}, r"KV block 60 is out of range: it should be in 0 \.\. 59"),
     ({"blocks": np.array([[-1]])}, "KV block -1"),
     ({"blocks": np.array([[1], [2]])}, "should have 1 rows"),
-    ({"types": np.array([0])}, "1 types")])
+    ({"types": np.array([0])}, "1 types"),
+    ({"tokens": np.array([], np.int32)}, "without tokens")])
 def test_batches_that_would_read_outside_memory_are_refused(change, message):
     made = program(threads=1)
     with pytest.raises(RequestError, match=message):
