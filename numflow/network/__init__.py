@@ -4,19 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import NetworkError, SpecError
+from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.builder import Builder
+from numflow.network.checks import check_step, verify
 from numflow.network.names import TensorNames
 from numflow.network.passes import fuse_linears
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.weights import RawMatrix, WeightSource
-from numflow.ops import Network, check_step
+from numflow.ops import Network
 from numflow.spec.detect import detect
 from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
-__all__ = ["RawMatrix", "WeightSource", "build", "choose_spec", "resolve", "verify"]
+__all__ = ["RawMatrix", "WeightSource", "build", "check_step", "choose_spec", "resolve", "verify"]
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
@@ -51,41 +52,13 @@ def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: 
     left = names.left_over(builder.option("stack", "layers"))
     if left:
         shown = ", ".join(map(repr, left[:4])) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        raise SpecError(f"{checkpoint.path}: spec {spec.name!r} has no place for tensor{'s' * (len(left) > 1)} {shown}; "
-                        f"name it in a tensors table or in `ignore`")
+        raise SpecError(f"{checkpoint.path}: spec {spec.name!r} has no place for tensor{'s' * (len(left) > 1)} "
+                        f"{shown}; name it in a tensors table or in `ignore`")
     network = builder.network(spec.name, _facts(builder, spec))
     if fuse:
         network = fuse_linears(network)
     verify(network)
     return network
-
-
-def verify(network: Network) -> None:
-    """Check every step (arity, shapes, dtypes) and that nothing is read before it is written.
-
-    Raises:
-        NetworkError: naming the step, what was expected and what was found.
-    """
-    for entry, steps in network.entries.items():
-        written: dict[str, list[tuple[int, int]]] = {}
-        for step in steps:
-            check_step(step, network)
-            for view in step.inputs:
-                if not _covered(view.start, view.start + view.width, written.get(view.buffer, [])):
-                    raise NetworkError(f"{entry}: {step}: reads {view} before it is written")
-            for view in step.outputs:
-                written.setdefault(view.buffer, []).append((view.start, view.start + view.width))
-    writers = {view.buffer for steps in network.entries.values() for step in steps for view in step.outputs}
-    for name, view in network.outputs.items():
-        if view.buffer not in writers:
-            raise NetworkError(f"output {name!r} is buffer {view.buffer!r}, which no step writes")
-
-
-def _covered(start: int, stop: int, spans: list[tuple[int, int]]) -> bool:
-    for first, last in sorted(set(spans)):
-        if first <= start < last:
-            start = last
-    return start >= stop
 
 
 def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:

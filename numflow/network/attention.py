@@ -162,7 +162,7 @@ def _cross_shape(b: Builder) -> Heads:
 
 
 def _latent_projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View, Heads]:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), keys and values expanded per head."""
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), keys and values expanded per head."""
     rank, q_rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "q_rank", "rope_dim", "nope_dim"))
     head_dim = nope_dim + rope_dim
     q = b.view("q", s.heads * head_dim)

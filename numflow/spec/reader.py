@@ -47,7 +47,7 @@ class Spec:
 
 
 def load_spec(path_or_name: str | Path) -> Spec:
-    """Read a spec by path ("my.toml") or by the name of a shipped one ("llama2_7b").
+    """Read a spec by path ("my.toml") or by the name of a shipped one ("family_7b").
 
     Raises:
         ModelNotFoundError: no such file or name.

@@ -8,8 +8,6 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 from dataclasses import dataclass
 from typing import Any
 
-from numflow.ops import ACTIVATIONS
-
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
 STACKS = ("encoder", "decoder")
@@ -49,6 +47,8 @@ def _list(default, what):
     return Option("list", default, what)
 
 
+# The activations of the op table, which this package does not import; a test holds the two lists together.
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp")
 # Names that files use for the same activation. "gelu" is the exact (erf) form, as in the published implementations.
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
                       "gelu_pytorch_tanh": "gelu_tanh",

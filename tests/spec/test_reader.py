@@ -1,7 +1,8 @@
 import pytest
 
+from numflow import ops
 from numflow.errors import ModelNotFoundError, SpecError
-from numflow.spec import list_specs, load_spec
+from numflow.spec import list_specs, load_spec, schema
 from numflow.spec.paths import specs_dir
 from numflow.spec.reference import markdown
 
@@ -80,3 +81,7 @@ def test_every_family_is_named_by_one_spec_or_told_apart_by_a_condition():
 
 def test_the_page_of_all_keys_is_current():
     assert (specs_dir() / "README.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_the_language_has_the_activations_of_the_op_table():
+    assert schema.ACTIVATIONS == ops.ACTIVATIONS

@@ -1,0 +1,214 @@
+"""Whether the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
+
+from numflow.errors import NetworkError, did_you_mean
+from numflow.ops import ACTIVATIONS, OPS, REQUIRED, Cache, Network, Op, Step, View, param
+
+
+def verify(network: Network) -> None:
+    """Check every step (arity, shapes, dtypes) and that nothing is read before it is written.
+
+    Raises:
+        NetworkError: naming the step, what was expected and what was found.
+    """
+    for entry, steps in network.entries.items():
+        written: dict[str, list[tuple[int, int]]] = {}
+        for step in steps:
+            check_step(step, network)
+            for view in step.inputs:
+                if not _covered(view.start, view.start + view.width, written.get(view.buffer, [])):
+                    raise NetworkError(f"{entry}: {step}: reads {view} before it is written")
+            for view in step.outputs:
+                written.setdefault(view.buffer, []).append((view.start, view.start + view.width))
+    writers = {view.buffer for steps in network.entries.values() for step in steps for view in step.outputs}
+    for name, view in network.outputs.items():
+        if view.buffer not in writers:
+            raise NetworkError(f"output {name!r} is buffer {view.buffer!r}, which no step writes")
+
+
+def _covered(start: int, stop: int, spans: list[tuple[int, int]]) -> bool:
+    for first, last in sorted(set(spans)):
+        if first <= start < last:
+            start = last
+    return start >= stop
+
+
+def check_step(step: Step, network: Network) -> None:
+    """Arity, names, rows, widths and dtypes of one step.
+
+    Raises:
+        NetworkError: naming the step, what was expected and what was found.
+    """
+    op = OPS.get(step.op)
+    if op is None:
+        raise NetworkError(f"{step}: no op named {step.op!r}{did_you_mean(step.op, OPS)}")
+    _check_names(step, op)
+    for view in (*step.inputs, *step.outputs):
+        buffer = network.buffers.get(view.buffer)
+        if buffer is None:
+            raise NetworkError(f"{step}: no buffer named {view.buffer!r}{did_you_mean(view.buffer, network.buffers)}")
+        if view.start < 0 or view.width <= 0 or view.start + view.width > buffer.width:
+            raise NetworkError(f"{step}: {view} is outside buffer {buffer.name!r} of width {buffer.width}")
+    for role, name in step.weights.items():
+        if name not in network.weights:
+            raise NetworkError(f"{step}: {role} {name!r} is no weight of this network")
+    _SHAPES[step.op](step, network)
+
+
+def _check_names(step: Step, op: Op) -> None:
+    required = [name for name in op.inputs if not name.endswith("?")]
+    if not len(required) <= len(step.inputs) <= len(op.inputs):
+        raise NetworkError(f"{step}: {op.name} takes inputs {op.inputs}, got {len(step.inputs)}")
+    if len(step.outputs) != len(op.outputs):
+        raise NetworkError(f"{step}: {op.name} has outputs {op.outputs}, got {len(step.outputs)}")
+    roles = {name.rstrip("?") for name in op.weights}
+    for role in step.weights:
+        if role not in roles:
+            raise NetworkError(f"{step}: {op.name} has no weight {role!r}{did_you_mean(role, roles)}")
+    for role in op.weights:
+        if not role.endswith("?") and role not in step.weights:
+            raise NetworkError(f"{step}: {op.name} needs weight {role!r}")
+    for key in step.params:
+        if key not in op.params:
+            raise NetworkError(f"{step}: {op.name} has no parameter {key!r}{did_you_mean(key, op.params)}")
+    for key, default in op.params.items():
+        if default is REQUIRED and key not in step.params:
+            raise NetworkError(f"{step}: {op.name} needs parameter {key!r}")
+
+
+# Shape rules: one short function per op. They know arity only through OPS.
+
+def _expect(step: Step, what: str, expected, found) -> None:
+    if expected != found:
+        raise NetworkError(f"{step}: {what} should be {expected}, is {found}")
+
+
+def _rows(step: Step, network: Network, view: View) -> str:
+    return network.buffers[view.buffer].rows
+
+
+def _same(step: Step, network: Network) -> None:
+    """Every view has the shape of the first output, in f32."""
+    y = step.outputs[0]
+    for x in (*step.inputs, *step.outputs):
+        _expect(step, f"width of {x}", y.width, x.width)
+        _expect(step, f"rows of {x}", _rows(step, network, y), _rows(step, network, x))
+        _expect(step, f"dtype of {x}", "f32", network.buffers[x.buffer].dtype)
+
+
+def _table(step: Step, network: Network) -> None:
+    _same(step, network)
+    _expect(step, "rows", "tokens", _rows(step, network, step.outputs[0]))
+    _expect(step, "columns of table", step.outputs[0].width, network.weights[step.weights["table"]].shape[-1])
+
+
+def _norm(step: Step, network: Network) -> None:
+    _same(step, network)
+    width, groups = step.outputs[0].width, param(step, "groups")
+    if width % groups:
+        raise NetworkError(f"{step}: {groups} groups do not divide width {width}")
+    for role, name in step.weights.items():
+        shape = network.weights[name].shape
+        if shape not in ((width,), (width // groups,)):
+            raise NetworkError(f"{step}: {role} {name!r} should be [{width}] or [{width // groups}], is {list(shape)}")
+
+
+def _linear(step: Step, network: Network) -> None:
+    x, y = step.inputs[0], step.outputs[0]
+    weight = network.weights[step.weights["weight"]]
+    _expect(step, f"shape of {weight.name!r}", (y.width, x.width), weight.shape)
+    _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+    if "bias" in step.weights:
+        _expect(step, "shape of bias", (y.width,), network.weights[step.weights["bias"]].shape)
+
+
+def _rope_angles(step: Step, network: Network) -> None:
+    shape = network.weights[step.weights["inv_freq"]].shape
+    _expect(step, "shape of inv_freq", (step.outputs[0].width // 2,), shape)
+
+
+def _rope(step: Step, network: Network) -> None:
+    x, angles = step.inputs
+    _expect(step, "width of the output", x.width, step.outputs[0].width)
+    _expect(step, "width", param(step, "heads") * param(step, "head_dim"), x.width)
+    if param(step, "start") + angles.width > param(step, "head_dim"):
+        raise NetworkError(f"{step}: {angles.width} rotated columns do not fit heads of {param(step, 'head_dim')}")
+    if param(step, "pairing") not in ("half", "adjacent"):
+        raise NetworkError(f"{step}: pairing should be 'half' or 'adjacent', is {param(step, 'pairing')!r}")
+
+
+def _head_concat(step: Step, network: Network) -> None:
+    a, b = step.inputs
+    heads, width = param(step, "heads"), step.outputs[0].width
+    if width not in (a.width + b.width, a.width + heads * b.width):
+        raise NetworkError(f"{step}: {heads} heads of a [{a.width}] and b [{b.width}] do not make {width} columns")
+
+
+def _cache(step: Step, network: Network) -> Cache:
+    name = param(step, "cache")
+    if name not in network.caches:
+        raise NetworkError(f"{step}: no cache named {name!r}{did_you_mean(name, network.caches)}")
+    return network.caches[name]
+
+
+def _cache_write(step: Step, network: Network) -> None:
+    cache = _cache(step, network)
+    _expect(step, "width of k", cache.kv_heads * cache.k_dim, step.inputs[0].width)
+    _expect(step, "width of v", cache.kv_heads * cache.v_dim, step.inputs[1].width)
+
+
+def _attention(step: Step, network: Network) -> None:
+    cache, heads = _cache(step, network), param(step, "heads")
+    if heads % cache.kv_heads:
+        raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
+    _expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
+    _expect(step, "width of the output", heads * cache.v_dim, step.outputs[0].width)
+    for role in ("slopes", "sinks"):
+        if role in step.weights:
+            _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
+
+
+def _act(step: Step, network: Network) -> None:
+    _same(step, network)
+    # The clamped form needs gate and up together.
+    kinds = [kind for kind in ACTIVATIONS if step.op == "act_mul" or kind != "swiglu_clamp"]
+    if param(step, "kind") not in kinds:
+        raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), kinds)}")
+
+
+def _gate_rows(step: Step, network: Network) -> None:
+    _expect(step, "width of the gate", 1, step.inputs[1].width)
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+
+
+def _select(step: Step, network: Network) -> None:
+    _expect(step, "rows of the output", "logits", _rows(step, network, step.outputs[0]))
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+
+
+def _route(step: Step, network: Network) -> None:
+    ids, gates = step.outputs
+    _expect(step, "width of gates", ids.width, gates.width)
+    _expect(step, "dtype of ids", "i32", network.buffers[ids.buffer].dtype)
+    if ids.width > step.inputs[0].width:
+        raise NetworkError(f"{step}: {ids.width} experts per token, but only {step.inputs[0].width} experts")
+
+
+def _expert_linear(step: Step, network: Network) -> None:
+    x, y = step.inputs[0], step.outputs[0]
+    weight = network.weights[step.weights["weight"]]
+    _expect(step, f"shape of {weight.name!r}", (weight.groups * y.width, x.width), weight.shape)
+    _expect(step, "rows of the output", "routes", _rows(step, network, y))
+
+
+def _combine(step: Step, network: Network) -> None:
+    _expect(step, "rows of the input", "routes", _rows(step, network, step.inputs[0]))
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+
+
+_SHAPES = {
+    "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
+    "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
+    "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows,
+    "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
+    "moe_route": _route, "expert_linear": _expert_linear, "expert_combine": _combine,
+}
