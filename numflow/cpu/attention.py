@@ -1,7 +1,7 @@
 """Softmax attention over the paged cache (op `attention`), for prefill and decoding alike.
 
 A tile is up to 8 rows, (token, query head) pairs that share a key/value head; attention_tile.py computes it. Threads
-take tiles one by one. Where there are too few of them (decoding at a long context), they take single spans of 512
+take tiles one by one. Where there are too few of them (decoding at a long context), they take single spans of 128
 keys, and whoever finishes the last span of a tile merges them; either way the same sums are taken in the same order.
 """
 
@@ -50,7 +50,7 @@ from numflow.cpu.simd_float import larger, store_part
 from numflow.ops import Step, param
 
 # Partial results there is room for; at most this many (tile, span) pairs are taken apart.
-MOST_SLOTS = 1024
+MOST_SLOTS = 4096
 # Byte offsets in the counters: the next item, threads that are done, spans done of each tile.
 _NEXT, _DONE, _SPANS_DONE = 0, 64, 128
 # Merged by Numba before anything is compiled: LLVM meets the long functions inside once, not once for each level.

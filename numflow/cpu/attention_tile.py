@@ -1,4 +1,4 @@
-"""Attention of one tile: up to 8 query rows that share a key/value head, over spans of 512 keys.
+"""Attention of one tile: up to 8 query rows that share a key/value head, over spans of 128 keys.
 
 A span is worked through in chunks of 64 keys with a running maximum (online softmax) and leaves a partial result:
 for each row the maximum m, l = sum exp(s - m) and sum exp(s - m) v. Partial results are merged in the order of the
@@ -17,7 +17,7 @@ from numflow.cpu.outer import WIDTHS, add_any_products, add_wide_products
 from numflow.cpu.simd import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.simd_float import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
 
-GROUP, SPAN, MOST_ROWS = 16, 512, max(WIDTHS)
+GROUP, SPAN, MOST_ROWS = 16, 128, max(WIDTHS)
 HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
 # Arguments of the attention kernels.

@@ -75,7 +75,7 @@ def in_pieces(made, total, sizes):
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 @pytest.mark.parametrize("window", [0, 70])
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv_type, window):
-    """1100 tokens are three spans of the attention; pieces of one token take spans apart where there are threads."""
+    """1100 tokens are nine spans of the attention; pieces of one token take spans apart where there are threads."""
     whole = in_pieces(program(window, kv_type=kv_type, threads=1), 1100, [1100])
     for threads, sizes in ((1, [512]), (2, [64, 1, 13]), (3, [1, 300])):
         np.testing.assert_array_equal(in_pieces(program(window, kv_type=kv_type, threads=threads), 1100, sizes), whole)
