@@ -31,8 +31,11 @@ class Arena:
 
 def _mapping(nbytes: int) -> np.ndarray:
     """Zeroed memory of at least `nbytes` that starts where a huge page may."""
-    memory = mmap.mmap(-1, -(-nbytes // _HUGE) * _HUGE + _HUGE)
+    size = -(-nbytes // _HUGE) * _HUGE + _HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, size)
     array = np.frombuffer(memory, np.uint8)
     return array[-array.ctypes.data % _HUGE:]
