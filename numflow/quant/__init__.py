@@ -1,0 +1,73 @@
+"""Quantisation: matrices of float32 to few bits per weight and back.
+
+    scheme = find("q3h")
+    raw = encode(x, scheme)                 # float32 [N, K] -> uint8 [N, scheme.row_bytes(K)]
+    y = decode(raw, scheme, x.shape[1])     # -> float32 [N, K]
+
+numflow's own schemes are q2, q3, q3h (3.5 bits), q4, q5, q6 and q8 (layout.py says what a row looks like, search.py how
+codes are found); the schemes of Inferflow go by their full names, such as q3h_b64t1 (inferflow.py). Each exists twice,
+with the same bytes: in NumPy, to be read, and as compiled kernels, which the functions here use.
+"""
+
+import numpy as np
+
+from numflow.errors import RequestError, did_you_mean
+from numflow.quant.inferflow import INFERFLOW_SCHEMES, InferflowScheme
+from numflow.quant.layout import ROW_SCHEMES, RowScheme
+from numflow.quant.scheme import Scheme
+
+SCHEMES: dict[str, Scheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
+
+
+def find(name: str) -> Scheme:
+    """The scheme called `name`, in any case.
+
+    Raises:
+        RequestError: no such scheme; the message has the nearest name.
+    """
+    if name.lower() not in SCHEMES:
+        raise RequestError(f"no quantisation scheme named {name!r}{did_you_mean(name.lower(), SCHEMES)}")
+    return SCHEMES[name.lower()]
+
+
+def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, name: str = "matrix",
+           threads: int | None = None) -> np.ndarray:
+    """Quantise a matrix.
+
+    Args:
+        x: float32 [N, K].
+        importance: float32 [K] or [N, K], how much a squared error counts; for numflow's own schemes only.
+        name: what error messages call the matrix.
+        threads: default all processors.
+
+    Returns:
+        uint8 [N, scheme.row_bytes(K)]
+
+    Raises:
+        RequestError: blocks do not divide K, no weights, or a magnitude that the scheme cannot hold.
+        FormatError: a NaN or an infinity among the weights.
+    """
+    if isinstance(scheme, RowScheme):
+        from numflow.quant.layout_kernels import pack
+        from numflow.quant.search_kernels import search
+
+        return pack(search(x, scheme, importance, name, threads), threads)
+    from numflow.quant import inferflow_kernels
+
+    if importance is not None:
+        raise RequestError(f"{scheme.name} has one way to find codes, which knows no importances")
+    return inferflow_kernels.encode(x, scheme, name, threads)
+
+
+def decode(raw: np.ndarray, scheme: Scheme, columns: int, threads: int | None = None) -> np.ndarray:
+    """uint8 [N, scheme.row_bytes(columns)] -> float32 [N, columns].
+
+    Raises:
+        RequestError: blocks do not divide the columns.
+        FormatError: rows of another size.
+    """
+    if isinstance(scheme, InferflowScheme):
+        from numflow.quant import inferflow_kernels as kernels
+    else:
+        from numflow.quant import layout_kernels as kernels
+    return kernels.decode(raw, scheme, columns, threads)

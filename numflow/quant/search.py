@@ -1,0 +1,206 @@
+"""Finding codes and headers of numflow's own schemes: the plain version, in NumPy (search_kernels.py is the fast one).
+
+What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. All that a block's header can
+say is tried, so nothing is rounded after it was chosen:
+
+1. For each block, 12 clipping ranges and 16 zeros around the middle of its weights: the scale and zero it would like.
+2. For the row, headers whose grid of scales begins at the smallest of those scales or at one or two thirds of the way
+   to the largest, and just reaches the largest or just misses it; with the narrowest window that spans those zeros, or
+   the next narrower one. Where block headers are fine, only the first of each. In a row whose scales span over 3
+   octaves, the smallest and the thirds of the last 3 octaves.
+3. For each of them and each block, every scale code from `narrowest` times the block's range to a little above it, and
+   with it all zero codes (or the 32 nearest to the middle); codes follow by rounding against just that header.
+
+The row's header with the least error wins, the first one among equals. Sums run over a block's weights in order, so
+that the compiled search, which does the same operations, finds the same bytes.
+"""
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme, pack_reference
+from numflow.quant.scheme import checked_weights
+
+RANGES, OFFSETS, LANES, BASES = 12, 16, 32, 3
+COARSE = 4                      # scale bits up to which a row always tries several headers
+WIDE = 12                       # quarters of an octave among a row's scales, over which it does anyway
+WIDEST = np.float32(1.06)
+MARGIN = np.float32(1.08)       # of scale codes that are tried, above the block's range
+OFFSET_STEP = np.float32(0.02)  # of the zeros in step 1, as a share of the range
+HALF = np.float32(0.5)
+F32 = np.float32
+SMALLEST = F32(2.0 ** -110)   # scales below count as 0
+
+
+def encode_reference(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = None,
+                     name: str = "matrix") -> np.ndarray:
+    """float32 [N, K] -> uint8 [N, row_bytes], in NumPy.
+
+    Args:
+        importance: float32 [K] or [N, K], not negative; how much a squared error counts. Default: all the same.
+
+    Raises:
+        RequestError: as `checked_weights`; weights over 2^27; importances that do not fit.
+        FormatError: as `checked_weights`.
+    """
+    x = checked_weights(x, scheme, name)
+    return pack_reference(search_reference(x, scheme, checked_importance(importance, x, name), name))
+
+
+def checked_importance(importance: np.ndarray | None, x: np.ndarray, name: str) -> np.ndarray:
+    """float32 [1 or N, K], ones where there is none.
+
+    Raises:
+        RequestError: another shape, or values that are negative, infinite or NaN.
+    """
+    if importance is None:
+        return np.ones((1, x.shape[1]), np.float32)
+    c = np.ascontiguousarray(np.atleast_2d(importance), np.float32)
+    if c.shape not in ((1, x.shape[1]), x.shape):
+        raise RequestError(f"importances of {name} should be [{x.shape[1]}] or {list(x.shape)}, "
+                           f"are {list(importance.shape)}")
+    if not (c.min() >= 0 and np.isfinite(c.max())):
+        raise RequestError(f"importances of {name} should be finite and not negative, are {c.min():g} to {c.max():g}")
+    return c
+
+
+def check_magnitude(largest: float, name: str) -> None:
+    """Refuse a matrix whose largest weight no row header can reach.
+
+    Raises:
+        RequestError: the message has the weight.
+    """
+    if largest > 2.0 ** 27:
+        raise RequestError(f"{name} has weights up to {largest:g}; 2^27 is the most that can be quantised")
+
+
+def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, name: str) -> Fields:
+    """Headers and codes of x float32 [N, K] with importances c float32 [1 or N, K]."""
+    check_magnitude(float(np.abs(x).max()), name)
+    n, columns = x.shape
+    w = x.reshape(n, -1, scheme.block)
+    c = np.broadcast_to(c, x.shape).reshape(w.shape)
+    low, high = np.minimum(w.min(axis=2), F32(0)), np.maximum(w.max(axis=2), F32(0))
+    scales, zeros = _liked(w, c, low, high, scheme)
+    fields = Fields(scheme, np.zeros(n, np.uint16), np.zeros(w.shape[:2], np.uint16), np.zeros((n, columns), np.uint8))
+    for row in range(n):
+        headers = row_headers(scales[row], zeros[row], scheme)
+        least = np.inf
+        for header in headers:
+            blocks, codes, error = _row(w[row], c[row], low[row], high[row], header, scheme)
+            if error < least:
+                least = error
+                fields.rows[row], fields.blocks[row], fields.codes[row] = header, blocks, codes.ravel()
+    return fields
+
+
+def _liked(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
+    """Scale (0 for a block of zeros) and zero (as a share of the range) of each block by step 1: f32 [N, blocks]."""
+    top = F32(scheme.levels - 1)
+    best = np.full(low.shape, np.inf)
+    scales, zeros = np.zeros(low.shape, np.float32), np.full(low.shape, HALF)
+    for k in range(RANGES):
+        part = F32(scheme.narrowest) + (WIDEST - F32(scheme.narrowest)) * F32(k) / F32(RANGES - 1)
+        scale = (high - low) / top * part
+        with np.errstate(divide="ignore"):
+            inverse = np.where(scale > SMALLEST, F32(1) / scale, F32(0))
+        middle = top * HALF - (low + high) * HALF * inverse
+        for j in range(OFFSETS):
+            zero = np.minimum(np.maximum(middle + (F32(j) - F32(7.5)) * OFFSET_STEP * top, F32(0)), top)
+            error = _errors(w, c, inverse, zero, top).astype(np.float64) * scale * scale
+            better = (error < best) & (scale > SMALLEST)
+            best, scales, zeros = np.where(better, error, best), np.where(better, scale, scales), np.where(
+                better, zero / top, zeros)
+    return scales, zeros
+
+
+def _errors(w, c, inverse, zero, top) -> np.ndarray:
+    """float32 [...]: sum of c * (code - weight in codes)^2 over the last axis of w, in order."""
+    total = np.zeros(np.broadcast_shapes(inverse.shape, zero.shape), np.float32)
+    for i in range(w.shape[-1]):
+        value = w[..., i] * inverse + zero
+        distance = np.minimum(np.maximum(np.floor(value + HALF), F32(0)), top) - value
+        total += c[..., i] * (distance * distance)
+    return total
+
+
+def row_headers(scales: np.ndarray, zeros: np.ndarray, scheme: RowScheme) -> list[int]:
+    """The row headers that are tried, for the scales and zeros that its blocks like, float32 [blocks]."""
+    used = scales > 0
+    if not used.any():
+        return [0]
+    patterns = scales[used].view(np.int32)
+    first, last = (max(1, (int(p) >> BASE_SHIFT) - BASE_BIAS) for p in (patterns.min(), patterns.max()))
+    if (int(patterns.max()) >> BASE_SHIFT) - BASE_BIAS < 1:
+        return [0]
+    window, more = _window(zeros[used]), int(scheme.scale_bits <= COARSE)
+    headers = []
+    for base in _bases(first, last, more):
+        step = _step(base, int(patterns.max()), scheme)
+        headers += [base << 7 | s << 2 | w for s in range(step, max(step - more, 0) - 1, -1)
+                    for w in range(window, min(window + more, WINDOWS - 1) + 1)]
+    return headers
+
+
+def _bases(first: int, last: int, more: int) -> list[int]:
+    """Base codes that are tried for scales from base code `first` to `last`."""
+    reach = min(last - first, WIDE)
+    bases = [last - reach + reach * i // BASES for i in range(BASES if more or last - first > WIDE else 1)]
+    return bases if last - first <= WIDE else [first, *bases]
+
+
+def _window(zeros: np.ndarray) -> int:
+    """The narrowest window that spans all zeros and a little more."""
+    farthest = np.abs(zeros - HALF).max() * F32(1.1)
+    window = 0
+    while window < WINDOWS - 1 and farthest <= F32(0.5) / F32(2 << window):
+        window += 1
+    return window
+
+
+def _step(base: int, largest: int, scheme: RowScheme) -> int:
+    """The smallest step code with which scales from `base` on reach the bit pattern `largest`."""
+    missing, steps = largest - ((base + BASE_BIAS) << BASE_SHIFT), scheme.steps()
+    code = 0
+    while code < STEP_CODES - 1 and int(steps[code]) * ((1 << scheme.scale_bits) - 1) < missing:
+        code += 1
+    return code
+
+
+def _row(w, c, low, high, header: int, scheme: RowScheme):
+    """Block headers uint16 [blocks], codes uint8 [blocks, block] and the error of a row under a row header."""
+    if header >> 7 == 0:
+        return np.zeros(len(w), np.uint16), np.zeros(w.shape, np.uint8), 0.0
+    one = Fields(scheme, np.array([header], np.uint16), np.zeros((1, 0)), np.zeros((1, 0)))
+    base, step, zeros = (part[0] for part in one.row_grids())
+    scales = (base + np.arange(1 << scheme.scale_bits, dtype=np.int32) * step).view(np.float32)
+    inverse, top = F32(1) / scales, F32(scheme.levels - 1)
+    first, last = _scale_codes(low, high, scales, header & 3, scheme)
+    tried = (np.arange(len(scales)) >= first[:, None]) & (np.arange(len(scales)) <= last[:, None])
+    z = _first_zeros(low, high, inverse, zeros, top)[:, :, None] + np.arange(min(LANES, len(zeros)))
+    errors = _errors(w[:, None, None], c[:, None, None], inverse[None, :, None], zeros[z], top).astype(np.float64)
+    errors = np.where(tried[:, :, None], errors * scales[:, None] * scales[:, None], np.inf).reshape(len(w), -1)
+    best, blocks = errors.argmin(axis=1), np.arange(len(w))
+    s, z = best // z.shape[2], z.reshape(len(w), -1)[blocks, best]
+    codes = np.floor(w * inverse[s][:, None] + zeros[z][:, None] + HALF)
+    codes = np.minimum(np.maximum(codes, F32(0)), top).astype(np.uint8)
+    return (s | z << scheme.scale_bits).astype(np.uint16), codes, float(np.add.accumulate(errors[blocks, best])[-1])
+
+
+def _scale_codes(low, high, scales, window: int, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
+    """First and last scale code that are tried for each block; at least one."""
+    top = F32(scheme.levels - 1)
+    span = high - low
+    one_sided = np.maximum(-low, high) / (HALF + HALF / F32(1 << window))
+    first = np.searchsorted(scales, span / top * F32(scheme.narrowest), side="right") - 1
+    last = np.searchsorted(scales, np.maximum(span, one_sided) / top * MARGIN)
+    return np.maximum(first, 0), np.minimum(last, len(scales) - 1)
+
+
+def _first_zeros(low, high, inverse, zeros, top) -> np.ndarray:
+    """First zero code that is tried for each block and scale code, int64 [blocks, scale codes]."""
+    if len(zeros) <= LANES:
+        return np.zeros((len(low), len(inverse)), np.int64)
+    middle = top * HALF - (low + high)[:, None] * HALF * inverse
+    nearest = np.floor((middle - zeros[0]) / (zeros[1] - zeros[0])).astype(np.int64)
+    return np.clip(nearest - LANES // 2, 0, len(zeros) - LANES)
