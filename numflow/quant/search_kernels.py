@@ -53,7 +53,7 @@ def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks,
     low, high = np.empty(count, np.float32), np.empty(count, np.float32)
     liked, middles = np.empty(count, np.float32), np.empty(count, np.float32)
     tried, best = np.empty(count, np.uint16), np.empty(count, np.uint16)
-    work = np.empty((4, max((1 << scale_bits) * LANES, RANGES * OFFSETS)), np.float32)
+    work = work_space(scale_bits)
     for row in range(begin, end):
         weights, importance = x[row], c[row if c.shape[0] > 1 else 0]
         for b in range(count):
@@ -81,6 +81,12 @@ def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks,
                 zero = zeros[chosen & 3, best[b] >> scale_bits]
                 for i in range(b * block, (b + 1) * block):
                     codes[row, i] = np.uint8(nearest(weights[i] * inverse + zero, top))
+
+
+@kernel
+def work_space(scale_bits):
+    """Room for what is tried for one block, f32 [4, tries]."""
+    return np.empty((4, max((1 << scale_bits) * LANES, RANGES * OFFSETS)), np.float32)
 
 
 @kernel
