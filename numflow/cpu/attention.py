@@ -63,9 +63,9 @@ def attention(step: Step, ctx) -> list[Call]:
     cache, heads = ctx.caches[param(step, "cache")], param(step, "heads")
     shape, own = cache.shape, cache.shape.kind == "self"
     slopes, sinks = (ctx.vector(step.weights[role]) if role in step.weights else 0 for role in ("slopes", "sinks"))
-    causal, reach, bias = own and param(step, "causal"), param(step, "bucket_distance"), 0
-    if "buckets" in step.weights:
-        bias = bias_by_distance(ctx.vector(step.weights["buckets"]).reshape(-1, heads), reach, param(step, "causal"))
+    causal, reach, window = param(step, "causal"), param(step, "bucket_distance"), param(step, "window") if own else 0
+    bias = bias_by_distance(ctx.vector(step.weights["buckets"]).reshape(-1, heads), reach, causal) \
+        if "buckets" in step.weights else 0
     per_thread, tiles = scratch_bytes(shape.k_dim, shape.v_dim), _TILES_PER_THREAD * ctx.n_threads
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(shape.v_dim))
@@ -73,7 +73,7 @@ def attention(step: Step, ctx) -> list[Call]:
     fn = _attention_f16 if cache.half else _attention_f32
     return [Call.of(step, fn, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
                     shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.v_dim, cache.block_size,
-                    *cache.table_fields, float(param(step, "scale")), causal, param(step, "window") if own else 0,
+                    *cache.table_fields, float(param(step, "scale")), own and causal, window,
                     float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
                     MOST_SLOTS, counters)]
 
@@ -86,7 +86,7 @@ def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarra
     """
     count, distance = len(buckets), np.arange(-reach - 16, reach + 17)
     if causal:
-        back, first = np.maximum(-distance, 0), 0
+        back, first = np.maximum(-distance, 0), np.zeros_like(distance)
     else:
         count //= 2
         back, first = np.abs(distance), np.where(distance > 0, count, 0)

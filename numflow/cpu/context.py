@@ -40,7 +40,7 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return sum(w.nbytes for w in (*self.matrices.values(), *self.vectors.values()))
+        return sum(m.nbytes for m in self.matrices.values()) + sum(v.nbytes for v in self.vectors.values())
 
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`."""

@@ -69,7 +69,8 @@ class Kernel:
 
     def __init__(self, fn: Callable[[int, int, int], None]):
         self.fn, self.name = fn, fn.__name__.lstrip("_")
-        self._compiled = self._function = None
+        self._compiled: Any = None
+        self._function: Any = None
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
 
     @property

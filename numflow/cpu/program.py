@@ -110,7 +110,8 @@ class Program:
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
-        self._bound, self._caches, self._stops = {}, {}, {}
+        self._bound.clear()
+        self._caches.clear()
         del self._ctx, self._weights, self._threads
 
     def _bind(self) -> None:
@@ -135,6 +136,8 @@ class Program:
         return ends[-1] if ends else 0
 
     def _entry(self, entry: str) -> None:
+        if not self._bound:
+            raise RequestError("this program was closed")
         if entry not in self._bound:
             raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self._bound)}")
 

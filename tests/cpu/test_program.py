@@ -268,5 +268,5 @@ def test_bias_by_distance_ends_in_constants():
 def test_a_closed_program_drops_its_memory():
     made = program()
     made.close()
-    with pytest.raises(RequestError, match="no entry"):
+    with pytest.raises(RequestError, match="closed"):
         made.run(batch((0, 3)))
