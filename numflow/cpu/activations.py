@@ -106,7 +106,8 @@ def _quantize_unit(source, x, aux, i, m):
 def _abs_max(address):
     """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
     low, high = (load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64))
-    return low.maximum(high).call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
+    larger = low.compare(">", high).choose(low, high)
+    return larger.call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
 
 
 @staged(types.int32, types.int64, types.float32, types.int64, types.int64)

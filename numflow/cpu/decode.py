@@ -1,29 +1,43 @@
 """Reading the packed layout (layout.py): codes, scales and weights of 16 rows at once, as code to build kernels of.
 
-`codes` is the address of a unit's codes, `heads` of a tile's headers, `unit` the unit's index in the tile; `bits`,
-`header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when the kernel is compiled.
+`codes` is the address of a unit's codes, `heads` of a tile's headers, `unit` its index in the tile; the scheme or
+its `header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when a kernel is compiled.
 """
 
-from numflow.cpu.layout import BASE, BF16, F16, SCALE, SIGNED, SUPER, header_bytes
+from numflow.cpu.layout import (
+    BASE,
+    BF16,
+    F16,
+    POWER,
+    SCALE,
+    SCALE16,
+    SIGNED,
+    SIGNED16,
+    SUPER,
+    WITH_BASE,
+    Scheme,
+    header_bytes,
+)
+from numflow.cpu.simd_lookup import lookup16
 from numflow.cpu.simd_value import Value, load, load_bf16, load_f16
 
 
-def column_group(codes: Value, bits: int, group: int, lanes: int = 64) -> Value:
+def column_group(codes: Value, scheme: Scheme, group: int, lanes: int = 64) -> Value:
     """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row.
 
     With 4 lanes those of one row, where `codes` is 4 * row bytes further on.
     """
-    if bits == 8:
+    if scheme.bits == 8:
         return load(codes + 64 * group, "u8", lanes)
-    if bits in (2, 3):
+    if scheme.bits in (2, 3):
         low = _moved(codes + 64 * (group >> 2), 2 * (group & 3), 0, 3, lanes)
-        return low if bits == 2 else low | _moved(codes + 128, group, 2, 4, lanes)
+        return low if scheme.bits == 2 else low | _moved(codes + 128, group, 2, 4, lanes)
     low = _moved(codes + 64 * (group >> 1), 4 * (group & 1), 0, 15, lanes)
-    if bits == 5:
+    if scheme.bits == 5:
         return low | _moved(codes + 256, group, 4, 16, lanes)
-    if bits == 6:
+    if scheme.bits == 6:
         return low | _moved(codes + 256 + 64 * (group >> 2), 2 * (group & 3), 4, 48, lanes)
-    return low
+    return lookup16(low, [entry + 128 for entry in scheme.book]) if scheme.book else low
 
 
 def _moved(plane: Value, begin: int, to: int, mask: int, lanes: int) -> Value:
@@ -36,14 +50,17 @@ def _moved(plane: Value, begin: int, to: int, mask: int, lanes: int) -> Value:
 
 def scale(heads: Value, unit: Value, half: int, header: int) -> Value:
     """What codes are multiplied with, f32x16."""
-    if header in (SCALE, BASE):
-        return load_f16(heads + unit * header_bytes(header))
+    if header in (SCALE, BASE, SCALE16):
+        return load_f16(heads + unit * header_bytes(header) + (32 * half if header == SCALE16 else 0))
+    if header == POWER:
+        return load_bf16(heads + unit * header_bytes(header))
     block = _block(heads, unit, header)
-    if header == SIGNED:
-        return load_f16(block) * load(block + 32 + _sub(unit, half), "u8", 16).widen_signed().to_f32()
+    if header in (SIGNED, SIGNED16):
+        sub = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
+        return load_f16(block) * load(sub, "u8", 16).widen_signed().to_f32()
     if header == SUPER:
-        return load_f16(block) * load(block + 64 + (unit & 7) * 16, "u8", 16).widen().to_f32()
-    return load_f16(block) * (load(block + 64 + _sub(unit, half), "u8", 16) & 15).widen().to_f32()
+        return load_f16(block) * load(block + 64 + _by_32(unit), "u8", 16).widen().to_f32()
+    return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
 
 
 def base(heads: Value, unit: Value, half: int, header: int) -> Value:
@@ -52,28 +69,32 @@ def base(heads: Value, unit: Value, half: int, header: int) -> Value:
         return load_f16(heads + unit * header_bytes(header) + 32)
     block = _block(heads, unit, header)
     if header == SUPER:
-        return -(load_f16(block + 32) * load(block + 192 + (unit & 7) * 16, "u8", 16).widen().to_f32())
-    return -(load_f16(block + 32) * (load(block + 64 + _sub(unit, half), "u8", 16) >> 4).widen().to_f32())
+        return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())
+    return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
 
 
 def _block(heads: Value, unit: Value, header: int) -> Value:
     return heads + (unit >> 3) * header_bytes(header)
 
 
-def _sub(unit: Value, half: int) -> Value:
-    """Offset of the 16 bytes that belong to 16 columns."""
+def _by_32(unit: Value) -> Value:
+    """Offset of a unit's 16 bytes among those of its 8."""
+    return (unit & 7) << 4
+
+
+def _by_16(unit: Value, half: int) -> Value:
     return ((unit & 7) << 5) + 16 * half
 
 
-def scale_and_base(heads: Value, unit: Value, half: int, bits: int, header: int) -> tuple[Value, Value]:
+def scale_and_base(heads: Value, unit: Value, half: int, scheme: Scheme) -> tuple[Value, Value]:
     """What makes weights of codes: code * scale + base, f32x16 each.
 
-    (code - z) * scale is the same number rounded in the same place, since z is a power of two.
+    (code - zero) * scale is the same number rounded in the same place, since the zero point is a power of two.
     """
-    scales = scale(heads, unit, half, header)
-    if header in (SCALE, SIGNED):
-        return scales, scales * -float(1 << (bits - 1))
-    return scales, base(heads, unit, half, header)
+    scales = scale(heads, unit, half, scheme.header)
+    if scheme.header in WITH_BASE:
+        return scales, base(heads, unit, half, scheme.header)
+    return scales, scales * -float(scheme.zero)
 
 
 def numbers(address: Value, header: int) -> Value:

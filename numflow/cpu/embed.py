@@ -60,9 +60,9 @@ def _row_unit(typingctx, codes, heads, unit, row, y, kind):
 
 def _decoded(kind, codes, heads, unit, row, y):
     for half in range(2):
-        scales, bases = (_of_row(v, row).splat(4) for v in scale_and_base(heads, unit, half, kind.bits, kind.header))
+        scales, bases = (_of_row(v, row).splat(4) for v in scale_and_base(heads, unit, half, kind))
         for group in range(4 * half, 4 * half + 4):
-            four = column_group(codes + (row << 2), kind.bits, group, lanes=4).widen()
+            four = column_group(codes + (row << 2), kind, group, lanes=4).widen()
             save(y + 16 * group, fma(four.to_f32(), scales, bases))
 
 
@@ -127,13 +127,33 @@ def _embed_b2_super16(args, thread, n_threads):
 
 
 @kernel
-def _embed_b3_signed(args, thread, n_threads):
-    _embed(args, thread, n_threads, scheme("b3_signed", False))
+def _embed_b3_signed16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b3_signed16", False))
 
 
 @kernel
-def _embed_b6_signed(args, thread, n_threads):
-    _embed(args, thread, n_threads, scheme("b6_signed", False))
+def _embed_b6_signed16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("b6_signed16", False))
+
+
+@kernel
+def _embed_iq4_scale(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("iq4_scale", False))
+
+
+@kernel
+def _embed_iq4_signed(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("iq4_signed", False))
+
+
+@kernel
+def _embed_e2m1_power(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("e2m1_power", False))
+
+
+@kernel
+def _embed_e2m1_scale16(args, thread, n_threads):
+    _embed(args, thread, n_threads, scheme("e2m1_scale16", False))
 
 
 @kernel
@@ -161,8 +181,12 @@ KERNELS = {
     "b4_super": _embed_b4_super,
     "b5_super": _embed_b5_super,
     "b2_super16": _embed_b2_super16,
-    "b3_signed": _embed_b3_signed,
-    "b6_signed": _embed_b6_signed,
+    "b3_signed16": _embed_b3_signed16,
+    "b6_signed16": _embed_b6_signed16,
+    "iq4_scale": _embed_iq4_scale,
+    "iq4_signed": _embed_iq4_signed,
+    "e2m1_power": _embed_e2m1_power,
+    "e2m1_scale16": _embed_e2m1_scale16,
     "f32": _embed_f32,
     "f16": _embed_f16,
     "bf16": _embed_bf16,

@@ -9,12 +9,18 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            5 bits  the 4 of 4 bits, then 1 vector whose bit g is bit 4 of group g
            6 bits  the 4 of 4 bits, then the 2 of 2 bits as bits 4 and 5
            3 bits  the 2 of 2 bits, then 1 vector whose bit g is bit 2 of group g
-headers  by kind, [16] is one value per row; z = 2^(bits - 1):
+headers  by kind, [16] is one value per row; z is the scheme's zero point:
            SCALE    per unit  f16 d[16]                                       w = d * (code - z)
+           SCALE16  per unit  f16 d[2][16]                                    the same, by 16 columns
+           POWER    per unit  bf16 d[16]                                      as SCALE
            BASE     per unit  f16 d[16], m[16]                                w = d * code + m
            SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]      w = d * s * code - e * m, by 32 columns
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]       the same, by 16 columns
-           SIGNED   per 8     f16 d[16], i8 s[16][16]                         w = d * s * (code - z), by 16 columns
+           SIGNED   per 8     f16 d[16], i8 s[8][16]                          w = d * s * (code - z), by 32 columns
+           SIGNED16 per 8     f16 d[16], i8 s[16][16]                         the same, by 16 columns
+
+A scheme with a code-book has 4 bits in memory, which stand for the entry of a table of 16 signed bytes; its codes are
+those entries + 128. The zero point is 2^(bits - 1) of the codes, so 128 with a code-book.
 
 F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
 (an expert, or the whole matrix) fill its last tile with zeros.
@@ -26,19 +32,37 @@ import numpy as np
 
 ROWS, UNIT = 16, 32
 AUX_BYTES = 16  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
-SCALE, BASE, SUPER, SUPER16, SIGNED, F32, F16, BF16 = range(8)  # header kinds; the last three have none
+# Kinds of headers; the last three have none.
+SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, F32, F16, BF16 = range(11)
+WITH_BASE, BY_16 = {BASE, SUPER, SUPER16}, {SCALE16, SUPER16, SIGNED16}
 
 # Bytes of a header, and how many units share it.
-_HEADER = {SCALE: (32, 1), BASE: (64, 1), SUPER: (320, 8), SUPER16: (320, 8), SIGNED: (288, 8)}
+_HEADER = {SCALE: (32, 1), SCALE16: (64, 1), POWER: (32, 1), BASE: (64, 1), SUPER: (320, 8), SUPER16: (320, 8),
+           SIGNED: (160, 8), SIGNED16: (288, 8)}
+
+# Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A family of matrices that one set of kernels serves: `bits` per code or number, `header` kind."""
+    """A family of matrices that one set of kernels serves: stored `bits` per number, `header` kind, code-book."""
 
     name: str
     bits: int
     header: int
+    book: tuple[int, ...] = ()
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of a code once it is read."""
+        return 8 if self.book else self.bits
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for zero, where there is no base."""
+        return 1 << (self.code_bits - 1)
 
     @property
     def is_float(self) -> bool:
@@ -60,14 +84,17 @@ SCHEMES = {s.name: s for s in (
     Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
     Scheme("b4_base", 4, BASE), Scheme("b5_base", 5, BASE),
     Scheme("b4_super", 4, SUPER), Scheme("b5_super", 5, SUPER), Scheme("b2_super16", 2, SUPER16),
-    Scheme("b3_signed", 3, SIGNED), Scheme("b6_signed", 6, SIGNED),
+    Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
+    Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
+    Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
     Scheme("f32", 32, F32), Scheme("f16", 16, F16), Scheme("bf16", 16, BF16),
 )}
 
 # The scheme of each tensor type that is kept as the file has it, bit for bit.
 NATIVE = {
     "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
-    "Q2_K": "b2_super16", "Q3_K": "b3_signed", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed",
+    "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
+    "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
     "F32": "f32", "F16": "f16", "BF16": "bf16",
 }
 

@@ -86,23 +86,63 @@ def _linear_b2_super16_f32(args, thread, n_threads):
 
 
 @kernel
-def _linear_b3_signed_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b3_signed", True))
+def _linear_b3_signed16_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b3_signed16", True))
 
 
 @kernel
-def _linear_b3_signed_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b3_signed", False))
+def _linear_b3_signed16_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b3_signed16", False))
 
 
 @kernel
-def _linear_b6_signed_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b6_signed", True))
+def _linear_b6_signed16_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b6_signed16", True))
 
 
 @kernel
-def _linear_b6_signed_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b6_signed", False))
+def _linear_b6_signed16_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b6_signed16", False))
+
+
+@kernel
+def _linear_iq4_scale_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("iq4_scale", True))
+
+
+@kernel
+def _linear_iq4_scale_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("iq4_scale", False))
+
+
+@kernel
+def _linear_iq4_signed_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("iq4_signed", True))
+
+
+@kernel
+def _linear_iq4_signed_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("iq4_signed", False))
+
+
+@kernel
+def _linear_e2m1_power_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("e2m1_power", True))
+
+
+@kernel
+def _linear_e2m1_power_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("e2m1_power", False))
+
+
+@kernel
+def _linear_e2m1_scale16_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("e2m1_scale16", True))
+
+
+@kernel
+def _linear_e2m1_scale16_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("e2m1_scale16", False))
 
 
 @kernel
@@ -138,10 +178,18 @@ KERNELS = {
     ("b5_super", False): _linear_b5_super_f32,
     ("b2_super16", True): _linear_b2_super16_int8,
     ("b2_super16", False): _linear_b2_super16_f32,
-    ("b3_signed", True): _linear_b3_signed_int8,
-    ("b3_signed", False): _linear_b3_signed_f32,
-    ("b6_signed", True): _linear_b6_signed_int8,
-    ("b6_signed", False): _linear_b6_signed_f32,
+    ("b3_signed16", True): _linear_b3_signed16_int8,
+    ("b3_signed16", False): _linear_b3_signed16_f32,
+    ("b6_signed16", True): _linear_b6_signed16_int8,
+    ("b6_signed16", False): _linear_b6_signed16_f32,
+    ("iq4_scale", True): _linear_iq4_scale_int8,
+    ("iq4_scale", False): _linear_iq4_scale_f32,
+    ("iq4_signed", True): _linear_iq4_signed_int8,
+    ("iq4_signed", False): _linear_iq4_signed_f32,
+    ("e2m1_power", True): _linear_e2m1_power_int8,
+    ("e2m1_power", False): _linear_e2m1_power_f32,
+    ("e2m1_scale16", True): _linear_e2m1_scale16_int8,
+    ("e2m1_scale16", False): _linear_e2m1_scale16_f32,
     ("f32", False): _linear_f32,
     ("f16", False): _linear_f16,
     ("bf16", False): _linear_bf16,

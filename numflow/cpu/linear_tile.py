@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, numbers, scale, scale_and_base
-from numflow.cpu.layout import AUX_BYTES, SCALE, SCHEMES, SIGNED, SUPER16, UNIT
+from numflow.cpu.layout import AUX_BYTES, BY_16, SCHEMES, UNIT, WITH_BASE, Scheme
 from numflow.cpu.simd_dot import dot4, dot4_signed
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
@@ -95,57 +95,55 @@ def _zeros(total: list[Value], kind: str) -> list[Value]:
 # int8 activations.
 
 def _unit_int8(kind, total, x, aux, codes, heads, unit):
-    bits, header, m = kind.scheme.bits, kind.scheme.header, len(total)
-    if header in (SIGNED, SUPER16):
+    header, m = kind.scheme.header, len(total)
+    if header in BY_16:
         return _halves_int8(kind, total, x, aux, codes, heads, unit)
-    if header == SCALE and bits == 8 and isa() == "avx2":
-        acc = _dot(_zeros(total, "i32"), x, codes, bits, range(8), signed=True)
-    else:
-        # A dot of codes that starts from minus the zero point times the sum of x ends as that of code - zero point.
-        acc = [s << (bits - 1) for s in each_i32(aux + 8 * m, m)] if header == SCALE else _zeros(total, "i32")
-        acc = _dot(acc, x, codes, bits, range(8))
+    acc = _dot(kind.scheme, x, codes, range(8), each_i32(aux + 8 * m, m))
     scales = scale(heads, unit, 0, header)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
-    return total if header == SCALE else add_products(total, base(heads, unit, 0, header), aux + 4 * m)
+    return add_products(total, base(heads, unit, 0, header), aux + 4 * m) if header in WITH_BASE else total
 
 
 def _halves_int8(kind, total, x, aux, codes, heads, unit):
     """Scales by 16 columns: total + x_scale * (scale0 * dot0 + scale1 * dot1 + base0 * sum0 + base1 * sum1)."""
-    bits, header, m = kind.scheme.bits, kind.scheme.header, len(total)
+    header, m = kind.scheme.header, len(total)
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     parts = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
-        acc = _zeros(total, "i32") if header == SUPER16 else [s << (bits - 1) for s in minus]
-        acc = _dot(acc, x, codes, bits, range(4 * half, 4 * half + 4))
+        acc = _dot(kind.scheme, x, codes, range(4 * half, 4 * half + 4), minus)
         scales = scale(heads, unit, half, header)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
-        if header == SUPER16:
+        if header in WITH_BASE:
             minus_base = -base(heads, unit, half, header)
             parts = [fma(s.to_f32(), minus_base, p) for p, s in zip(parts, minus)]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
 
 
-def _dot(acc, x, codes, bits, groups, signed=False):
-    """acc + codes * x, or (code - 128) * x where `signed`, over some column groups."""
+def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Value]) -> list[Value]:
+    """The sums of (code - zero) * x over some column groups, or of code * x where a base follows.
+
+    minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
+    """
+    m, signed = len(minus), scheme.header not in WITH_BASE and scheme.code_bits == 8 and isa() == "avx2"
+    acc = _zeros(minus, "i32") if scheme.header in WITH_BASE or signed else [s << (scheme.code_bits - 1) for s in minus]
     for group in groups:
-        vector, words = column_group(codes, bits, group), each_word(x + 4 * len(acc) * group, len(acc))
+        vector, words = column_group(codes, scheme, group), each_word(x + 4 * m * group, m)
         if signed:
-            weights = vector - 128
+            weights = vector - scheme.zero
             acc = [dot4_signed(a, weights, word) for a, word in zip(acc, words)]
         else:
-            acc = [dot4(a, vector, word, bits) for a, word in zip(acc, words)]
+            acc = [dot4(a, vector, word, scheme.code_bits) for a, word in zip(acc, words)]
     return acc
 
 
 # float32 activations.
 
 def _unit_f32(kind, total, x, aux, codes, heads, unit):
-    bits, header = kind.scheme.bits, kind.scheme.header
     acc = _zeros(total, "f32")
     for half in range(2):
-        scales, bases = scale_and_base(heads, unit, half, bits, header)
+        scales, bases = scale_and_base(heads, unit, half, kind.scheme)
         for group in range(4 * half, 4 * half + 4):
-            vector = column_group(codes, bits, group)
+            vector = column_group(codes, kind.scheme, group)
             for column in range(4):
                 weights = fma(vector.byte_of_4(column).to_f32(), scales, bases)
                 acc = add_products(acc, weights, x + (4 * group + column) * 4 * len(total))

@@ -53,6 +53,43 @@ def q4_1(raw, out, head, lane):
     _nibble_block(raw + 4, out)
 
 
+def iq4_xs(raw, out, head, lane):
+    """d f16, 8 times 2 high bits of a 6-bit scale + 32, their 4 low bits, 128 bytes of nibbles as 8 blocks of 32."""
+    _half(raw, head, lane)
+    high = load(raw + 2, "u16").widen()
+    for sub in range(8):
+        low = load(raw + 4 + sub // 2, "u8") >> (4 * (sub % 2)) & 15
+        save(head + 32 + 16 * sub + lane, (low | (high >> (2 * sub) & 3).narrow("u8") << 4) - 32, 1)
+        _nibble_block(raw + 8 + 16 * sub, out + 512 * sub)
+
+
+def mxfp4(raw, out, head, lane):
+    """A power of two, 2^(e - 128), then 16 bytes of nibbles; float32 and bfloat16 hold every such power."""
+    exponent = load(raw, "u8").widen()
+    power = exponent.compare(">", 1).choose((exponent - 1) << 7, exponent * 0x20 + 0x20)
+    save(head + lane * 2, power.narrow("u16"), 2)
+    _nibble_block(raw + 1, out)
+
+
+def nvfp4(raw, out, head, lane):
+    """4 scales of 16 columns as floats of 4 + 3 bits, halved, then 4 times 8 bytes of nibbles."""
+    for sub in range(4):
+        bits = load(raw + sub, "u8").widen()
+        save(head + 64 * (sub // 2) + 32 * (sub % 2) + lane * 2, _half_of_e4m3(bits).narrow("u16"), 2)
+        words = load(raw + 4 + 8 * sub, "i32", 2)
+        for i in range(2):
+            save(out + 64 * (4 * sub + i), words.lane(i) & _NIBBLES)
+            save(out + 64 * (4 * sub + 2 + i), (words.lane(i) >> 4) & _NIBBLES)
+
+
+def _half_of_e4m3(bits: Value) -> Value:
+    """Half of a float of 4 bits of exponent and 3 of mantissa, as the bits of a float16; 127 counts as 0."""
+    normal = ((bits & 127) << 7) + (7 << 10)
+    for tiny, half in enumerate((0, 0x1400, 0x1800, 0x1A00, 0x1C00, 0x1D00, 0x1E00, 0x1F00)):  # tiny * 2^-10
+        normal = (bits & 127).compare("!=", tiny).choose(normal, half)
+    return bits.compare("!=", 127).choose(normal, 0)
+
+
 def q5_0(raw, out, head, lane):
     """d f16, 32 high bits, 16 bytes of nibbles."""
     _half(raw, head, lane)
@@ -142,8 +179,8 @@ def q6_k(raw, out, head, lane):
         _put(out, column, low | high << 4)
 
 
-# Function and block size in bytes by tensor type.
+# The function by tensor type.
 BLOCKS = {
-    "Q4_0": (q4_0, 18), "Q4_1": (q4_1, 20), "Q5_0": (q5_0, 22), "Q5_1": (q5_1, 24), "Q8_0": (q8_0, 34),
-    "Q2_K": (q2_k, 84), "Q3_K": (q3_k, 110), "Q4_K": (q4_k, 144), "Q5_K": (q5_k, 176), "Q6_K": (q6_k, 210),
+    "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k,
+    "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": q4_0, "IQ4_XS": iq4_xs, "MXFP4": mxfp4, "NVFP4": nvfp4,
 }

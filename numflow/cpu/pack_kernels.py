@@ -9,6 +9,7 @@ from numflow.cpu.layout import NATIVE, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, load, save
+from numflow.formats.types import TYPES
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
 # their bytes per tile, and scratch of SCRATCH bytes per thread.
@@ -20,7 +21,7 @@ class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.scheme, (self.emit, self.size) = SCHEMES[NATIVE[name]], BLOCKS[name]
+        self.scheme, self.type, self.emit = SCHEMES[NATIVE[name]], TYPES[name], BLOCKS[name]
         super().__init__(name=f"Block({name})")
 
 
@@ -37,10 +38,10 @@ def block(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns, bytes and header bytes of a block, and bytes of a unit's codes."""
+    """Columns of a block, its bytes, those of its headers, and those of a unit's codes."""
     def codegen(context, builder, signature, args):
-        scheme = kind.scheme
-        sizes = (scheme.block, kind.size, header_bytes(scheme.header), 64 * scheme.bits)
+        columns, scheme = kind.type.block, kind.scheme
+        sizes = columns, kind.type.size, columns // scheme.block * header_bytes(scheme.header), 64 * scheme.bits
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 4)(kind), codegen
 
@@ -180,6 +181,26 @@ def _pack_q6_k(args, thread, n_threads):
 
 
 @kernel
+def _pack_iq4_nl(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("IQ4_NL"))
+
+
+@kernel
+def _pack_iq4_xs(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("IQ4_XS"))
+
+
+@kernel
+def _pack_mxfp4(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("MXFP4"))
+
+
+@kernel
+def _pack_nvfp4(args, thread, n_threads):
+    _pack(args, thread, n_threads, block("NVFP4"))
+
+
+@kernel
 def _pack_32_bits(args, thread, n_threads):
     _interleave(args, thread, n_threads, 4)
 
@@ -201,6 +222,10 @@ KERNELS = {
     "Q4_K": _pack_q4_k,
     "Q5_K": _pack_q5_k,
     "Q6_K": _pack_q6_k,
+    "IQ4_NL": _pack_iq4_nl,
+    "IQ4_XS": _pack_iq4_xs,
+    "MXFP4": _pack_mxfp4,
+    "NVFP4": _pack_nvfp4,
     "F32": _pack_32_bits,
     "F16": _pack_16_bits,
     "BF16": _pack_16_bits,

@@ -73,10 +73,13 @@ class Value:
         """Shift right, the sign comes in."""
         return self._do("ashr", bits)
 
-    def maximum(self, other: "Value") -> "Value":
-        """The larger of two signed integers."""
-        return Value(self.builder, self.builder.select(self.builder.icmp_signed(">", self.llvm, other.llvm), self.llvm,
-                                                       other.llvm))
+    def compare(self, relation: str, other: "Value | int") -> "Value":
+        """i1 lanes of "==", ">" ... of signed integers."""
+        return Value(self.builder, self.builder.icmp_signed(relation, self.llvm, self.like(other)))
+
+    def choose(self, then: "Value", otherwise: "Value | int") -> "Value":
+        """Of i1 lanes: `then` where they are true."""
+        return Value(self.builder, self.builder.select(self.llvm, then.llvm, then.like(otherwise)))
 
     def false(self) -> "Value":
         """The constant i1 0, which some LLVM intrinsics take."""

@@ -10,7 +10,7 @@ from tests.cpu.matrices import activations, pack_stored, run_linear
 
 def digest(kind: str, mode: str) -> str:
     """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens."""
-    raw, packed = pack_stored(kind, 37, {1: 75, 32: 96, 256: 512}[TYPES[kind].block])
+    raw, packed = pack_stored(kind, 37, {1: 75, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()

@@ -27,7 +27,9 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         return RawMatrix("w", kind, bits.view(np.uint8).reshape(rows, -1), (rows, columns), groups)
     shape = rows, columns // TYPES[kind].block
     blocks = rng.integers(0, 256, (*shape, TYPES[kind].size), dtype=np.uint8)
-    for at in _SCALES[kind]:
+    if kind == "MXFP4":
+        blocks[:, :, 0] = rng.integers(110, 130, shape)
+    for at in _SCALES.get(kind, ()):
         scales = (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 0, shape)).astype(np.float16)
         blocks[:, :, at:at + 2] = scales[..., None].view(np.uint8)
     return RawMatrix("w", kind, blocks.reshape(rows, -1), (rows, columns), groups)

@@ -26,7 +26,7 @@ def _rows(packed, ids, scale=1.0):
 
 @pytest.mark.parametrize("kind", NATIVE)
 def test_every_number_comes_back(kind):
-    raw, packed = pack_stored(kind, 45, {1: 75, 32: 96, 256: 512}[TYPES[kind].block])
+    raw, packed = pack_stored(kind, 45, {1: 75, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
     assert packed.expanded_from is None
     values = to_f32(raw.rows, kind)
     ids = np.random.default_rng(0).permutation(45)
@@ -54,7 +54,8 @@ def test_threads_and_groups_only_move_rows(kind):
 def test_sizes_are_those_of_the_layout():
     bits = {kind: 8 * pack_stored(kind, 32, 512)[1].nbytes / (32 * 512) for kind in NATIVE}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
-                    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "F32": 32, "F16": 16, "BF16": 16}
+                    "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
+                    "NVFP4": 5.0, "F32": 32, "F16": 16, "BF16": 16}
 
 
 def test_rows_of_a_larger_file_are_packed_in_place():
@@ -100,3 +101,13 @@ def test_arena_hands_out_zeroed_lines_and_gives_back():
     assert mapping() is not None  # the arena still hands out the rest of it
     arena.zeros(65 << 20)
     assert mapping() is None
+
+
+def test_every_scale_of_the_4_bit_floats():
+    """Powers of two, subnormal ones too, up to where 128 of them no longer fit float32; all floats of 4 + 3 bits."""
+    scales, rng = np.arange(256, dtype=np.uint8), np.random.default_rng(0)
+    powers = np.concatenate([scales[:247, None], rng.integers(0, 256, (247, 16), dtype=np.uint8)], axis=1)
+    floats = np.concatenate([np.repeat(scales[:, None], 4, 1), rng.integers(0, 256, (256, 32), dtype=np.uint8)], axis=1)
+    for kind, blocks, columns in (("MXFP4", powers, 32), ("NVFP4", floats, 64)):
+        packed = pack(RawMatrix("w", kind, blocks, (len(blocks), columns)))
+        np.testing.assert_array_equal(_rows(packed, np.arange(len(blocks))), to_f32(blocks, kind))
