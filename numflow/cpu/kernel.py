@@ -28,6 +28,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from numflow.cpu import kernel_cache
+from numflow.cpu.interrupt import held_back
 from numflow.ops import Step
 
 # Fields of the batch header, an int64 array: counts of the batch, then addresses of int32 arrays.
@@ -94,7 +95,7 @@ class Kernel:
     def prepare(self) -> None:
         """Compile it or load it from the cache, unless that has been done."""
         if self._compiled is None:
-            with _lock:
+            with _lock, held_back():
                 if self._compiled is None:
                     compiled = self._compile()
                     self._function = _PROTOTYPE(compiled.address)

@@ -15,6 +15,7 @@ import weakref
 import numba
 import numpy as np
 
+from numflow.cpu.affinity import MASK_BYTES, allowed_mask, avoid_cpu, current_cpu
 from numflow.cpu.atomic import (
     acquire,
     call_kernel,
@@ -38,8 +39,10 @@ ROWS = 2 * LINE
 ARRIVED = 3 * LINE     # threads that came to a barrier, ever
 RELEASED = 4 * LINE    # barriers that all threads have reached, ever
 STOP = 5 * LINE        # workers return
-WORKERS = 6 * LINE     # one line for each thread: STATE, LOCK
-STATE, LOCK = 0, 8
+CALLER = 6 * LINE      # CPU that thread 0 was on when it woke workers
+ALLOWED = 7 * LINE     # mask of the CPUs there are, two lines
+WORKERS = 9 * LINE     # for each thread: STATE and LOCK, then a mask
+STATE, LOCK, MASK, WORKER_BYTES = 0, 8, LINE, LINE + MASK_BYTES
 AWAKE, ASLEEP = 0, 1
 
 SPINS = 2000       # about 40 us before a waiting thread begins to yield its core
@@ -78,7 +81,7 @@ def _walk(control, thread, n_threads):
 @numba.njit
 def _wake_all(control, n_threads):
     for worker in range(1, n_threads):
-        line = control + WORKERS + worker * LINE
+        line = control + WORKERS + worker * WORKER_BYTES
         if exchange(line + STATE, AWAKE) == ASLEEP:
             release(i64(line + LOCK, 0))
 
@@ -86,6 +89,7 @@ def _wake_all(control, n_threads):
 @kernel
 def _run(control, thread, n_threads):
     """Publish the run that TABLE and ROWS describe and walk it as thread 0."""
+    store_release(control + CALLER, current_cpu())
     fetch_add(control + RUN, 1)
     _wake_all(control, n_threads)
     _walk(control, 0, n_threads)
@@ -101,11 +105,13 @@ def _stop(control, thread, n_threads):
 @kernel
 def _serve(control, thread, n_threads):
     """A worker's life: walk every new run, sleep after a long wait, return when told to stop."""
-    line = control + WORKERS + thread * LINE
-    done, waited = 0, 0
+    line = control + WORKERS + thread * WORKER_BYTES
+    done, waited, awake = 0, 0, False
     while load_acquire(control + STOP) == 0:
         if load_acquire(control + RUN) != done:
-            done += 1
+            if not awake:
+                avoid_cpu(load_acquire(control + CALLER), control + ALLOWED, line + MASK)
+            done, awake = done + 1, True
             _walk(control, thread, n_threads)
             waited = 0
         elif waited < SPINS:
@@ -119,7 +125,7 @@ def _serve(control, thread, n_threads):
             nothing_new = fetch_add(control + RUN, 0) == done and fetch_add(control + STOP, 0) == 0
             if nothing_new or exchange(line + STATE, AWAKE) == AWAKE:  # or the caller is waking this worker already
                 acquire(i64(line + LOCK, 0))
-            waited = 0
+            waited, awake = 0, False
 
 
 def _work(control: np.ndarray, thread: int, n_threads: int) -> None:
@@ -140,9 +146,10 @@ class Threads:
         if n_threads < 1:
             raise DeviceError(f"threads should be at least 1, is {n_threads}")
         self.n_threads, self._pid, self._lock = n_threads, os.getpid(), threading.Lock()
-        self._control = aligned((WORKERS + n_threads * LINE) // 8, np.int64)
+        self._control = aligned((WORKERS + n_threads * WORKER_BYTES) // 8, np.int64)
+        self._control[ALLOWED // 8:WORKERS // 8] = np.frombuffer(allowed_mask(n_threads), np.int64)
         for thread in range(1, n_threads):
-            self._control[(WORKERS + thread * LINE + LOCK) // 8] = new_lock()
+            self._control[(WORKERS + thread * WORKER_BYTES + LOCK) // 8] = new_lock()
         self._address = self._control.ctypes.data
         workers = [threading.Thread(target=_work, args=(self._control, thread, n_threads), daemon=True,
                                     name=f"numflow-{thread}") for thread in range(1, n_threads)]

@@ -1,6 +1,7 @@
 """Kernels: their arguments, and the folder that keeps them compiled."""
 
 import os
+import signal
 import time
 import warnings
 from itertools import pairwise
@@ -84,6 +85,28 @@ def test_listeners_hear_of_a_kernel_once():
     assert seconds > 0
     assert loaded in (True, False)
     assert sum(compile_seconds.values()) == pytest.approx(before + seconds)
+
+
+def test_an_interrupt_waits_for_the_compiler():
+    @kernel
+    def _late(args, thread, n_threads):
+        """Nothing."""
+
+    def interrupt(*event):
+        signal.raise_signal(signal.SIGINT)
+        seen.append(event)  # reached: nothing is raised in here
+
+    seen, before = [], signal.getsignal(signal.SIGINT)
+    on_compile.append(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _late.prepare()
+    finally:
+        on_compile.pop()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(seen) == 1
+    _late(0)
+    assert len(seen) == 1  # it was complete
 
 
 @pytest.fixture

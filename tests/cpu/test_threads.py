@@ -115,13 +115,14 @@ def test_runs_from_several_python_threads_take_turns(pool):
 
 def test_an_interrupt_leaves_the_threads_usable(pool):
     memory, spins = np.zeros(16, np.int64), np.array([2_000_000])
+    slow, quick = _table((_spin, spins)), _table((_count, memory))
     timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         for _ in range(100):
-            pool.run(_table((_spin, spins)), 1)
+            pool.run(slow, 1)
     timer.join()
-    pool.run(_table((_count, memory)), 1)
+    pool.run(quick, 1)
     assert memory[:pool.n_threads].tolist() == [1] * pool.n_threads
 
 
@@ -137,6 +138,23 @@ def test_closed_threads_and_forked_children_are_refused(monkeypatch):
         pool.run(table, 1)
     with pytest.raises(DeviceError, match="at least 1"):
         Threads(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_workers_keep_off_the_core_of_the_caller():
+    pool = Threads(2)
+    (worker,) = (t for t in threading.enumerate() if t.name == "numflow-1" and t in pool._finalizer.peek()[2][1])
+    before = os.sched_getaffinity(0)
+    try:
+        for cpu in sorted(before)[:2]:
+            os.sched_setaffinity(0, {cpu})
+            time.sleep(0.05)  # the worker falls asleep
+            memory = np.zeros(16, np.int64)
+            pool.run(_table((_count, memory)), 1)
+            assert os.sched_getaffinity(worker.native_id) == before - {cpu}
+    finally:
+        os.sched_setaffinity(0, before)
+        pool.close()
 
 
 def test_threads_end_with_their_owner():
