@@ -19,9 +19,9 @@ from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd_value import Value, constant, fma, prefetch
 
-# Bytes of codes that are fetched in advance: decoding them leaves the hardware's own prefetching behind, by 10 to 30 %.
-# Plain numbers are faster without, and with more tokens memory keeps up.
-AHEAD = 6144
+# How far ahead of their use codes are fetched, in bytes, and into which cache. Decoding leaves the hardware's own
+# prefetching behind, by 10 to 50 %; which distance and cache are best depends on how much decoding there is.
+NEAR, FAR = (6144, 1), (12288, 2)
 
 
 class SchemeType(types.Type):
@@ -53,9 +53,10 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
         x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
 
         def unit(i, vectors):
-            if m <= 4 and not kind.scheme.is_float:
+            if m <= 4 and not kind.scheme.is_float:  # plain numbers do without, and many tokens leave time enough
+                ahead, cache = FAR if kind.scheme.bits in (5, 6) or kind.scheme.book else NEAR
                 for line in range(0, UNIT * code_bytes, 64):
-                    prefetch(codes + i * (UNIT * code_bytes) + AHEAD + line)
+                    prefetch(codes + i * (UNIT * code_bytes) + ahead + line, cache)
             return emit(kind, vectors, x + i * (UNIT * m * x_bytes), aux + i * (AUX_BYTES * m),
                         codes + i * (UNIT * code_bytes), heads, i)
 

@@ -161,12 +161,12 @@ def save(address: Value, value: Value, align: int = 4) -> None:
     address.builder.store(value.llvm, pointer).align = align
 
 
-def prefetch(address: Value) -> None:
-    """Begin to fetch the cache line at an address, which need not exist."""
+def prefetch(address: Value, cache: int) -> None:
+    """Begin to fetch the line at an address, which need not exist, into the first or second cache."""
     i32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
     pointer = address.builder.inttoptr(address.llvm, byte)
-    read, keep, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
-    call(address.builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
+    read, locality, data = ir.Constant(i32, 0), ir.Constant(i32, 4 - cache), ir.Constant(i32, 1)
+    call(address.builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, locality, data)
 
 
 def load_f16(address: Value) -> Value:
