@@ -22,7 +22,8 @@ _ELEMENT = {"i32": _I32, "f32": ir.FloatType()}
 
 # For the helpers of kernels: `inline` ones are merged by LLVM, so that constant arguments select code at compile time;
 # `merged` ones become part of the kernel before that, which compiles faster where a function is called once.
-inline = njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inline = njit(forceinline=True, error_model="numpy", **_NO_WRAPPERS)
 merged = njit(inline="always", error_model="numpy")
 
 
@@ -116,7 +117,7 @@ def named_intrinsic(typing: Callable, emit: Callable, parameters: list[inspect.P
     typing.__name__ = typing.__qualname__ = emit.__name__
     typing.__doc__ = emit.__doc__
     first = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    typing.__signature__ = inspect.Signature([first, *parameters])
+    typing.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
     return intrinsic(typing)
 
 

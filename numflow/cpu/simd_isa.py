@@ -7,9 +7,10 @@
 """
 
 import functools
+from typing import Any
 
+import numba
 from llvmlite import binding
-from numba import config
 
 _NEEDS = (
     ("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi")),
@@ -36,6 +37,7 @@ def token_tile() -> int:
 
 
 def _features() -> frozenset[str]:
+    config: Any = numba.config
     if config.CPU_FEATURES is not None:
         return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
     if config.CPU_NAME == "generic":  # Numba then compiles for the baseline of the architecture
