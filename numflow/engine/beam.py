@@ -75,7 +75,8 @@ class BeamSearch:
         new, width = len(self.running[0].ids), self.beams.num_beams
         last, length = new + 1 == self.constraints.max_tokens, new + 1 + self._counted
         scores = np.stack([self._scores(row, hypothesis) for row, hypothesis in zip(logits, self.running)])
-        parents, running = [], []
+        parents: list[int] = []
+        running: list[Hypothesis] = []
         for rank, at in enumerate(self._best(scores.ravel())):
             parent, id = divmod(int(at), scores.shape[1])
             ids, score, ended = self.running[parent].ids, float(scores[parent, id]), id in self.constraints.ends

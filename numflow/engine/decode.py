@@ -81,13 +81,15 @@ def _tokens(sequence, request, search, timing) -> Iterator[int]:
 
 def together(runner: Runner, requests: Sequence[Request], decoder: Decoder) -> list[Generation]:
     """What each request generates, all of them in the same batches. A request does not notice the others."""
-    waiting, active, results = deque(enumerate(requests)), [], {}
+    waiting = deque(enumerate(requests))
+    active: list[_Job] = []
+    results: dict[int, Generation] = {}
     try:
         while waiting or active:
-            _admit(runner, waiting, active)
+            _admit(runner, waiting, active, decoder)
             _step(runner, active)
             for job in [job for job in active if job.search.done]:
-                results[job.index] = job.result(decoder)
+                results[job.index] = job.result()
                 job.close()
                 active.remove(job)
     finally:
@@ -99,8 +101,9 @@ def together(runner: Runner, requests: Sequence[Request], decoder: Decoder) -> l
 class _Job:
     """A request that is running, with a sequence for each hypothesis of its search."""
 
-    def __init__(self, runner: Runner, index: int, request: Request):
+    def __init__(self, runner: Runner, index: int, request: Request, decoder: Decoder):
         self.index, self.request, self.runner = index, request, runner
+        self.text, self.generation = TextStream(decoder(request), request.stops), Generation()
         self.search = OneByOne(request) if request.beams is None else BeamSearch(
             request.beams, request.constraints, request.prefix, request.counted)
         self.timing = Timing(len(request.prompt))
@@ -119,6 +122,9 @@ class _Job:
         """Take the logits [n, V] of the hypotheses, and give each new one its sequence."""
         parents = self.search.advance(logits)
         self.timing.token()
+        if self.request.beams is None:
+            self._write(self.search.result.ids)
+            self.search.done |= self.text.stopped
         before, after = list(self.sequences), []
         for at, parent in enumerate(parents):
             if parent in parents[:at]:
@@ -131,18 +137,19 @@ class _Job:
                 sequence.close()
         self.sequences = after
 
-    def result(self, decoder: Decoder) -> Generation:
+    def _write(self, ids) -> None:
+        """Bring ids and text of the generation up to `ids`."""
+        for id in ids[len(self.generation.ids):]:
+            self.generation.ids.append(id)
+            self.generation.text += self.text.push(id)
+
+    def result(self) -> Generation:
         """The finished generation."""
-        best, text = self.search.result, TextStream(decoder(self.request), self.request.stops)
-        result = Generation(finish_reason=_reason(best, self.request))
-        for id in best.ids:
-            result.ids.append(id)
-            result.text += text.push(id)
-            if text.stopped:
-                result.finish_reason = "stop_string"
-                break
-        result.text += text.flush()
-        result.score = best.score if self.request.beams is not None else None
+        best, result = self.search.result, self.generation
+        self._write(best.ids)
+        result.text += self.text.flush()
+        result.finish_reason = "stop_string" if self.text.stopped else _reason(best, self.request)
+        result.score = None if self.request.beams is None else best.score
         result.stats = self.timing.stats(result)
         return result
 
@@ -158,9 +165,10 @@ def _reason(hypothesis: Hypothesis, request: Request) -> str:
     return "stop" if hypothesis.ended and not forced else "length"
 
 
-def _admit(runner, waiting, active) -> None:
+def _admit(runner: Runner, waiting: deque, active: list[_Job], decoder: Decoder) -> None:
     """Start requests that wait, as many as fit; the encoder reads their texts side by side."""
-    new, rows = [], 0
+    new: list[_Job] = []
+    rows = 0
     width = sum(1 if job.request.beams is None else job.request.beams.num_beams for job in active)
     while waiting:
         index, request = waiting[0]
@@ -169,13 +177,13 @@ def _admit(runner, waiting, active) -> None:
         if (new and rows > BATCH_ROWS) or (active and width > MAX_BEAMS):
             break
         waiting.popleft()
-        new.append(_Job(runner, index, request))
+        new.append(_Job(runner, index, request, decoder))
         active.append(new[-1])
     if new and runner.has_encoder:
         runner.encode([Part(job.sequences[0], job.request.prompt, np.zeros(0, np.int32)) for job in new], None)
 
 
-def _step(runner, active) -> None:
+def _step(runner: Runner, active: list[_Job]) -> None:
     """One more token for every hypothesis of every request."""
     jobs = [job for job in active if not job.search.done]
     parts = [job.parts() for job in jobs]

@@ -31,10 +31,10 @@ class Defaults:
     banned: tuple[tuple[int, ...], ...] = ()
 
 
-_POSITIVE = (int, lambda value: value >= 1, "a whole number from 1")
-_COUNT = (int, lambda value: value >= 0, "a whole number from 0")
+_POSITIVE: tuple = (int, lambda value: value >= 1, "a whole number from 1")
+_COUNT: tuple = (int, lambda value: value >= 0, "a whole number from 0")
 # field -> (key in the files, type, test, what is expected)
-_KEYS = {
+_KEYS: dict[str, tuple] = {
     "num_beams": ("num_beams", *_POSITIVE),
     "length_penalty": ("length_penalty", (int, float), lambda value: True, "a number"),
     "early_stopping": ("early_stopping", (bool, str), lambda value: value in (True, False, "never"),

@@ -13,15 +13,15 @@ class Generation:
     ids:           new tokens; an end-of-text token that ended them is not among them.
     finish_reason: "stop" (end-of-text token), "stop_string", or "length" (max_tokens or the context is full);
                    None while tokens come, and when the stream was closed early.
-    score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
     stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s.
+    score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
     """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    score: float | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    score: float | None = None
 
     def add(self, piece: "Piece") -> "Piece":
         """Append to the text; returns the piece."""

@@ -48,36 +48,41 @@ def languages(tokenizer) -> Languages:
     return Languages({match[1]: id for text, id in texts if text and (match := IN_TEXT.fullmatch(text))}, in_text=True)
 
 
-def source_ids(tokenizer, known: Languages, text: str, source: str | None, target: str | None) -> list[int]:
-    """What the encoder reads: the text with the tokens around it, and that of a language.
+def chosen(known: Languages, source: str | None, target: str | None) -> tuple[int | None, int | None]:
+    """Ids of the language tokens for the encoder and for the decoder, None where there is none.
 
     Raises:
-        RequestError: a language is unknown.
+        RequestError: a language is missing, unknown, or cannot be chosen.
     """
-    content = tokenizer.encode(text, add_special=False, parse_special=False)
-    if not known.ids:
-        return tokenizer.wrapping.apply(content)[0]
-    if known.in_text:
-        return tokenizer.wrapping.apply([known.id(target), *content])[0]
-    of_language, id = set(known.ids.values()), known.id(source)
-    before, after = _around(tokenizer)
-    if of_language.isdisjoint([*before, *after]):
-        return [id, *before, *content, *after]
-    return [id if other in of_language else other for other in before] + content + [
-        id if other in of_language else other for other in after]
-
-
-def check(known: Languages, source: str | None, target: str | None) -> None:
-    """Raises RequestError where source and target are not those that have to be given."""
     if not known.ids:
         if source is not None or target is not None:
             raise RequestError("the vocabulary names no languages, so there is none to choose: leave out source and "
                                "target (a task may have to be named in the text)")
-    elif known.in_text and source is not None:
+        return None, None
+    if known.in_text and source is not None:
         raise RequestError("the model reads one language only, or finds out itself: leave out source, and give target")
-    elif target is None or (source is None and not known.in_text):
+    if target is None or (source is None and not known.in_text):
         wanted = "target" if known.in_text else "source and target"
         raise RequestError(f"give {wanted}: the model knows {', '.join(sorted(known.ids))}")
+    return (known.id(target), None) if source is None else (known.id(source), known.id(target))
+
+
+def encoder_ids(tokenizer, known: Languages, text: str, language: int | None) -> list[int]:
+    """What the encoder reads: the text with the tokens around it, and that of a language.
+
+    The language takes the place of the one that the tokenizer puts around texts; where it puts none, the first place.
+    """
+    content = tokenizer.encode(text, add_special=False, parse_special=False)
+    if language is None:
+        return tokenizer.wrapping.apply(content)[0]
+    if known.in_text:
+        return tokenizer.wrapping.apply([language, *content])[0]
+    before, after = _around(tokenizer)
+    of_language = set(known.ids.values())
+    if of_language.isdisjoint([*before, *after]):
+        return [language, *before, *content, *after]
+    before, after = ([language if id in of_language else id for id in ids] for ids in (before, after))
+    return [*before, *content, *after]
 
 
 def _around(tokenizer) -> tuple[list[int], list[int]]:
@@ -87,15 +92,12 @@ def _around(tokenizer) -> tuple[list[int], list[int]]:
     return slots[:at], slots[at + 1:]
 
 
-def target_ids(known: Languages, start: int, target: str | None) -> tuple[list[int] | None, int]:
-    """The decoder's first ids and how many of them count as generated; None: as the model's own files say.
+def decoder_ids(known: Languages, start: int, language: int) -> tuple[list[int], int]:
+    """The decoder's first ids and how many of them count as generated.
 
-    start: the model's own decoder start token. Where that is a language, the target's takes its place.
+    start: the model's own decoder start token. Where that is a language, the wanted one takes its place.
     """
-    if not known.ids or known.in_text:
-        return None, 0
-    id = known.id(target)
-    return ([id], 0) if start in known.ids.values() else ([start, id], 1)
+    return ([language], 0) if start in known.ids.values() else ([start, language], 1)
 
 
 def translations(tokenizer, known: Languages, requests: Requests, texts, source, target, settings) -> list[Request]:
@@ -103,16 +105,13 @@ def translations(tokenizer, known: Languages, requests: Requests, texts, source,
     texts = [texts] if isinstance(texts, str) else texts
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"translate needs a text or a list of texts, has {texts!r:.80}")
-    own, start = requests.defaults, requests.first_ids()[0]
-    check(known, source, target)
-    prefix, counted = target_ids(known, start, target)
-    chosen = {"max_tokens": MAX_TOKENS if own.max_length is None else max(1, own.max_length - 1 - counted)}
-    if not {"temperature", "stop"} & settings.keys():
-        chosen["num_beams"] = own.num_beams
-    chosen |= settings
-    if prefix is not None:
-        if chosen.get("decoder_ids") is not None:
+    own, (reads, writes), counted = requests.defaults, chosen(known, source, target), 0
+    given = dict(settings)
+    if writes is not None:
+        if settings.get("decoder_ids") is not None:
             raise RequestError("the target language decides the decoder's first tokens: leave out decoder_ids")
-        chosen["decoder_ids"] = prefix
-    return [requests.make(source_ids(tokenizer, known, text, source, target), Settings.of(chosen), counted)
-            for text in texts]
+        given["decoder_ids"], counted = decoder_ids(known, requests.first_ids()[0], writes)
+    given.setdefault("max_tokens", MAX_TOKENS if own.max_length is None else max(1, own.max_length - 1 - counted))
+    if not {"temperature", "stop"} & settings.keys():
+        given.setdefault("num_beams", own.num_beams)
+    return [requests.make(encoder_ids(tokenizer, known, text, reads), Settings.of(given), counted) for text in texts]

@@ -1,7 +1,7 @@
 """How a model makes an embedding of a text, as the files beside its weights say (or its specification)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ POOLINGS = {
     "weighted_mean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
     "last": ("lasttoken", "pooling_mode_lasttoken"),
 }
-ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _dense(folder: Path) -> Dense:
         if name not in tensors or tensors[name].shape != expected:
             found = list(tensors[name].shape) if name in tensors else "missing"
             raise FormatError(f"{folder}: {name} should be {list(expected)} as {path} says, is {found}")
-    return Dense(*[tensors[name].f32() for name in names], *[None] * (2 - len(names)), activation)
+    return Dense(tensors[names[0]].f32(), tensors[names[1]].f32() if len(names) > 1 else None, activation)
 
 
 def _limits(folder: Path) -> dict[str, Any]:

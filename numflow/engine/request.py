@@ -130,8 +130,8 @@ class Requests:
         prefix = prompt = runner.check(ids if bos is None else [bos])
         if runner.has_encoder:
             given = settings.decoder_ids
-            prefix, counted = (given, counted) if given is not None else self._prefix()
-            prefix = runner.check(prefix, "decoder_ids")
+            first, counted = self._prefix() if given is None else (given, counted)
+            prefix = runner.check(first, "decoder_ids")
         elif settings.decoder_ids is not None:
             raise RequestError(f"{self._name} has no encoder: it takes no decoder_ids")
         constraints = self._constraints(settings, max_tokens, len(prefix))

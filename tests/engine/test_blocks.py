@@ -54,7 +54,25 @@ def test_tables_hold_just_enough():
     assert (table.blocks, allocator.used) == ([], 0)
 
 
-def test_no_block_has_two_holders():
+def test_a_shared_block_is_free_when_its_last_holder_has_left():
+    allocator = BlockAllocator(6)
+    table = BlockTable(allocator, block_size=4)
+    table.extend(11)
+    full, whole = table.fork(2), table.fork()
+    assert (full.blocks, whole.blocks, allocator.used) == ([0, 1], [0, 1, 2], 3)
+    full.extend(11)
+    assert (full.blocks, allocator.free) == ([0, 1, 3], 2)
+    table.release()
+    assert allocator.used == 4
+    whole.release()
+    assert (allocator.used, allocator.allocate(1)) == (3, [2])
+    full.release()
+    assert allocator.used == 1
+    with pytest.raises(ValueError, match="not all in use"):
+        allocator.share([0])
+
+
+def test_a_block_that_is_not_shared_has_one_holder():
     rng, allocator, held = np.random.default_rng(0), BlockAllocator(20), []
     for _ in range(500):
         if held and rng.random() < 0.5:
