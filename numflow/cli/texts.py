@@ -1,5 +1,6 @@
 """`numflow embed`, `numflow fill-mask` and `numflow translate`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.running import loaded, print_json, read_lines
 from numflow.cli.tables import print_table
+from numflow.errors import RequestError
 
 Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_default=False, help="Of the text.")]
 Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
@@ -20,6 +22,10 @@ def embed(
                                                 "mean_sqrt_len, weighted_mean or last.")] = None,
     normalize: Annotated[bool, typer.Option(help="Make every embedding as long as 1.")] = True,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")] = False,
+    prompt: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="One of the "
+                                               "model's prompts, put in front of every text.")] = None,
+    npy: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Write them to a NumPy file, "
+                                             "float32 [texts, width], instead of printing them.")] = None,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
@@ -31,16 +37,31 @@ def embed(
 
     How they are made is read from the model's own files.
     """
+    if json and npy is not None:
+        raise RequestError("give --json or --npy, not both")
     lines = read_lines(texts or [], file)
     with loaded(model, device, "embed", spec=spec, activations=activations, threads=threads, offline=offline) as (
             ready, notice):
-        vectors = ready.embed(lines, normalize, pooling, truncate=truncate)
+        vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
         notice.clear()
+    if npy is not None:
+        _save(vectors, npy)
+        return
     if json:
         print_json({"model": ready.network.name, "embeddings": vectors.tolist()})
         return
     for vector in vectors:
         print(*(f"{value:.6g}" for value in vector))
+
+
+def _save(vectors, path: Path) -> None:
+    import numpy as np
+
+    try:
+        with path.open("wb") as file:
+            np.save(file, vectors)
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from None
 
 
 def fill_mask(

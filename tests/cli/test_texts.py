@@ -26,8 +26,8 @@ class TextModel:
     def __exit__(self, *_):
         self.calls.append("closed")
 
-    def embed(self, texts, normalize, pooling, truncate):
-        self.calls.append((texts, normalize, pooling, truncate))
+    def embed(self, texts, normalize, pooling, truncate, prompt):
+        self.calls.append((texts, normalize, pooling, truncate, prompt))
         return np.array([[len(text), 0.5] for text in texts], np.float32)
 
     def fill_mask(self, text, top_k):
@@ -54,17 +54,28 @@ def model(monkeypatch):
 def test_embed(run, model):
     done = run("embed", "one", "three")
     assert (done.code, done.out, done.err) == (0, "3 0.5\n5 0.5\n", "")
-    assert model.calls == [(["one", "three"], True, None, False), "closed"]
+    assert model.calls == [(["one", "three"], True, None, False, None), "closed"]
     assert model.options[0]["name"] == "all-minilm-l6-v2"
 
 
 def test_embed_options_and_json(run, model, tmp_path):
     file = tmp_path / "texts"
     file.write_text("one\n\nfour\n")
-    done = run("embed", "-f", file, "-m", "m", "--no-normalize", "--pooling", "cls", "--truncate", "--json")
+    done = run("embed", "-f", file, "-m", "m", "--no-normalize", "--pooling", "cls", "--truncate",
+               "--prompt", "query", "--json")
     assert json.loads(done.out) == {"model": "fake", "embeddings": [[3, 0.5], [4, 0.5]]}
-    assert model.calls[0] == (["one", "four"], False, "cls", True)
+    assert model.calls[0] == (["one", "four"], False, "cls", True, "query")
     assert model.options[0]["name"] == "m"
+
+
+def test_embed_to_a_file(run, model, tmp_path):
+    done = run("embed", "one", "three", "--npy", tmp_path / "out.bin")
+    assert (done.code, done.out) == (0, "")
+    found = np.load(tmp_path / "out.bin")
+    assert (found.dtype, found.tolist()) == (np.float32, [[3, 0.5], [5, 0.5]])
+    assert "give --json or --npy, not both" in run("embed", "x", "--json", "--npy", tmp_path / "y").err
+    done = run("embed", "x", "--npy", tmp_path / "gone" / "y")
+    assert done.code == 1 and done.err.endswith("y: No such file or directory\n") and done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments, stdin, complaint", [
