@@ -1,37 +1,15 @@
 """Translation: languages of a vocabulary, their tokens beside the text and before the answer."""
 
-import json
-
 import pytest
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 
 from numflow.engine.load import load
 from numflow.errors import RequestError
 from tests.engine.fake import fake_model, used_blocks
-from tests.engine.published import write_case
-
-EOS = "</s>"
-WORDS = ["<s>", "<pad>", EOS, "<unk>", *(f"w{i}" for i in range(26))]  # ids 0 .. 29; languages follow
+from tests.engine.translators import write_translator
 
 
-def translator(folder, languages, template="$A </s>", special=True, case="m2m100", **config):
-    """A tiny encoder-decoder on disk that has these languages as tokens 30, 31, ..."""
-    write_case(case, folder, eos_token_id=2, **config)
-    words = WORDS + ([] if special else list(languages))
-    library = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token="<unk>"))
-    library.pre_tokenizer = WhitespaceSplit()
-    added = (*WORDS[:4], *(languages if special else ()))
-    library.add_special_tokens([AddedToken(text, normalized=False) for text in added])
-    used = [word for word in template.split() if word != "$A"]
-    library.post_processor = TemplateProcessing(single=template, special_tokens=[
-        (word, library.token_to_id(word)) for word in used])
-    library.save(str(folder / "tokenizer.json"))
-    roles = {"eos_token": EOS, "bos_token": "<s>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
-    return load(folder, backend="reference", block_size=4)
+def translator(folder, languages, *arguments, **options):
+    return load(write_translator(folder, languages, *arguments, **options), backend="reference", block_size=4)
 
 
 ROWS = [  # languages, what the tokenizer puts around text, ids the encoder reads, decoder start -> decoder's first ids
