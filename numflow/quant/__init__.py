@@ -30,13 +30,14 @@ def find(name: str) -> Scheme:
     return SCHEMES[name.lower()]
 
 
-def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, name: str = "matrix",
-           threads: int | None = None) -> np.ndarray:
-    """Quantise a matrix.
+def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
+           name: str = "matrix", threads: int | None = None) -> np.ndarray:
+    """Quantise a matrix. What calibration knows may be used by numflow's own schemes: one of the two.
 
     Args:
         x: float32 [N, K].
-        importance: float32 [K] or [N, K], how much a squared error counts; for numflow's own schemes only.
+        importance: float32 [K] or [N, K], how much a squared error counts.
+        moment: [K, K], second moment of the inputs that x is multiplied with, for error feedback (feedback.py).
         name: what error messages call the matrix.
         threads: default all processors.
 
@@ -44,18 +45,25 @@ def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, 
         uint8 [N, scheme.row_bytes(K)]
 
     Raises:
-        RequestError: blocks do not divide K, no weights, or a magnitude that the scheme cannot hold.
+        RequestError: blocks do not divide K, no weights, a magnitude that the scheme cannot hold, or calibration data
+            that does not fit.
         FormatError: a NaN or an infinity among the weights.
     """
     if isinstance(scheme, RowScheme):
         from numflow.quant.layout_kernels import pack
         from numflow.quant.search_kernels import search
 
-        return pack(search(x, scheme, importance, name, threads), threads)
+        if moment is None:
+            return pack(search(x, scheme, importance, name, threads), threads)
+        from numflow.quant.feedback import search_with_feedback
+
+        if importance is not None:
+            raise RequestError(f"{name} has both importances and a second moment, which says more")
+        return pack(search_with_feedback(x, scheme, moment, name, threads), threads)
     from numflow.quant import inferflow_kernels
 
-    if importance is not None:
-        raise RequestError(f"{scheme.name} has one way to find codes, which knows no importances")
+    if importance is not None or moment is not None:
+        raise RequestError(f"{scheme.name} has one way to find codes, which uses no calibration")
     return inferflow_kernels.encode(x, scheme, name, threads)
 
 

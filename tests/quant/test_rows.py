@@ -185,7 +185,7 @@ def test_what_is_asked_for_has_to_exist():
     assert len(SCHEMES) == 7 + 14
     with pytest.raises(RequestError, match="no quantisation scheme named 'q3hh'; did you mean 'q3h'"):
         find("q3hh")
-    with pytest.raises(RequestError, match="knows no importances"):
+    with pytest.raises(RequestError, match="uses no calibration"):
         encode(weights(), find("q4_b32t1a"), np.ones(512))
     with pytest.raises(FormatError, match="should be rows of 238 bytes"):
         decode(np.zeros((2, 100), np.uint8), find("q3h"), 512)
