@@ -99,10 +99,10 @@ ROW_SCHEMES = {scheme.name: scheme for scheme in (
     RowScheme("q2", 16, 4, 3, 3, _BITS[2], 0.35),
     RowScheme("q3", 16, 8, 3, 3, _BITS[3], 0.5),
     RowScheme("q3h", 32, PAIR_LEVELS, 3, 3, _BITS[7], 0.55),
-    RowScheme("q4", 32, 16, 6, 6, _BITS[4], 0.65),
-    RowScheme("q5", 32, 32, 6, 6, _BITS[5], 0.75),
-    RowScheme("q6", 32, 64, 6, 6, _BITS[6], 0.82),
-    RowScheme("q8", 32, 256, 6, 6, _BITS[8], 0.9),
+    RowScheme("q4", 32, 16, 6, 6, _BITS[4], 0.7),
+    RowScheme("q5", 32, 32, 6, 6, _BITS[5], 0.78),
+    RowScheme("q6", 32, 64, 6, 6, _BITS[6], 0.84),
+    RowScheme("q8", 32, 256, 6, 6, _BITS[8], 0.92),
 )}
 
 

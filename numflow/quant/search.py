@@ -3,13 +3,13 @@
 What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. All that a block's header can
 say is tried, so nothing is rounded after it was chosen:
 
-1. For each block, 12 clipping ranges and 16 zeros around the middle of its weights: the scale and zero it would like.
+1. For each block, 8 clipping ranges and 8 zeros around the middle of its weights: the scale and zero it would like.
 2. For the row, headers whose grid of scales begins at the smallest of those scales or at one or two thirds of the way
    to the largest, and just reaches the largest or just misses it; with the narrowest window that spans those zeros, or
    the next narrower one. Where block headers are fine, only the first of each. In a row whose scales span over 3
    octaves, the smallest and the thirds of the last 3 octaves.
 3. For each of them and each block, every scale code from `narrowest` times the block's range to a little above it, and
-   with it all zero codes (or the 32 nearest to the middle); codes follow by rounding against just that header.
+   with it all zero codes (or the 16 nearest to the middle); codes follow by rounding against just that header.
 
 The row's header with the least error wins, the first one among equals. Sums run over a block's weights in order, so
 that the compiled search, which does the same operations, finds the same bytes.
@@ -21,12 +21,12 @@ from numflow.errors import RequestError
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme, pack_reference
 from numflow.quant.scheme import checked_weights
 
-RANGES, OFFSETS, LANES, BASES = 12, 16, 32, 3
+RANGES, OFFSETS, LANES, BASES = 8, 8, 16, 3
 COARSE = 4                      # scale bits up to which a row always tries several headers
 WIDE = 12                       # quarters of an octave among a row's scales, over which it does anyway
 WIDEST = np.float32(1.06)
 MARGIN = np.float32(1.08)       # of scale codes that are tried, above the block's range
-OFFSET_STEP = np.float32(0.02)  # of the zeros in step 1, as a share of the range
+OFFSET_STEP = np.float32(0.04)  # of the zeros in step 1, as a share of the range
 HALF = np.float32(0.5)
 F32 = np.float32
 SMALLEST = F32(2.0 ** -110)   # scales below count as 0
@@ -106,8 +106,8 @@ def _liked(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
             inverse = np.where(scale > SMALLEST, F32(1) / scale, F32(0))
         middle = top * HALF - (low + high) * HALF * inverse
         for j in range(OFFSETS):
-            zero = np.minimum(np.maximum(middle + (F32(j) - F32(7.5)) * OFFSET_STEP * top, F32(0)), top)
-            error = _errors(w, c, inverse, zero, top).astype(np.float64) * scale * scale
+            zero = np.minimum(np.maximum(middle + (F32(j) - F32(3.5)) * OFFSET_STEP * top, F32(0)), top)
+            error = _errors(w, c, inverse, zero, top) * np.square(scale, dtype=np.float64)
             better = (error < best) & (scale > SMALLEST)
             best, scales, zeros = np.where(better, error, best), np.where(better, scale, scales), np.where(
                 better, zero / top, zeros)
@@ -178,8 +178,9 @@ def _row(w, c, low, high, header: int, scheme: RowScheme):
     first, last = _scale_codes(low, high, scales, header & 3, scheme)
     tried = (np.arange(len(scales)) >= first[:, None]) & (np.arange(len(scales)) <= last[:, None])
     z = _first_zeros(low, high, inverse, zeros, top)[:, :, None] + np.arange(min(LANES, len(zeros)))
-    errors = _errors(w[:, None, None], c[:, None, None], inverse[None, :, None], zeros[z], top).astype(np.float64)
-    errors = np.where(tried[:, :, None], errors * scales[:, None] * scales[:, None], np.inf).reshape(len(w), -1)
+    errors = _errors(w[:, None, None], c[:, None, None], inverse[None, :, None], zeros[z], top)
+    errors = np.where(tried[:, :, None], errors * np.square(scales[:, None], dtype=np.float64), np.inf)
+    errors = errors.reshape(len(w), -1)
     best, blocks = errors.argmin(axis=1), np.arange(len(w))
     s, z = best // z.shape[2], z.reshape(len(w), -1)[blocks, best]
     codes = np.floor(w * inverse[s][:, None] + zeros[z][:, None] + HALF)

@@ -21,7 +21,7 @@ from numflow.quant.search import (
 )
 from numflow.quant.threads import kernel, over_rows
 
-_ZERO, _ONE, _MIDDLE = np.float32(0), np.float32(1), np.float32(7.5)
+_ZERO, _ONE, _MIDDLE = np.float32(0), np.float32(1), np.float32(3.5)
 
 
 def search(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = None, name: str = "matrix",
@@ -129,7 +129,7 @@ def block_likes(w, c, low, high, top, narrowest, work):
             zeros[at] = clipped(middle + (np.float32(j) - _MIDDLE) * OFFSET_STEP * top, top)
     sum_errors(w, c, inverses, zeros, RANGES * OFFSETS, top, errors)
     for j in range(RANGES * OFFSETS):
-        error = np.float64(errors[j]) * scales[j] * scales[j]
+        error = errors[j] * (np.float64(scales[j]) * scales[j])
         if error < best and scales[j] > SMALLEST:
             best, scale, zero = error, scales[j], zeros[j] / top
     return scale, zero
@@ -207,11 +207,15 @@ def _row(w, c, low, high, header, block, top, scale_bits, narrowest, steps, zero
     if header == 0:
         return 0.0
     scales, window = row_scales(header, scale_bits, steps), header & 3
+    lanes = min(LANES, zeros.shape[1])
+    for s in range(scales.size):  # where all zero codes are tried, what is tried is the same for all blocks
+        for z in range(lanes):
+            work[0, s * lanes + z], work[1, s * lanes + z] = _ONE / scales[s], zeros[window, z]
     total = 0.0
     for b in range(low.size):
         first = b * block
-        error, found[b] = best_header(w[first:first + block], c[first:first + block], low[b], high[b], scales, window,
-                                      top, scale_bits, narrowest, zeros[window], work)
+        error, found[b] = _best_header(w[first:first + block], c[first:first + block], low[b], high[b], scales, window,
+                                       top, scale_bits, narrowest, zeros[window], work)
         total += error
         if total > limit:
             break
@@ -219,9 +223,9 @@ def _row(w, c, low, high, header, block, top, scale_bits, narrowest, steps, zero
 
 
 @kernel
-def best_header(w, c, low, high, scales, window, top, scale_bits, narrowest, zeros, work):
+def _best_header(w, c, low, high, scales, window, top, scale_bits, narrowest, zeros, work):
     """Least error of a block, and the block header that has it."""
-    span = high - low
+    span, lanes = high - low, min(LANES, zeros.size)
     one_sided = max(-low, high) / (HALF + HALF / np.float32(1 << window))
     shortest, longest = span / top * narrowest, max(span, one_sided) / top * MARGIN
     first, last = 0, 0
@@ -229,28 +233,27 @@ def best_header(w, c, low, high, scales, window, top, scale_bits, narrowest, zer
         first += 1
     while last < scales.size - 1 and scales[last] < longest:
         last += 1
-    lanes = min(LANES, zeros.size)
-    inverses, offered, errors = work[0], work[1], work[2]
-    for s in range(first, last + 1):
-        inverse, z, at = _ONE / scales[s], 0, (s - first) * lanes
-        if zeros.size > LANES:
-            z = first_zero(low, high, inverse, zeros, top)
-        for j in range(lanes):
-            inverses[at + j], offered[at + j] = inverse, zeros[z + j]
-    sum_errors(w, c, inverses, offered, (last + 1 - first) * lanes, top, errors)
+    if zeros.size > lanes:
+        for s in range(first, last + 1):
+            z = _first_zero(low, high, _ONE / scales[s], zeros, top)
+            for j in range(lanes):
+                work[1, s * lanes + j] = zeros[z + j]
+    at, errors = first * lanes, work[2]
+    sum_errors(w, c, work[0, at:], work[1, at:], (last + 1 - first) * lanes, top, errors)
     least, chosen = np.inf, 0
     for s in range(first, last + 1):
-        for j in range(lanes):
-            error = np.float64(errors[(s - first) * lanes + j]) * scales[s] * scales[s]
+        square = np.float64(scales[s]) * scales[s]
+        for j in range((s - first) * lanes, (s + 1 - first) * lanes):
+            error = errors[j] * square
             if error < least:
-                least, chosen = error, (s - first) * lanes + j
+                least, chosen = error, j
     s = first + chosen // lanes
-    z = first_zero(low, high, _ONE / scales[s], zeros, top) if zeros.size > LANES else 0
+    z = _first_zero(low, high, _ONE / scales[s], zeros, top) if zeros.size > lanes else 0
     return least, s | (z + chosen % lanes) << scale_bits
 
 
 @kernel
-def first_zero(low, high, inverse, zeros, top):
+def _first_zero(low, high, inverse, zeros, top):
     """First of the zero codes that are tried with a scale."""
     middle = top * HALF - (low + high) * HALF * inverse
     z = np.int64(np.floor((middle - zeros[0]) / (zeros[1] - zeros[0]))) - LANES // 2
