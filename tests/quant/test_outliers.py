@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numflow.errors import RequestError
+from numflow.quant import decode, encode, encode_with_outliers, find
 from numflow.quant.outliers import Sparse, _soft_limits, extremes, split
 
 
@@ -44,6 +45,27 @@ def test_one_weight_alone_in_its_block():
     x[0] = np.tile(np.linspace(-0.3, 0.3, 32, dtype=np.float32), 200)
     x[0, 5], x[0, 100:164] = 1, np.linspace(-0.4, 1, 64)  # a wide block keeps its weights, a lone one is moved
     assert list(np.flatnonzero(extremes(x, 1e-9))) == [5]
+
+
+@pytest.mark.parametrize("name", ["q3h", "q4", "q3h_b64t1"])
+def test_quantised_with_outliers_apart(name):
+    scheme, x = find(name), weights()
+    at = np.random.default_rng(3).integers(0, x.size, 60)
+    x.ravel()[at] *= 40
+    raw, sparse = encode_with_outliers(x, scheme, 0.01)
+    together = sparse.add_to(decode(raw, scheme, 256))
+    np.testing.assert_allclose(together[sparse.rows, sparse.columns], x[sparse.rows, sparse.columns], rtol=1e-6)
+    small = np.abs(x) < 0.1
+    plain = decode(encode(x, scheme), scheme, 256)
+    assert np.std((together - x)[small]) < 0.5 * np.std((plain - x)[small])
+    right = weights(256, 3, seed=2)
+    np.testing.assert_allclose(decode(raw, scheme, 256) @ right + sparse @ right, together @ right, atol=1e-6)
+
+
+def test_no_share_no_outliers():
+    raw, sparse = encode_with_outliers(weights(), find("q3h"), 0)
+    np.testing.assert_array_equal(raw, encode(weights(), find("q3h")))
+    assert len(sparse.values) == 0
 
 
 def test_sparse_product_and_bytes():
