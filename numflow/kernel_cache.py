@@ -45,9 +45,10 @@ def folder(module: str) -> Path:
     return path
 
 
-def prune(days: float = KEEP_DAYS) -> None:
-    """Remove the folders that were not used for `days`; another process may be doing the same."""
-    oldest = time.time() - days * 86400
+@functools.cache
+def prune() -> None:
+    """Remove the folders that were not used for KEEP_DAYS, once in a process; another may be doing the same."""
+    oldest = time.time() - KEEP_DAYS * 86400
     for path in _writable_root().iterdir():
         try:
             if path.is_dir() and path.stat().st_mtime < oldest:

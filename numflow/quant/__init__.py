@@ -15,12 +15,13 @@ from numflow.errors import RequestError, did_you_mean
 from numflow.quant.inferflow import INFERFLOW_SCHEMES, InferflowScheme
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 from numflow.quant.outliers import Sparse, split
-from numflow.quant.scheme import Scheme, checked_weights
+from numflow.quant.scheme import checked_weights
 
-SCHEMES: dict[str, Scheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
+AnyScheme = RowScheme | InferflowScheme
+SCHEMES: dict[str, AnyScheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
 
 
-def find(name: str) -> Scheme:
+def find(name: str) -> AnyScheme:
     """The scheme called `name`, in any case.
 
     Raises:
@@ -31,7 +32,7 @@ def find(name: str) -> Scheme:
     return SCHEMES[name.lower()]
 
 
-def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
+def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
            name: str = "matrix", threads: int | None = None) -> np.ndarray:
     """Quantise a matrix. What calibration knows may be used by numflow's own schemes: one of the two.
 
@@ -50,25 +51,25 @@ def encode(x: np.ndarray, scheme: Scheme, importance: np.ndarray | None = None, 
             that does not fit.
         FormatError: a NaN or an infinity among the weights.
     """
-    if isinstance(scheme, RowScheme):
-        from numflow.quant.layout_kernels import pack
-        from numflow.quant.search_kernels import search
+    if isinstance(scheme, InferflowScheme):
+        from numflow.quant import inferflow_kernels
 
-        if moment is None:
-            return pack(search(x, scheme, importance, name, threads), threads)
-        from numflow.quant.feedback import search_with_feedback
+        if importance is not None or moment is not None:
+            raise RequestError(f"{scheme.name} has one way to find codes, which uses no calibration")
+        return inferflow_kernels.encode(x, scheme, name, threads)
+    from numflow.quant.layout_kernels import pack
+    from numflow.quant.search_kernels import search
 
-        if importance is not None:
-            raise RequestError(f"{name} has both importances and a second moment, which says more")
-        return pack(search_with_feedback(x, scheme, moment, name, threads), threads)
-    from numflow.quant import inferflow_kernels
+    if moment is None:
+        return pack(search(x, scheme, importance, name, threads), threads)
+    from numflow.quant.feedback import search_with_feedback
 
-    if importance is not None or moment is not None:
-        raise RequestError(f"{scheme.name} has one way to find codes, which uses no calibration")
-    return inferflow_kernels.encode(x, scheme, name, threads)
+    if importance is not None:
+        raise RequestError(f"{name} has both importances and a second moment, which says more")
+    return pack(search_with_feedback(x, scheme, moment, name, threads), threads)
 
 
-def encode_with_outliers(x: np.ndarray, scheme: Scheme, share: float, importance: np.ndarray | None = None,
+def encode_with_outliers(x: np.ndarray, scheme: AnyScheme, share: float, importance: np.ndarray | None = None,
                          name: str = "matrix", threads: int | None = None) -> tuple[np.ndarray, Sparse]:
     """Quantise a matrix with its outliers kept apart, exactly: x is about decode(raw) + sparse.
 
@@ -93,7 +94,7 @@ def encode_with_outliers(x: np.ndarray, scheme: Scheme, share: float, importance
     return raw, Sparse(x.shape, outliers.starts, outliers.columns, missing)
 
 
-def decode(raw: np.ndarray, scheme: Scheme, columns: int, threads: int | None = None) -> np.ndarray:
+def decode(raw: np.ndarray, scheme: AnyScheme, columns: int, threads: int | None = None) -> np.ndarray:
     """uint8 [N, scheme.row_bytes(columns)] -> float32 [N, columns].
 
     Raises:
@@ -101,7 +102,9 @@ def decode(raw: np.ndarray, scheme: Scheme, columns: int, threads: int | None = 
         FormatError: rows of another size.
     """
     if isinstance(scheme, InferflowScheme):
-        from numflow.quant import inferflow_kernels as kernels
-    else:
-        from numflow.quant import layout_kernels as kernels
-    return kernels.decode(raw, scheme, columns, threads)
+        from numflow.quant import inferflow_kernels
+
+        return inferflow_kernels.decode(raw, scheme, columns, threads)
+    from numflow.quant import layout_kernels
+
+    return layout_kernels.decode(raw, scheme, columns, threads)

@@ -158,9 +158,9 @@ def header_bytes(base: np.ndarray, scale: np.ndarray, scheme: InferflowScheme, n
         if fields.min() < 0 or fields.max() > 255:
             raise RequestError(f"{name}: {scheme.name} holds smallest weights of -1 to 1.55 and ranges up to 3.8 only")
         return fields.astype(np.uint8)
-    fields = (scale,) if scheme.rule == SYMMETRIC else (scale, base) if scheme.scale_first else (base, scale)
+    parts = [scale] if scheme.rule == SYMMETRIC else [scale, base] if scheme.scale_first else [base, scale]
     with np.errstate(over="ignore"):
-        fields = np.stack(fields, axis=1).astype("<f2")
+        fields = np.stack(parts, axis=1).astype("<f2")
     if not np.isfinite(fields).all():
         raise RequestError(f"{name}: {scheme.name} has float16 headers, which weights beyond 65504 do not fit")
     return fields.view(np.uint8)

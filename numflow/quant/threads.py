@@ -20,7 +20,7 @@ import numba
 
 from numflow import kernel_cache
 
-_CHUNKS = 4  # ranges per thread, so that one that is slow holds nobody up
+_RANGES = 16  # per thread, so that none waits long for another, or an interrupt for them
 
 
 def kernel(fn: Callable) -> Callable:
@@ -44,11 +44,17 @@ def default_threads() -> int:
 def over_rows(fn: Callable, rows: int, threads: int | None, *args) -> None:
     """fn(*args, begin, end) on ranges that cover 0 .. rows, by `threads` threads (default: all processors)."""
     threads = min(threads or default_threads(), rows)
+    count = min(rows, threads * _RANGES)
+    ranges = list(itertools.pairwise(rows * i // count for i in range(count + 1))) if count else []
     if threads <= 1:
-        fn(*args, 0, rows)
+        for begin, end in ranges:
+            fn(*args, begin, end)
         return
-    count = min(rows, threads * _CHUNKS)
-    edges = [rows * i // count for i in range(count + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(fn, *args, begin, end) for begin, end in itertools.pairwise(edges)]:
-            future.result()
+        futures = [pool.submit(fn, *args, begin, end) for begin, end in ranges]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # an interrupt does not wait for what has not begun
+            pool.shutdown(cancel_futures=True)
+            raise
