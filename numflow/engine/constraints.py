@@ -40,7 +40,7 @@ class Constraints:
             out += self.ends
         if out:
             scores = scores.copy()
-            scores[out] = NEVER
+            scores[[id for id in out if id < len(scores)]] = NEVER  # tokenizers may have more ids than the model
         return scores
 
     def _repeats(self, before) -> list[int]:

@@ -192,7 +192,10 @@ class Requests:
             raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
         size = own.no_repeat_ngram if size is None else _count("no_repeat_ngram", size)
         banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
-        return Constraints(ends, size, min_tokens, max_tokens, own.forced_last if ends else None, banned)
+        forced = own.forced_last if ends else None
+        if forced is not None:
+            self._runner.check([forced], "forced_eos_token_id of the model's files")
+        return Constraints(ends, size, min_tokens, max_tokens, forced, banned)
 
     @cached_property
     def tokenizer(self):

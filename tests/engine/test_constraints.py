@@ -30,6 +30,7 @@ def test_no_sequence_comes_twice(size, before, out):
 def test_ends_have_to_wait():
     limits = Constraints(frozenset({1, 4}), min_tokens=2, max_tokens=9)
     assert [banned(limits, [0] * (1 + new), new) for new in range(4)] == [[1, 4], [1, 4], [], []]
+    assert banned(Constraints(frozenset({1, 60}), min_tokens=2, banned=((70,),), max_tokens=9), [0], 0) == [1]
 
 
 def test_banned_sequences():

@@ -198,3 +198,10 @@ def test_a_forced_last_token_is_no_end_of_its_own(tmp_path):
             cut = model.generate([5, 6, 7], max_tokens=4, **settings)
             assert (len(cut.ids), cut.finish_reason) == (3, "length")
             assert len(model.generate([5, 6, 7], max_tokens=4, ignore_eos=True, **settings).ids) == 4
+
+
+def test_a_forced_last_token_that_is_no_token(tmp_path):
+    folder = write_case("bart", tmp_path, eos_token_id=2, forced_eos_token_id=500)
+    refused = pytest.raises(RequestError, match="forced_eos_token_id of the model's files has token id 500")
+    with load(folder, backend="reference") as model, refused:
+        model.generate([5, 6])
