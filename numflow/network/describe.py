@@ -30,20 +30,32 @@ def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
             layers, size = groups.get(key, ([], 0))
             if layer is not None:
                 layers.append(layer)
-            groups[key] = (layers, size + sum(stored_bytes(network, checkpoint, name) for name in step.weights.values()))
-    return [StepGroup(entry, label, op, text, _spans(layers), size)
-            for (entry, label, op, text), (layers, size) in groups.items()]
+            groups[key] = (
+                layers,
+                size + sum(stored_bytes(network, checkpoint, name) for name in step.weights.values()),
+            )
+    return [
+        StepGroup(entry, label, op, text, _spans(layers), size)
+        for (entry, label, op, text), (layers, size) in groups.items()
+    ]
 
 
 def shapes(step: Step, network: Network) -> str:
     """ "[T, 576] -> [T, 960]  Q4_1"."""
+
     def one(view):
         rows = {"tokens": "T", "logits": "R", "routes": "T*S"}[network.buffers[view.buffer].rows]
         return f"[{rows}, {view.width}]"
 
     text = " ".join(map(one, step.inputs)) + " -> " + " ".join(map(one, step.outputs))
-    types = sorted({kind for role, name in step.weights.items() if role in ("weight", "table")
-                    for kind in network.weights[name].types})
+    types = sorted(
+        {
+            kind
+            for role, name in step.weights.items()
+            if role in ("weight", "table")
+            for kind in network.weights[name].types
+        }
+    )
     return f"{text.strip()}  {'/'.join(types)}".rstrip()
 
 
@@ -87,7 +99,7 @@ def _without_layer(label: str) -> tuple[str, int | None]:
     if "blk" in words:
         at = words.index("blk") + 1
         layer = int(words[at])
-        return ".".join([*words[:at], "*", *words[at + 1:]]), layer
+        return ".".join([*words[:at], "*", *words[at + 1 :]]), layer
     return label, None
 
 

@@ -1,4 +1,4 @@
-"""A first spec for a checkpoint that none describes: nearest family, and a name for every tensor that has a known part."""
+"""A first spec for a checkpoint that none describes: nearest family, and names for the tensors with a known part."""
 
 import re
 from collections import Counter
@@ -33,7 +33,13 @@ def draft(checkpoint: Checkpoint) -> Draft:
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
             candidate = _with_names(spec, checkpoint.naming, renamed)
-            merit = (not names_it(spec.section("detect"), checkpoint), -len(_keys_read(spec, checkpoint)), len(renamed), len(spec.chain), spec.name)
+            merit = (
+                not names_it(spec.section("detect"), checkpoint),
+                -len(_keys_read(spec, checkpoint)),
+                len(renamed),
+                len(spec.chain),
+                spec.name,
+            )
             try:
                 build(candidate, checkpoint)
             except NumflowError as error:
@@ -106,8 +112,9 @@ def _stored_patterns(checkpoint: Checkpoint) -> list[str]:
             if name.endswith(suffix):
                 name = name[: -len(suffix)]
                 break
-        numbers = iter(("{layer}", "{expert}"))
-        found[_NUMBER.sub(lambda m: next(numbers, m[0]), name)] += 1
+        for place in ("{layer}", "{expert}"):
+            name = _NUMBER.sub(place, name, count=1)
+        found[name] += 1
     return list(found)
 
 
@@ -136,25 +143,63 @@ def _with_names(spec: Spec, naming: str, renamed: dict[str, str]) -> Spec:
 def _unplaced(spec: Spec, checkpoint: Checkpoint) -> list[str]:
     """Stored patterns that no name of the spec covers."""
     names = TensorNames(spec, checkpoint)
-    covered = {prefix + p for patterns in _patterns(spec, checkpoint.naming).values() for p in patterns
-               for prefix in names.prefixes}
+    covered = {
+        prefix + p
+        for patterns in _patterns(spec, checkpoint.naming).values()
+        for p in patterns
+        for prefix in names.prefixes
+    }
     ignored = [p.strip("*") for p in names.ignored]
     return [p for p in _stored_patterns(checkpoint) if p not in covered and not any(i in p for i in ignored)]
 
 
 # Keys of a config.json that say nothing about the arithmetic.
-_INERT = {"architectures", "model_type", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "use_cache",
-          "initializer_range", "init_std", "torch_dtype", "dtype", "transformers_version", "vocab_size", "pretraining_tp",
-          "_name_or_path", "_from_model_config", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout",
-          "hidden_dropout", "activation_dropout", "layerdrop", "attention_bias", "mlp_bias", "is_decoder", "id2label",
-          "label2id", "gradient_checkpointing", "output_past", "tokenizer_class", "quantization_config"}
+_INERT = {
+    "architectures",
+    "model_type",
+    "auto_map",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "unk_token_id",
+    "use_cache",
+    "initializer_range",
+    "init_std",
+    "torch_dtype",
+    "dtype",
+    "transformers_version",
+    "vocab_size",
+    "pretraining_tp",
+    "_name_or_path",
+    "_from_model_config",
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "dropout",
+    "hidden_dropout",
+    "activation_dropout",
+    "layerdrop",
+    "attention_bias",
+    "mlp_bias",
+    "is_decoder",
+    "id2label",
+    "label2id",
+    "gradient_checkpointing",
+    "output_past",
+    "tokenizer_class",
+    "quantization_config",
+}
 
 
 def _unread(spec: Spec, checkpoint: Checkpoint) -> list[str]:
     if checkpoint.naming != "hf":
         return []
-    return sorted(key for key in set(checkpoint.config) - _keys_read(spec, checkpoint) - _INERT
-                  if checkpoint.config[key] not in (None, False, [], {}))
+    return sorted(
+        key
+        for key in set(checkpoint.config) - _keys_read(spec, checkpoint) - _INERT
+        if checkpoint.config[key] not in (None, False, [], {})
+    )
 
 
 def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced: list[str], others: list[str]) -> str:
@@ -163,13 +208,20 @@ def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced:
         identity = f'gguf = ["{config.get("general.architecture", "unknown")}"]'
         title = config.get("general.name", checkpoint.path.stem)
     else:
-        identity = "\n".join(f"{key} = [{', '.join(_quoted(v) for v in values)}]" for key, values in (
-            ("architectures", config.get("architectures") or []), ("model_type", [config.get("model_type", "")]))
-            if any(values))
+        identity = "\n".join(
+            f"{key} = [{', '.join(_quoted(v) for v in values)}]"
+            for key, values in (
+                ("architectures", config.get("architectures") or []),
+                ("model_type", [config.get("model_type", "")]),
+            )
+            if any(values)
+        )
         title = checkpoint.path.name
     lines = [f"# Drafted from {checkpoint.path.name}; the nearest shipped family is {spec.name!r}."]
     if others:
-        lines.append(f"# The tensors alone also fit {', '.join(others)}: compare their options before you trust the draft.")
+        lines.append(
+            f"# The tensors alone also fit {', '.join(others)}: compare their options before you trust the draft."
+        )
     unread = _unread(spec, checkpoint)
     if unread:
         lines.append(f"# Not read from config.json; make sure none of them matters: {', '.join(unread)}.")
@@ -178,7 +230,10 @@ def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced:
         lines += ["", f"[{checkpoint.naming}.tensors]"]
         lines += [f'"{module}" = {_quoted(pattern)}' for module, pattern in sorted(renamed.items())]
     if unplaced:
-        lines += ["", "# These tensors have no place yet: name them above, or in `ignore` if the model does not need them."]
+        lines += [
+            "",
+            "# These tensors have no place yet: name them above, or in `ignore` if the model does not need them.",
+        ]
         lines += [f"#   {pattern}" for pattern in unplaced]
     return "\n".join(lines) + "\n"
 

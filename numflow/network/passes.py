@@ -26,7 +26,12 @@ def fuse_linears(network: Network) -> Network:
 
 
 def _fusible(a: Step, b: Step, weights: dict[str, Weight]) -> bool:
-    if a.op != b.op or a.op not in ("linear", "expert_linear") or a.inputs != b.inputs or a.weights.keys() != b.weights.keys():
+    if (
+        a.op != b.op
+        or a.op not in ("linear", "expert_linear")
+        or a.inputs != b.inputs
+        or a.weights.keys() != b.weights.keys()
+    ):
         return False
     if any(view.buffer == a.outputs[0].buffer for view in a.inputs):
         return False

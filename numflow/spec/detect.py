@@ -7,7 +7,6 @@ from numflow.errors import SpecError, did_you_mean
 from numflow.spec.reader import Spec, detect_tables, load_spec
 from numflow.spec.resolve import Resolved
 
-
 HasFor = Callable[[Spec], Callable[[str, int | None, str], bool]] | None
 
 
@@ -26,16 +25,26 @@ def detect(checkpoint: Any, has_for: HasFor = None) -> Spec:
         return fitting[0]
     what = _architecture(checkpoint)
     if len(fitting) > 1:
-        raise SpecError(f"{checkpoint.path}: {what} fits several specs ({', '.join(s.name for s in fitting)}); "
-                        f"choose one with --spec")
+        raise SpecError(
+            f"{checkpoint.path}: {what} fits several specs ({', '.join(s.name for s in fitting)}); "
+            f"choose one with --spec"
+        )
     if named:
-        raise SpecError(f"{checkpoint.path}: {what} is known to {', '.join(s.name for s in named)}, whose condition "
-                        f"`when` does not hold; choose or write a spec with --spec")
-    known = {name for table in tables.values() for key in ("architectures", "model_type", "gguf")
-             for name in _list(table.get(key, []))}
+        raise SpecError(
+            f"{checkpoint.path}: {what} is known to {', '.join(s.name for s in named)}, whose condition "
+            f"`when` does not hold; choose or write a spec with --spec"
+        )
+    known = {
+        name
+        for table in tables.values()
+        for key in ("architectures", "model_type", "gguf")
+        for name in _list(table.get(key, []))
+    }
     words = _identities(checkpoint)
-    raise SpecError(f"{checkpoint.path}: no spec for {what}{did_you_mean(words[0] if words else '', known) if words else ''}; "
-                    f"`numflow spec new` drafts one")
+    raise SpecError(
+        f"{checkpoint.path}: no spec for {what}{did_you_mean(words[0] if words else '', known) if words else ''}; "
+        f"`numflow spec new` drafts one"
+    )
 
 
 def _list(value: Any) -> list[str]:

@@ -12,12 +12,36 @@ from functools import lru_cache
 from typing import Any
 
 CONSTANTS = {"true": True, "false": False, "none": None, "pi": math.pi}
-FUNCTIONS = {"sqrt": math.sqrt, "log": math.log, "min": min, "max": max, "int": int, "float": float, "abs": abs,
-             "len": len, "ceil": math.ceil}
-_BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-           ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
-_COMPARE = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-            ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
+FUNCTIONS = {
+    "sqrt": math.sqrt,
+    "log": math.log,
+    "min": min,
+    "max": max,
+    "int": int,
+    "float": float,
+    "abs": abs,
+    "len": len,
+    "ceil": math.ceil,
+}
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_COMPARE = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
 _UNARY = {ast.USub: operator.neg, ast.Not: operator.not_, ast.UAdd: operator.pos}
 _LONGEST = 500
 _LARGEST_POWER = 64
@@ -50,7 +74,9 @@ def names_in(text: str) -> set[str]:
     """Every name that an expression reads, functions left out."""
     tree = parse(text)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called} - set(CONSTANTS)
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called} - set(
+        CONSTANTS
+    )
 
 
 def evaluate(text: str, name: Callable[[str], Any], functions: dict[str, Callable] | None = None) -> Any:
@@ -73,9 +99,26 @@ def _allowed(node: ast.AST) -> bool:
         return isinstance(node.func, ast.Name) and not node.keywords
     if isinstance(node, ast.Constant):
         return isinstance(node.value, (int, float, str, bool))
-    return isinstance(node, (ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp,
-                             ast.Subscript, ast.List, ast.Tuple, ast.And, ast.Or,
-                             *_BINARY, *_COMPARE, *_UNARY))
+    return isinstance(
+        node,
+        (
+            ast.Name,
+            ast.Load,
+            ast.BinOp,
+            ast.UnaryOp,
+            ast.BoolOp,
+            ast.Compare,
+            ast.IfExp,
+            ast.Subscript,
+            ast.List,
+            ast.Tuple,
+            ast.And,
+            ast.Or,
+            *_BINARY,
+            *_COMPARE,
+            *_UNARY,
+        ),
+    )
 
 
 def _value(node: ast.expr, name: Callable[[str], Any], functions: dict[str, Callable]) -> Any:

@@ -54,18 +54,25 @@ def test_grouped_rows_of_a_fused_projection_are_told_apart():
     assert {stored[i][0] for i in k} == {"k"} and {stored[i][0] for i in v} == {"v"}
 
 
-@pytest.mark.parametrize(("config", "tensors", "words"), [
-    ({"num_attention_heads": None}, {}, ["config.json has no 'num_attention_heads'", "parameters.heads"]),
-    ({}, {"model.norm.weight": None}, ["missing tensor output_norm.weight", "'model.norm.weight'"]),
-    ({}, {"model.layers.1.mlp.up_proj.weight": (48, 31)}, ["'model.layers.1.mlp.up_proj.weight' is [48, 31]", "[48, 32]"]),
-    ({}, {"model.norm.weight": (33,)}, ["model.norm.weight", "33"]),
-    ({}, {"model.extra.weight": (3,)}, ["no place for tensor 'model.extra.weight'"]),
-    ({"num_key_value_heads": 3}, {}, ["q_proj", "k_proj"]),
-    ({"num_hidden_layers": 3}, {}, ["missing tensor", "model.layers.2."]),
-    ({"num_hidden_layers": 1}, {}, ["no place for tensor", "model.layers.1."]),
-    ({"rope_scaling": {"rope_type": "spiral"}}, {}, ["spiral", "rope.scaling"]),
-    ({"hidden_act": "swash"}, {}, ["ffn.activation", "swash"]),
-])
+@pytest.mark.parametrize(
+    ("config", "tensors", "words"),
+    [
+        ({"num_attention_heads": None}, {}, ["config.json has no 'num_attention_heads'", "parameters.heads"]),
+        ({}, {"model.norm.weight": None}, ["missing tensor output_norm.weight", "'model.norm.weight'"]),
+        (
+            {},
+            {"model.layers.1.mlp.up_proj.weight": (48, 31)},
+            ["'model.layers.1.mlp.up_proj.weight' is [48, 31]", "[48, 32]"],
+        ),
+        ({}, {"model.norm.weight": (33,)}, ["model.norm.weight", "33"]),
+        ({}, {"model.extra.weight": (3,)}, ["no place for tensor 'model.extra.weight'"]),
+        ({"num_key_value_heads": 3}, {}, ["q_proj", "k_proj"]),
+        ({"num_hidden_layers": 3}, {}, ["missing tensor", "model.layers.2."]),
+        ({"num_hidden_layers": 1}, {}, ["no place for tensor", "model.layers.1."]),
+        ({"rope_scaling": {"rope_type": "spiral"}}, {}, ["spiral", "rope.scaling"]),
+        ({"hidden_act": "swash"}, {}, ["ffn.activation", "swash"]),
+    ],
+)
 def test_what_does_not_fit_is_one_clear_error(config, tensors, words):
     stored = {n: s for n, s in (shapes() | tensors).items() if s is not None}
     with pytest.raises((SpecError, NetworkError)) as error:
@@ -103,20 +110,23 @@ def change(net, index, **fields):
     return dataclasses.replace(net, entries={"main": tuple(steps)})
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"op": "rms_nrom"}, ["rms_nrom", "did you mean 'rms_norm'"]),
-    ({"inputs": ()}, ["takes inputs"]),
-    ({"inputs": (View("nowhere", 0, 32),)}, ["no buffer named 'nowhere'"]),
-    ({"inputs": (View("x", 8, 32),)}, ["outside buffer 'x'"]),
-    ({"inputs": (View("ffn", 0, 32),)}, ["before it is written"]),
-    ({"outputs": (View("normed", 0, 16),)}, ["width of x", "16"]),
-    ({"weights": {"weight": "token_embd.weight"}}, ["token_embd.weight"]),
-    ({"weights": {"wieght": "output_norm.weight"}}, ["wieght"]),
-    ({"weights": {"weight": "nothing"}}, ["'nothing' is no weight"]),
-    ({"params": {}}, ["needs parameter 'eps'"]),
-    ({"params": {"eps": 1e-6, "groups": 5}}, ["5 groups do not divide"]),
-    ({"params": {"eps": 1e-6, "epsilon": 1}}, ["no parameter 'epsilon'"]),
-])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"op": "rms_nrom"}, ["rms_nrom", "did you mean 'rms_norm'"]),
+        ({"inputs": ()}, ["takes inputs"]),
+        ({"inputs": (View("nowhere", 0, 32),)}, ["no buffer named 'nowhere'"]),
+        ({"inputs": (View("x", 8, 32),)}, ["outside buffer 'x'"]),
+        ({"inputs": (View("ffn", 0, 32),)}, ["before it is written"]),
+        ({"outputs": (View("normed", 0, 16),)}, ["width of x", "16"]),
+        ({"weights": {"weight": "token_embd.weight"}}, ["token_embd.weight"]),
+        ({"weights": {"wieght": "output_norm.weight"}}, ["wieght"]),
+        ({"weights": {"weight": "nothing"}}, ["'nothing' is no weight"]),
+        ({"params": {}}, ["needs parameter 'eps'"]),
+        ({"params": {"eps": 1e-6, "groups": 5}}, ["5 groups do not divide"]),
+        ({"params": {"eps": 1e-6, "epsilon": 1}}, ["no parameter 'epsilon'"]),
+    ],
+)
 def test_the_verifier_names_the_wrong_step(fields, words):
     net, _ = build()
     with pytest.raises(NetworkError) as error:

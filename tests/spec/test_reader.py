@@ -13,30 +13,33 @@ def write(folder, text, name="my.toml"):
     return path
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("[atention]\nheads = 4", ["unknown key 'atention'", "'attention'"]),
-    ("[attention]\nhedas = 4", ["attention.hedas", "'heads'"]),
-    ("[attention]\nheads = 4.5", ["attention.heads", "an integer", "4.5"]),
-    ("[attention]\nheads = true", ["attention.heads", "an integer"]),
-    ("[attention]\nheads = '4 +'", ["attention.heads", "an integer or an expression"]),
-    ("[rope]\npairing = 'halves'", ["rope.pairing", "half, adjacent", "'half'"]),
-    ("[rope]\npairing = '= half if'", ["rope.pairing", "a word or an expression"]),
-    ("[hf]\nwithin = ['text_config']", ["hf.within", "name of an object"]),
-    ("[ffn]\nactivation = 'sillu'", ["ffn.activation", "'silu'"]),
-    ("[model]\ntype = 'decoder-only'", ["model.type", "decoder, encoder"]),
-    ("[parameters]\nx = { confg = 'a' }", ["parameters.x.confg", "'config'"]),
-    ("[parameters]\nx = { config = 3 }", ["parameters.x.config", "text"]),
-    ("[parameters]\n'a b' = 3", ["a b", "word"]),
-    ("[hf.tensors]\nattn_query = 'q'", ["hf.tensors.attn_query"]),
-    ("[hf.tensors]\nattn_q = 3", ["hf.tensors.attn_q", "text"]),
-    ("[gguf.rope]\npairing = 1", ["gguf.rope.pairing"]),
-    ("[encoder.ropes]\nbase = 1", ["encoder.ropes", "'rope'"]),
-    ("extends = 'no_such_family'", ["extends", "no_such_family"]),
-    ("extends = 'my'", ["circle"]),
-    ("a = ", ["not TOML"]),
-    ("[detect]\nwhen = 'import os'", ["detect.when"]),
-    ("transposed = ['nope']", ["nope"]),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[atention]\nheads = 4", ["unknown key 'atention'", "'attention'"]),
+        ("[attention]\nhedas = 4", ["attention.hedas", "'heads'"]),
+        ("[attention]\nheads = 4.5", ["attention.heads", "an integer", "4.5"]),
+        ("[attention]\nheads = true", ["attention.heads", "an integer"]),
+        ("[attention]\nheads = '4 +'", ["attention.heads", "an integer or an expression"]),
+        ("[rope]\npairing = 'halves'", ["rope.pairing", "half, adjacent", "'half'"]),
+        ("[rope]\npairing = '= half if'", ["rope.pairing", "a word or an expression"]),
+        ("[hf]\nwithin = ['text_config']", ["hf.within", "name of an object"]),
+        ("[ffn]\nactivation = 'sillu'", ["ffn.activation", "'silu'"]),
+        ("[model]\ntype = 'decoder-only'", ["model.type", "decoder, encoder"]),
+        ("[parameters]\nx = { confg = 'a' }", ["parameters.x.confg", "'config'"]),
+        ("[parameters]\nx = { config = 3 }", ["parameters.x.config", "text"]),
+        ("[parameters]\n'a b' = 3", ["a b", "word"]),
+        ("[hf.tensors]\nattn_query = 'q'", ["hf.tensors.attn_query"]),
+        ("[hf.tensors]\nattn_q = 3", ["hf.tensors.attn_q", "text"]),
+        ("[gguf.rope]\npairing = 1", ["gguf.rope.pairing"]),
+        ("[encoder.ropes]\nbase = 1", ["encoder.ropes", "'rope'"]),
+        ("extends = 'no_such_family'", ["extends", "no_such_family"]),
+        ("extends = 'my'", ["circle"]),
+        ("a = ", ["not TOML"]),
+        ("[detect]\nwhen = 'import os'", ["detect.when"]),
+        ("transposed = ['nope']", ["nope"]),
+    ],
+)
 def test_error_names_file_key_and_expectation(tmp_path, text, words):
     path = write(tmp_path, text)
     with pytest.raises(SpecError) as error:
@@ -47,9 +50,14 @@ def test_error_names_file_key_and_expectation(tmp_path, text, words):
 
 
 def test_extends_merges_key_by_key(tmp_path):
-    write(tmp_path, "ignore = ['a']\n[parameters]\nheads = { config = 'n', default = 2 }\n[rope]\nbase = 5\ndims = 8\n",
-          "parent.toml")
-    path = write(tmp_path, "extends = 'parent'\nignore = ['b']\n[parameters]\nheads = { default = 3 }\n[rope]\nbase = 6\n")
+    write(
+        tmp_path,
+        "ignore = ['a']\n[parameters]\nheads = { config = 'n', default = 2 }\n[rope]\nbase = 5\ndims = 8\n",
+        "parent.toml",
+    )
+    path = write(
+        tmp_path, "extends = 'parent'\nignore = ['b']\n[parameters]\nheads = { default = 3 }\n[rope]\nbase = 6\n"
+    )
     spec = load_spec(path)
     assert spec.section("parameters")["heads"] == {"config": "n", "default": 3}
     assert spec.section("rope") == {"base": 6, "dims": 8}

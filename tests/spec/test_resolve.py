@@ -53,22 +53,31 @@ def test_options_may_be_named_in_expressions(tmp_path):
 
 
 def test_words_are_mapped_and_activations_have_aliases(tmp_path):
-    text = '[ffn]\nactivation = { config = "act" }\n[block]\npost_norm = { config = "pre", map = { true = "none", false = "residual" } }'
+    text = (
+        '[ffn]\nactivation = { config = "act" }\n[block]\n'
+        'post_norm = { config = "pre", map = { true = "none", false = "residual" } }'
+    )
     r = resolved(tmp_path, text, {"act": "gelu_new", "pre": False})
     assert r.option("ffn", "activation") == "gelu_tanh"
     assert r.option("block", "post_norm") == "residual"
 
 
-@pytest.mark.parametrize(("text", "config", "words"), [
-    ("[parameters]\nheads = { config = ['n_head', 'h'] }\n[attention]\nheads = 'heads'", {},
-     ["my.toml", "parameters.heads", "config.json has no 'n_head' or 'h'"]),
-    ("[parameters]\na = 'b'\nb = 'a'\n[attention]\nheads = 'a'", {}, ["depends on itself"]),
-    ("[parameters]\nheads = 4\n[attention]\nheads = 'haeds'", {}, ["attention.heads", "'haeds'", "'heads'"]),
-    ("[attention]\nheads = { config = 'n' }", {"n": "many"}, ["attention.heads", "int", "'many'"]),
-    ("[attention]\nheads = { config = 'n' }", {"n": 2.5}, ["attention.heads", "int", "2.5"]),
-    ("[attention]\nheads = '1 / 0'", {}, ["attention.heads", "division"]),
-    ("[attention]\nheads = 'layer'", {}, ["'layer' has no value here"]),
-])
+@pytest.mark.parametrize(
+    ("text", "config", "words"),
+    [
+        (
+            "[parameters]\nheads = { config = ['n_head', 'h'] }\n[attention]\nheads = 'heads'",
+            {},
+            ["my.toml", "parameters.heads", "config.json has no 'n_head' or 'h'"],
+        ),
+        ("[parameters]\na = 'b'\nb = 'a'\n[attention]\nheads = 'a'", {}, ["depends on itself"]),
+        ("[parameters]\nheads = 4\n[attention]\nheads = 'haeds'", {}, ["attention.heads", "'haeds'", "'heads'"]),
+        ("[attention]\nheads = { config = 'n' }", {"n": "many"}, ["attention.heads", "int", "'many'"]),
+        ("[attention]\nheads = { config = 'n' }", {"n": 2.5}, ["attention.heads", "int", "2.5"]),
+        ("[attention]\nheads = '1 / 0'", {}, ["attention.heads", "division"]),
+        ("[attention]\nheads = 'layer'", {}, ["'layer' has no value here"]),
+    ],
+)
 def test_error_names_file_and_key(tmp_path, text, config, words):
     with pytest.raises(SpecError) as error:
         resolved(tmp_path, text, config).option("attention", "heads")
