@@ -148,13 +148,14 @@ def _running(process: subprocess.Popen) -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
+    """Bytes of all files below a folder, while pip makes, moves and removes files and folders there."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                total += path.stat().st_size
-        except FileNotFoundError:  # pip moves and removes files meanwhile
-            continue
+    for parent, _, files in os.walk(folder):  # passes over a folder that is gone when it comes to it
+        for name in files:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
     return total
 
 

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -225,3 +227,21 @@ def test_the_default_model_for_real(tmp_path, monkeypatch):
     path = registry.resolve(registry.default_model(), progress=False)
     with open(path, "rb") as file:
         assert file.read(4) == b"GGUF"
+
+
+def test_counting_bytes_while_folders_come_and_go(tmp_path):
+    """pip removes its folders while their bytes are counted."""
+    done = threading.Event()
+
+    def churn():
+        while not done.is_set():
+            (tmp_path / "tmp/unpack").mkdir(parents=True)
+            (tmp_path / "tmp/unpack/half").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "tmp")
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(churn)
+        for _ in range(2000):
+            assert wheels._bytes_below(tmp_path) in (0, 1)
+        done.set()
+        job.result()
