@@ -37,7 +37,7 @@ def chat(
     settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "top_k": top_k, "top_p": top_p,
                 "min_p": min_p}
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
-        if ready.tokenizer.chat_template is None:
+        if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)
 

@@ -48,7 +48,7 @@ def generate(
             _print_trace(rows, json)
             return
         run = ready.generate(text, max_tokens, temperature, stream=True, seed=seed, top_k=top_k, top_p=top_p,
-                             min_p=min_p, chat=not raw and ready.tokenizer.chat_template is not None)
+                             min_p=min_p, chat=not raw and ready.has_template)
         _show(run, notice, quiet=json)
         if json:
             result = run.result

@@ -43,8 +43,8 @@ class Model:
         self.load_s = 0.0
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
-        prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
-        self._requests = Requests(self.runner, prompts, lambda: self.tokenizer, ends, bos, defaults)
+        self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
+        self._requests = Requests(self.runner, self._prompts, lambda: self.tokenizer, ends, bos, defaults)
 
     @cached_property
     def tokenizer(self):
@@ -56,6 +56,15 @@ class Model:
         if self._load_tokenizer is None:
             raise TokenizerError(f"{self.network.name} has no tokenizer; give token ids instead of text")
         return self._load_tokenizer()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model, or its specification, has a prompt template: what `chat` needs.
+
+        Raises:
+            TokenizerError: the model has no tokenizer.
+        """
+        return self._prompts.has_template
 
     @property
     def context(self) -> int:

@@ -18,6 +18,15 @@ class Prompts:
         self._template = template
         self._system_prompt = system_prompt
 
+    @property
+    def has_template(self) -> bool:
+        """Whether there is any template for `chat`.
+
+        Raises:
+            TokenizerError: the model has no tokenizer.
+        """
+        return bool(self._template) or self._tokenizer().chat_template is not None
+
     def ids(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool) -> Sequence[int]:
         """Token ids of a prompt; what is no text and no message passes as it is.
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from numflow.errors import DownloadError, ModelNotFoundError, NumflowError
 
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([^@]+))?(?:@(.+))?")
-_SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "1_Pooling/config.json")
+_SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+# Folders of the modules that make an embedding of hidden states, such as 1_Pooling and 2_Dense.
+_MODULE_FILES = re.compile(r"\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)")
 _SPLIT = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
 
 
@@ -75,9 +77,15 @@ def choose(repo: str, files: list[str], pattern: str = "") -> list[str]:
     weights = _weights(repo, files, pattern)
     if weights[0].endswith(".gguf"):
         return weights
-    top = [f for f in files if f not in weights and any(fnmatch.fnmatchcase(f, glob) for glob in _SIDE_FILES)
-           and (("/" not in f) or f.startswith("1_Pooling/"))]
-    return weights + sorted(top)
+    side = [f for f in files if f not in weights and "/" not in f
+            and any(fnmatch.fnmatchcase(f, glob) for glob in _SIDE_FILES)]
+    return weights + sorted(side) + _module_files(files)
+
+
+def _module_files(files: list[str]) -> list[str]:
+    """Files of the embedding's modules; of one that has safetensors not the pickled weights."""
+    found = sorted(f for f in files if _MODULE_FILES.fullmatch(f))
+    return [f for f in found if not f.endswith(".bin") or f"{f.split('/')[0]}/model.safetensors" not in found]
 
 
 def _weights(repo: str, files: list[str], pattern: str) -> list[str]:

@@ -115,6 +115,12 @@ def test_hub_files_are_chosen():
     assert hub.choose("o/n", ["config.json", "pytorch_model.bin"]) == ["pytorch_model.bin", "config.json"]
 
 
+def test_hub_modules_of_an_embedding_come_along():
+    repo = ["model.safetensors", "modules.json", "1_Pooling/config.json", "2_Dense/config.json",
+            "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "3_Dense/pytorch_model.bin", "onnx/config.json"]
+    assert hub.choose("o/n", repo) == [repo[0], "modules.json", *repo[2:5], "3_Dense/pytorch_model.bin"]
+
+
 def test_hub_gguf_is_one_model():
     ggufs = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
     assert hub.choose("o/n", ggufs, "q8_0") == ["m-Q8_0.gguf"]
