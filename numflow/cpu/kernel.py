@@ -27,7 +27,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from numflow.cpu import kernel_cache
+from numflow import kernel_cache
 from numflow.cpu.interrupt import held_back
 from numflow.ops import Step
 

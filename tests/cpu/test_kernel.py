@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numflow.cpu import kernel_cache
+from numflow import kernel_cache
 from numflow.cpu.kernel import (
     Call,
     compile_seconds,
