@@ -10,7 +10,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TensorType:
-    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each. Names are GGML's."""
+    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each.
+
+    Names in capitals are GGML's, those in small letters are schemes of numflow.quant.
+    """
 
     name: str
     block: int
@@ -19,6 +22,10 @@ class TensorType:
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
         return columns // self.block * self.size
+
+    def columns(self, row_bytes: int) -> int | None:
+        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        return None if row_bytes % self.size else row_bytes // self.size * self.block
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,12 @@ class MappedFile:
         if columns % kind.block:
             raise self.fail(f"tensor {show(name)}: rows of {columns} are no whole number of {kind.name} blocks "
                             f"of {kind.block}")
-        nbytes = self.count(name, shape) // kind.block * kind.size
+        self.count(name, shape)
+        rows, data = math.prod(shape[:-1]), self.data
+        nbytes = rows * kind.row_bytes(columns)
         if start < 0 or start + nbytes > self.size:
             raise self.fail(f"tensor {show(name)}: needs bytes {start} to {start + nbytes}, "
                             f"the file has {self.size} (is it truncated?)")
-        rows, data = math.prod(shape[:-1]), self.data
         return Tensor(name, shape, kind, lambda: data[start:start + nbytes].reshape(rows, kind.row_bytes(columns)))
 
 

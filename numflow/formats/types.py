@@ -1,15 +1,18 @@
 """The tensor types that files hold, and how each becomes float32.
 
-Names, numbers and block sizes are GGML's; types that only safetensors, torch or llama2.c know follow below them.
+Names, numbers and block sizes are GGML's; types that only safetensors, torch or llama2.c know follow below them, then
+the schemes of numflow.quant, in small letters.
 """
 
 import functools
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
 from numflow.errors import FormatError, did_you_mean
 from numflow.formats.checkpoint import TensorType
+from numflow.quant import SCHEMES, RowScheme, decode, find
 
 # name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package by a test.
 _GGML = {
@@ -29,6 +32,28 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
+
+
+
+@dataclass(frozen=True)
+class RowType(TensorType):
+    """A type whose rows begin with headers: a scheme of numflow.quant; a block of codes is `block` weights."""
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
+        return find(self.name).row_bytes(columns) if columns else 0
+
+    def columns(self, row_bytes: int) -> int | None:
+        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        low, high = 0, row_bytes // self.size  # in blocks; bytes grow with them
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.row_bytes(middle * self.block) < row_bytes else (low, middle)
+        return low * self.block if self.row_bytes(low * self.block) == row_bytes else None
+
+
+TYPES |= {name: RowType(name, s.unit, s.unit_bytes) if isinstance(s, RowScheme) else TensorType(name, s.block, s.size)
+          for name, s in SCHEMES.items()}
 
 GGML_NAMES = {number: name for name, (number, _, _) in _GGML.items()}
 # Numbers that GGML once used, and that no current program reads.
@@ -73,21 +98,24 @@ def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
     """
     kind = tensor_type(type_name)
     rows, row_bytes = raw.shape
-    if row_bytes % kind.size:
+    columns = kind.columns(row_bytes)
+    if columns is None:
         raise FormatError(f"a row of {row_bytes} bytes is no whole number of {type_name} blocks of {kind.size} bytes")
     raw = np.ascontiguousarray(raw)
     # A damaged scale may be NaN or infinite: that is the file's value, not a warning.
     with np.errstate(all="ignore"):
-        values = _expand(raw, kind)
-    return np.require(values.reshape(rows, row_bytes // kind.size * kind.block), np.float32, "A")
+        values = _expand(raw, kind, columns)
+    return np.require(values.reshape(rows, columns), np.float32, "A")
 
 
-def _expand(raw: np.ndarray, kind: TensorType) -> np.ndarray:
+def _expand(raw: np.ndarray, kind: TensorType, columns: int) -> np.ndarray:
     """Numbers of any dtype and shape, in the order of the rows."""
     if raw.size == 0:
         return np.empty(0, np.float32)
     if kind.name in _NUMPY:
         return raw.view(_NUMPY[kind.name])
+    if kind.name in SCHEMES:
+        return decode(raw, find(kind.name), columns)
     blocks = raw.reshape(-1, kind.size)
     if kind.name in _EXPAND:
         return _EXPAND[kind.name](blocks)

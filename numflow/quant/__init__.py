@@ -17,6 +17,9 @@ from numflow.quant.layout import ROW_SCHEMES, RowScheme
 from numflow.quant.outliers import Sparse, split
 from numflow.quant.scheme import checked_weights
 
+__all__ = ["SCHEMES", "AnyScheme", "InferflowScheme", "RowScheme", "Sparse", "decode", "encode",
+           "encode_with_outliers", "find"]
+
 AnyScheme = RowScheme | InferflowScheme
 SCHEMES: dict[str, AnyScheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
 

@@ -7,6 +7,7 @@ import pytest
 from numflow.errors import FormatError
 from numflow.formats.checkpoint import Tensor, TensorType
 from numflow.formats.types import GGML_NAMES, TYPES, tensor_type, to_f32
+from numflow.quant import SCHEMES, decode, encode, find
 
 DECODED = [t.name for t in gguf.constants.GGML_QUANT_SIZES if t in gguf.quants._type_traits]
 
@@ -34,7 +35,20 @@ def test_block_types_expand_as_in_the_gguf_package(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_no_rows_give_no_rows(name):
-    assert to_f32(np.empty((0, 4 * TYPES[name].size), np.uint8), name).shape == (0, 4 * TYPES[name].block)
+    columns = 4 * TYPES[name].block
+    assert to_f32(np.empty((0, TYPES[name].row_bytes(columns)), np.uint8), name).shape == (0, columns)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_schemes_of_the_quant_package_are_types(name):
+    kind, x = TYPES[name], np.random.default_rng(1).uniform(-1, 1, (3, 320)).astype(np.float32)
+    raw = encode(x, find(name))
+    assert raw.shape[1] == kind.row_bytes(320)
+    np.testing.assert_array_equal(to_f32(raw, name), decode(raw, find(name), 320))
+    for columns in (0, kind.block, 320, 576, 4096):
+        assert kind.columns(kind.row_bytes(columns)) == columns
+    with pytest.raises(FormatError, match=f"no whole number of {name} blocks"):
+        to_f32(np.zeros((1, kind.row_bytes(320) + 1), np.uint8), name)
 
 
 @pytest.mark.parametrize("name", ["Q8_1", "Q8_K"])
