@@ -1,0 +1,34 @@
+"""Speculative decoding as the engine sees it: who proposes tokens, and who decides which of them stay.
+
+A step of the engine runs, for one sequence, the last known token and k proposed ones, and wants the logits of all
+k + 1 rows. Row i says what comes after the first i proposals, so as long as the tokens that are picked agree with
+them, one step gives several tokens:
+
+    drafts = search.propose(limit)             # k <= limit ids that may come next; [] when there is nothing to guess
+    ... the engine runs them behind the last token: logits float32 [k + 1, V] ...
+    search.advance(logits, drafts)             # picks tokens until one differs from its draft: 1 .. k + 1 new ones
+    ... the engine forgets the keys and values of the drafts that were not picked ...
+
+The scheduler may run fewer drafts than were proposed (little room, many requests): `advance` gets those that ran.
+A `Draft` belongs to one sample of one request; `search.OneByOne` asks it and tells it what became of its proposals.
+Picking row by row with the sampler's own random numbers, as OneByOne does by itself, gives exactly the tokens that
+come without drafts. A drafter that knows the probabilities its tokens were drawn with may let more of them pass.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
+
+
+class Draft(Protocol):
+    """Proposes the tokens of one text."""
+
+    def propose(self, ids: Sequence[int], limit: int) -> list[int]:
+        """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
+
+    def accepted(self, proposed: int, accepted: int) -> None:
+        """Of so many proposals that ran, so many were right: a drafter may adapt how many it makes."""
+
+    def close(self) -> None:
+        """The text has ended."""
