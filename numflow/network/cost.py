@@ -1,0 +1,145 @@
+"""What a step costs: bytes it moves and operations it does, from shapes and tensor types alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from numflow.formats.types import TYPES
+from numflow.ops import Network, Step, Weight, param
+
+_ELEMENT = 4  # bytes of an activation
+
+
+@dataclass(frozen=True)
+class Load:
+    """A batch as integers: `sequences` equal ones, each with `new` tokens after `cached` ones.
+
+    wanted: rows of each sequence whose logits are computed. encoded: tokens that an encoder has read for each.
+    """
+
+    sequences: int = 1
+    new: int = 1
+    cached: int = 0
+    wanted: int = 1
+    encoded: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the batch."""
+        return self.sequences * self.new
+
+    def keys(self, window: int = 0) -> int:
+        """Cached keys that are read, each sequence's once."""
+        whole = self.cached + self.new
+        return self.sequences * (min(whole, window + self.new - 1) if window else whole)
+
+    def pairs(self, causal: bool = True, window: int = 0) -> int:
+        """Pairs of a query and a key it sees."""
+        if not causal:
+            whole = self.cached + self.new
+            return self.tokens * (min(whole, 2 * window - 1) if window else whole)
+        first, last = self.cached + 1, self.cached + self.new
+        if not window or last <= window:
+            return self.sequences * (first + last) * self.new // 2
+        below = max(0, window - first)  # queries that do not see a whole window
+        return self.sequences * ((first + first + below - 1) * below // 2 + (self.new - below) * window)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of weights, of cached keys and values, and of activations that are moved; operations, 2 per multiply-add.
+
+    matrix: operations of matrix products, which run at another speed than the rest.
+    """
+
+    weights: float = 0.0
+    cache: float = 0.0
+    activations: float = 0.0
+    operations: float = 0.0
+    matrix: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """All bytes moved."""
+        return self.weights + self.cache + self.activations
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.weights + other.weights, self.cache + other.cache, self.activations + other.activations,
+                    self.operations + other.operations, self.matrix + other.matrix)
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight as executors hold it: matrices in the file's type, all else in float32."""
+    rows = 1
+    for size in weight.shape[:-1]:
+        rows *= size
+    columns = weight.shape[-1]
+    mixed = len(set(weight.types)) != 1 or weight.add or weight.normalize_rows or weight.constant is not None
+    if len(weight.shape) == 1 or mixed:
+        return rows * columns * _ELEMENT
+    return rows * TYPES[weight.types[0]].row_bytes(columns)
+
+
+def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0) -> Cost:
+    """What one step costs under a load.
+
+    kv_bytes: bytes of a cached value.
+    """
+    rows = _rows(network, load)
+    moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
+    weights = {role: network.weights[name] for role, name in step.weights.items()}
+    own = Cost(sum(map(weight_bytes, weights.values())), 0, moved * _ELEMENT, 4 * moved)
+    if step.op in _SPECIAL:
+        return _SPECIAL[step.op](network, step, load, rows, weights, own, kv_bytes)
+    return own
+
+
+def total_cost(network: Network, load: Load, entry: str = "main", kv_bytes: float = 2.0) -> Cost:
+    """What all steps of an entry cost together."""
+    return sum((step_cost(network, step, load, kv_bytes) for step in network.entries[entry]), Cost())
+
+
+def _rows(network: Network, load: Load) -> Mapping[str, int]:
+    routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
+                  if step.op == "moe_route"), default=1)
+    return {"tokens": load.tokens, "logits": load.sequences * load.wanted, "routes": load.tokens * routes}
+
+
+def _lookup(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+    """A row of the table per token."""
+    table = weights["table"]
+    return Cost(weight_bytes(table) / table.shape[0] * load.tokens, 0, own.activations, own.operations)
+
+
+def _linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+    count = rows[network.buffers[step.outputs[0].buffer].rows]
+    operations = 2 * count * weights["weight"].shape[0] * weights["weight"].shape[1]
+    return Cost(own.weights, 0, own.activations, operations, operations)
+
+
+def _expert_linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+    """Experts are read that some token chose, here as if it chose at random."""
+    matrix, routes = weights["weight"], rows["routes"]
+    touched = 1 - (1 - 1 / matrix.groups) ** routes
+    operations = 2 * routes * matrix.shape[0] // matrix.groups * matrix.shape[-1]
+    return Cost(own.weights * touched, 0, own.activations, operations, operations)
+
+
+def _attention(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+    cache = network.caches[param(step, "cache")]
+    if cache.kind == "cross":
+        keys, pairs = load.sequences * load.encoded, load.tokens * load.encoded
+    else:
+        window = param(step, "window")
+        keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
+    size = cache.k_dim + cache.v_dim
+    operations = 2 * pairs * param(step, "heads") * size
+    return Cost(own.weights, keys * cache.kv_heads * size * kv_bytes, own.activations, operations, operations)
+
+
+def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+    written = sum(view.width for view in step.inputs) * load.tokens
+    return Cost(0, written * kv_bytes, written * _ELEMENT, own.operations)
+
+
+_SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
+            "expert_linear": _expert_linear, "attention": _attention, "cache_write": _cache_write}

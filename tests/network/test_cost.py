@@ -1,0 +1,76 @@
+"""Costs of steps against loops that count."""
+
+import pytest
+
+from numflow.network.cost import Load, step_cost, total_cost, weight_bytes
+from numflow.ops import Buffer, Cache, Network, Step, View, Weight
+
+X, Y = View("x", 0, 64), View("y", 0, 96)
+
+
+def network(*steps: Step, **weights: Weight) -> Network:
+    return Network("toy", {"main": steps}, {name: Buffer(name, "tokens", 256) for name in "xy"}, weights,
+                   {"kv": Cache("kv", 2, 16, 8), "cross": Cache("cross", 2, 16, 8, "cross")}, {}, {})
+
+
+@pytest.mark.parametrize("new", [1, 5, 9])
+@pytest.mark.parametrize("cached", [0, 3, 20])
+@pytest.mark.parametrize("window", [0, 1, 4, 16, 100])
+def test_pairs_are_those_that_a_loop_counts(new, cached, window):
+    seen = [(query, key) for query in range(cached, cached + new) for key in range(query + 1)
+            if not window or key > query - window]
+    load = Load(3, new, cached)
+    assert load.pairs(window=window) == 3 * len(seen)
+    assert load.keys(window) == 3 * len({key for _, key in seen})
+
+
+def test_every_pair_of_a_bidirectional_text_is_seen():
+    assert Load(3, 7).pairs(causal=False) == 3 * 7 * 7
+
+
+def test_a_linear_reads_its_matrix_once_whatever_the_batch():
+    weight = Weight("w", (96, 64), types=("Q4_0",))
+    step = Step("linear", (X,), (Y,), {"weight": "w"})
+    one, many = (step_cost(network(step, w=weight), step, Load(n)) for n in (1, 32))
+    assert one.weights == many.weights == weight_bytes(weight) == 96 * 64 // 32 * 18
+    assert (one.operations, many.operations) == (2 * 96 * 64, 2 * 96 * 64 * 32)
+    assert many.activations == 32 * 4 * (96 + 64)
+
+
+def test_matrices_whose_parts_differ_are_float32():
+    assert weight_bytes(Weight("w", (96, 64), types=("Q4_0", "Q8_0"))) == 96 * 64 * 4
+    assert weight_bytes(Weight("b", (96,), types=("F16",))) == 96 * 4
+
+
+def test_a_lookup_reads_rows():
+    table = Weight("t", (1000, 64), types=("F16",))
+    step = Step("embed", (), (X,), {"table": "t"})
+    assert step_cost(network(step, t=table), step, Load(2, 3)).weights == 6 * 64 * 2
+
+
+def test_attention_reads_keys_once_for_all_heads():
+    params = {"cache": "kv", "heads": 4, "scale": 1.0}
+    step = Step("attention", (X,), (View("y", 0, 32),), {}, params)
+    cost = step_cost(network(step), step, Load(2, 1, 9), kv_bytes=2)
+    assert cost.cache == 2 * 10 * 2 * (16 + 8) * 2
+    assert cost.operations == 2 * 2 * 10 * 4 * (16 + 8)
+    cross = Step("attention", (X,), (View("y", 0, 32),), {}, params | {"cache": "cross"})
+    assert step_cost(network(cross), cross, Load(2, 1, 9, encoded=5)).cache == 2 * 5 * 2 * 24 * 2
+
+
+def test_experts_are_read_as_they_are_chosen():
+    ids = View("y", 0, 2)
+    route = Step("moe_route", (X,), (ids, View("y", 2, 2)))
+    weight = Weight("w", (8 * 96, 64), groups=8, types=("F16",))
+    step = Step("expert_linear", (X, ids), (View("x", 64, 96),), {"weight": "w"})
+    one, many = (step_cost(network(route, step, w=weight), step, Load(n)) for n in (1, 1000))
+    assert one.weights == pytest.approx(weight_bytes(weight) * (1 - (7 / 8) ** 2))
+    assert many.weights == pytest.approx(weight_bytes(weight))
+    assert one.operations == 2 * 2 * 96 * 64
+
+
+def test_costs_add_up():
+    weight = Weight("w", (96, 64), types=("F16",))
+    step = Step("linear", (X,), (Y,), {"weight": "w"})
+    whole = network(step, step, w=weight)
+    assert total_cost(whole, Load(4)).bytes == 2 * step_cost(whole, step, Load(4)).bytes
