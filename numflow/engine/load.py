@@ -9,6 +9,7 @@ from pathlib import Path
 from numflow import formats, network, registry
 from numflow.engine.defaults import read_defaults
 from numflow.engine.model import Model
+from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.partition.plan import single_device
 
@@ -19,7 +20,8 @@ ACTIVATIONS = ("int8", "f32")
 
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
          threads: int | None = None, *, offline: bool = False, progress: bool = True,
-         context: int | None = None, chunk: int = 512, **options) -> Model:
+         context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
+         imatrix: str | Path | None = None, **options) -> Model:
     """Load a model, ready to run.
 
     path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
@@ -30,6 +32,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     threads:      None: one per physical core.
     offline:      never touch the network. progress: show on standard error how a download goes.
     context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
+    weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored.
+    imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
     options:      further options of the executor.
 
     Raises:
@@ -42,6 +46,10 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
+    if weights is not None:
+        checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
+    elif imatrix is not None:
+        raise RequestError("imatrix helps quantising: say with weights what to quantise to")
     built = _limited(network.build(chosen, checkpoint, context), context)
     part = single_device(built, backend).part(0)
     program = program_class(part, network.WeightSource(built, checkpoint), **options)
@@ -50,6 +58,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
                   defaults.get("template", ""), defaults.get("system_prompt", ""), chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
+    model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     model.load_s = time.perf_counter() - begin
     return model
 

@@ -40,7 +40,7 @@ class Model:
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
-        self.load_s = 0.0
+        self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
         self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)

@@ -131,8 +131,18 @@ def _merge(shards: Mapping[Path, Mapping[str, Tensor]], weight_map: Mapping[str,
     return merged
 
 
+def _open_safetensors(path: Path, paths: list[Path], weight_map: Mapping[str, str]) -> Checkpoint:
+    from numflow.formats import container, safetensors
+
+    if len(paths) == 1:
+        tensors, metadata = safetensors.read_with_metadata(paths[0])
+        if container.is_container(metadata):
+            return container.open_container(paths[0], tensors, metadata)
+    return _open_hub("safetensors")(path, paths, weight_map)
+
+
 _OPEN = {
-    "safetensors": _open_hub("safetensors"),
+    "safetensors": _open_safetensors,
     "pickle": _open_hub("pickle"),
     "gguf": _open_gguf,
     "llama2c": _open_llama2c,

@@ -15,7 +15,12 @@ DTYPES = {name: TYPES[name] for name in (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, in the order of their bytes.
+    """The tensors of one file, in the order of their bytes. Raises: FormatError, as `read_with_metadata`."""
+    return read_with_metadata(path)[0]
+
+
+def read_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one file, in the order of their bytes, and the texts of its __metadata__.
 
     Raises:
         FormatError: naming the file, the tensor and the field.
@@ -39,7 +44,8 @@ def read(path: Path) -> dict[str, Tensor]:
         position = end
     if start + position != file.size:
         raise file.fail(f"the header describes {start + position} bytes, the file has {file.size}")
-    return tensors
+    metadata = header.get("__metadata__", {})
+    return tensors, {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
 def _header(file: MappedFile) -> tuple[dict[str, Any], int]:

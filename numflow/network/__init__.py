@@ -8,6 +8,7 @@ from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.builder import Builder
 from numflow.network.checks import check_step, verify
+from numflow.network.describe import bits_per_weight
 from numflow.network.names import TensorNames
 from numflow.network.passes import fuse_linears
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
@@ -17,13 +18,15 @@ from numflow.spec.detect import detect
 from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
-__all__ = ["RawMatrix", "WeightSource", "build", "check_step", "choose_spec", "resolve", "verify"]
+__all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "check_step", "choose_spec", "resolve", "verify"]
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
-    """The spec asked for (file or name), else the one that detection finds."""
+    """The spec asked for (file or name), else the model's own, else the one that detection finds."""
     if spec is not None:
         return load_spec(spec)
+    if "spec" in checkpoint.files:
+        return load_spec(checkpoint.files["spec"])
     return detect(checkpoint, lambda candidate: TensorNames(candidate, checkpoint).has)
 
 

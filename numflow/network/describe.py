@@ -85,6 +85,15 @@ def tensor_types(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple
     return dict(sorted(table.items(), key=lambda item: -item[1][2]))
 
 
+def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
+    """Bits per weight of the network's matrices as stored, every byte counted: of the quantised ones, or of all where
+    none is quantised."""
+    used = {part.tensor for weight in network.weights.values() if len(weight.shape) == 2 for part in weight.parts}
+    matrices = [checkpoint.tensors[name] for name in used]
+    chosen = [tensor for tensor in matrices if tensor.type.block > 1] or matrices
+    return 8 * sum(tensor.nbytes for tensor in chosen) / max(1, sum(tensor.rows * tensor.columns for tensor in chosen))
+
+
 def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
     """Bytes of keys and values that one token of context takes, all layers."""
     return sum(c.kv_heads * (c.k_dim + c.v_dim) * element_bytes for c in network.caches.values() if c.kind == "self")

@@ -38,7 +38,7 @@ def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) ->
         FormatError: a tokenizer file is broken.
     """
     options = _checked(options or {})
-    in_metadata = checkpoint.format == "gguf" and "tokenizer.ggml.model" in checkpoint.config
+    in_metadata = checkpoint.naming == "gguf" and "tokenizer.ggml.model" in checkpoint.config
     if options.get("kind") == "gguf" or (in_metadata and not {"kind", "file"} & options.keys()):
         from numflow.tokenizer import gguf_vocabulary
 

@@ -1,0 +1,179 @@
+"""numflow's own model file: a safetensors file that holds all of a model, its matrices in any tensor type.
+
+Any reader of safetensors can open it; to such a reader a tensor of a type that safetensors lacks is U8 [..., bytes].
+The metadata "numflow", a JSON object, says what these are:
+    version   1
+    naming    which table of tensor names in a specification applies: "hf", "gguf" or "llama2c"
+    tensors   name -> {"type": "q3h", "shape": [N, K]}
+    files     path -> role: the files that belong to the model, each in the U8 tensor "numflow/PATH"
+Two more U8 tensors hold JSON: "numflow/config" the model's configuration, and "numflow/report" how it was made.
+"""
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import FormatError
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.mapped import parse_json, show
+from numflow.formats.types import tensor_type
+from numflow.formats.writer import Entry
+
+KEY, VERSION, PREFIX = "numflow", 1, "numflow/"
+CONFIG, REPORT = f"{PREFIX}config", f"{PREFIX}report"
+ROLE_OF_NONE = ""  # of files that only other files name
+_PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+_NAMINGS = ("hf", "gguf", "llama2c")
+
+
+class _Files(dict):
+    """Paths by role, in a folder that lives as long as this table."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A file that belongs to a model: where it is now, what it is called inside, and its role ("" for none)."""
+
+    path: Path
+    name: str
+    role: str
+
+
+def is_container(metadata: Mapping[str, str]) -> bool:
+    """Whether a safetensors file with this metadata is a container."""
+    return KEY in metadata
+
+
+def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
+    """The model in a container, whose tensors as safetensors has them are `stored`.
+
+    Raises:
+        FormatError: the metadata and the tensors do not fit together.
+    """
+    info = parse_json(metadata[KEY].encode(), f"{path}: metadata {KEY}")
+    if info.get("version") != VERSION or info.get("naming") not in _NAMINGS:
+        raise FormatError(f"{path}: metadata {KEY}: version {show(info.get('version'))} with naming "
+                          f"{show(info.get('naming'))}; this numflow reads version {VERSION} with naming "
+                          f"{', '.join(_NAMINGS)}")
+    types, names = (info.get(key, {}) for key in ("tensors", "files"))
+    if not isinstance(types, dict) or not isinstance(names, dict):
+        raise FormatError(f"{path}: metadata {KEY}: tensors and files should be objects")
+    for name in [*types, *(PREFIX + name for name in names)]:
+        if name not in stored:
+            raise FormatError(f"{path}: metadata {KEY} names a tensor {show(name)} that is not in the file")
+    tensors = {name: _typed(path, tensor, types[name]) if name in types else tensor
+               for name, tensor in stored.items() if not name.startswith(PREFIX)}
+    config = parse_json(_text(path, stored, CONFIG), f"{path}: {CONFIG}")
+    files = _unpacked(path, stored, names)
+    files["weights"] = [path]
+    return Checkpoint(path, "safetensors", info["naming"], tensors, config, files)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """How a container was made.
+
+    Raises:
+        FormatError: the file is no container, or its report is broken.
+    """
+    from numflow.formats import detect, safetensors
+
+    if detect(Path(path)) != "safetensors":
+        raise FormatError(f"{path}: not a model that `numflow quantize` made")
+    stored, metadata = safetensors.read_with_metadata(Path(path))
+    if not is_container(metadata):
+        raise FormatError(f"{path}: a safetensors file, but not one that `numflow quantize` made")
+    return parse_json(_text(path, stored, REPORT).strip(), f"{path}: {REPORT}")
+
+
+def _text(path: Path, stored: Mapping[str, Tensor], name: str) -> bytes:
+    if name not in stored or stored[name].type.name != "U8":
+        raise FormatError(f"{path}: no tensor {name!r} of type U8")
+    return stored[name].raw().tobytes()
+
+
+def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
+    """A U8 tensor as the type that the metadata says it is."""
+    where = f"{path}: tensor {show(tensor.name)}"
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
+        raise FormatError(f"{where}: metadata {KEY}: expected an object with type and shape")
+    if not isinstance(entry.get("type"), str):
+        raise FormatError(f"{where}: metadata {KEY}: type should be a text, is {show(entry.get('type'))}")
+    kind = tensor_type(entry["type"])
+    if shape[-1] % kind.block:
+        raise FormatError(f"{where}: rows of {shape[-1]} are no whole number of {kind.name} blocks of {kind.block}")
+    expected = (*shape[:-1], kind.row_bytes(shape[-1]))
+    if tensor.type.name != "U8" or tensor.shape != expected:
+        raise FormatError(f"{where}: {kind.name} {shape} is stored as U8 {list(expected)}, this is {tensor.type.name} "
+                          f"{list(tensor.shape)}")
+    return Tensor(tensor.name, tuple(shape), kind, lambda: tensor.raw().reshape(-1, expected[-1]))
+
+
+def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]) -> dict[str, Any]:
+    """The attached files by role, written to a folder of their own that goes when the table of them does."""
+    files = _Files()
+    if not names:
+        return files
+    folder = Path(tempfile.mkdtemp(prefix="numflow-"))
+    weakref.finalize(files, shutil.rmtree, folder, ignore_errors=True)
+    for name, role in names.items():
+        parts = PurePosixPath(name).parts
+        if not parts or not isinstance(role, str) or any(p in ("..", "/") or set(p) & set("\\:\0") for p in parts):
+            raise FormatError(f"{path}: metadata {KEY}: files: {show(name)} is no file name with a role")
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(_text(path, stored, PREFIX + name))
+        if role:
+            files.setdefault(role, target)
+    return files
+
+
+def entry_of(tensor: Tensor, kind: str, read) -> Entry:
+    """How a tensor of type `kind` is stored; `read` returns its bytes."""
+    if kind in _PLAIN:
+        return Entry(tensor.name, kind, tensor.shape, tensor.rows * tensor_type(kind).row_bytes(tensor.columns), read)
+    row = tensor_type(kind).row_bytes(tensor.columns)
+    return Entry(tensor.name, "U8", (*tensor.shape[:-1], row), tensor.rows * row, read)
+
+
+def metadata_of(naming: str, types: Mapping[str, tuple[str, tuple[int, ...]]],
+                files: list[Attached]) -> dict[str, str]:
+    """The metadata of a container. types: (type, shape) of each of its tensors."""
+    tensors = {name: {"type": kind, "shape": list(shape)} for name, (kind, shape) in types.items()
+               if kind not in _PLAIN}
+    return {KEY: json.dumps({"version": VERSION, "naming": naming, "tensors": tensors,
+                             "files": {file.name: file.role for file in files}})}
+
+
+def json_entry(name: str, value: Any) -> Entry:
+    """A JSON object as a U8 tensor."""
+    return Entry.of(name, np.frombuffer(json.dumps(value).encode(), np.uint8))
+
+
+def attached(files: Mapping[str, Any]) -> list[Attached]:
+    """The files beside a checkpoint that its container holds too: by role, and what modules.json leads to."""
+    found = [Attached(Path(path), Path(path).name, role) for role, path in files.items()
+             if role not in ("weights", "modules", "pooling", "spec")]
+    if "pooling" in files:
+        pooling = Path(files["pooling"])
+        found.append(Attached(pooling, f"{pooling.parent.name}/{pooling.name}", "pooling"))
+    if "modules" in files:
+        modules = Path(files["modules"])
+        found.append(Attached(modules, modules.name, "modules"))
+        inner = [path for folder in sorted(modules.parent.iterdir()) if folder.name[:1].isdigit() and folder.is_dir()
+                 for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors", ".bin")]
+        beside = [modules.with_name(name) for name in ("sentence_bert_config.json",
+                                                       "config_sentence_transformers.json")]
+        found += [Attached(path, path.relative_to(modules.parent).as_posix(), ROLE_OF_NONE)
+                  for path in (*inner, *beside) if path.is_file()]
+    names: dict[str, Attached] = {}
+    for file in found:
+        names.setdefault(file.name, file)
+    return list(names.values())

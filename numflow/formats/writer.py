@@ -1,0 +1,88 @@
+"""Writing a safetensors file tensor by tensor: whole or not at all, and never more than one tensor in memory."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import FormatError, RequestError
+
+_DTYPES = {"float32": "F32", "uint8": "U8"}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to be written. `read` returns its bytes, called when its turn comes: an array of `nbytes` bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    read: Callable[[], np.ndarray] = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray) -> "Entry":
+        """An array in memory: float32 or uint8."""
+        return cls(name, _DTYPES[array.dtype.name], array.shape, array.nbytes, lambda: array)
+
+
+def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
+          written: Callable[[int], None] = lambda count: None) -> None:
+    """Write a safetensors file. It appears under its name when it is complete; until then, and after a failure or an
+    interrupt, whatever was there before is untouched.
+
+    entries:  in the order of the file. written: called with the number of bytes so far.
+
+    Raises:
+        RequestError: no room on the disk, or the file cannot be written.
+        FormatError: an entry's data has another size than it said.
+    """
+    path = Path(path)
+    header = _header(entries, metadata)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    total = len(header) + sum(entry.nbytes for entry in entries)
+    try:
+        room = shutil.disk_usage(path.parent).free
+        if room < total:
+            raise RequestError(f"{path}: needs {total} bytes, the disk has {room} left")
+        with open(part, "xb") as file:
+            _fill(file, header, entries, written)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _fill(file, header: bytes, entries: Iterable[Entry], written: Callable[[int], None]) -> None:
+    file.write(header)
+    done = len(header)
+    for entry in entries:
+        data = np.ascontiguousarray(entry.read())
+        if data.nbytes != entry.nbytes:
+            raise FormatError(f"tensor {entry.name!r}: {data.nbytes} bytes where {entry.nbytes} were announced")
+        file.write(data.reshape(-1).view(np.uint8).data)
+        done += entry.nbytes
+        written(done)
+
+
+def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    """The length, and the header padded so that the tensors begin at a multiple of 64."""
+    table: dict[str, object] = {"__metadata__": dict(metadata)}
+    at = 0
+    for entry in entries:
+        table[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape),
+                             "data_offsets": [at, at + entry.nbytes]}
+        at += entry.nbytes
+    text = json.dumps(table, ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

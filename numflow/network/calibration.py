@@ -1,0 +1,78 @@
+"""What is known of the inputs that a model's matrices are multiplied with, from a run over a text.
+
+A calibration file is a safetensors file:
+    NAME.importance   F32 [K], or [X, K] with a row per expert: mean square of each input column of tensor NAME
+    NAME.moment       F32 [K, K]: mean of the inputs' outer products (optional; of those that NAME shares with others
+                      it is stored once, and the metadata "moments" says with whom)
+and its metadata says which model, which text, and how many tokens.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import FormatError
+
+KIND = "numflow calibration"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Statistics of inputs by tensor name.
+
+    importances: float32 [K] or [X, K]. moments: float32 [K, K] by the tensor that they are stored under.
+    shared:      tensor -> the tensor that its moment is stored under.
+    facts:       where it comes from: model, text, tokens.
+    """
+
+    importances: Mapping[str, np.ndarray] = field(repr=False)
+    moments: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    shared: Mapping[str, str] = field(default_factory=dict, repr=False)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def importance(self, tensor: str) -> np.ndarray | None:
+        """Mean square of each input column, None where nothing is known."""
+        return self.importances.get(tensor)
+
+    def moment(self, tensor: str) -> np.ndarray | None:
+        """Second moment of the inputs, None where it was not kept."""
+        return self.moments.get(self.shared.get(tensor, tensor))
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
+        from numflow.formats.writer import Entry, write
+
+        entries = [Entry.of(f"{name}.{kind}", value) for kind, table in
+                   (("importance", self.importances), ("moment", self.moments)) for name, value in table.items()]
+        write(path, entries, {"kind": KIND, "facts": json.dumps(dict(self.facts)), "moments": json.dumps(
+            dict(self.shared))})
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        FormatError: it is not one, or is damaged.
+    """
+    from numflow.formats import safetensors
+    from numflow.formats.mapped import parse_json
+
+    tensors, metadata = safetensors.read_with_metadata(Path(path))
+    if metadata.get("kind") != KIND:
+        raise FormatError(f"{path}: a safetensors file, but not a calibration: `numflow imatrix` makes one")
+    tables: dict[str, dict[str, np.ndarray]] = {"importance": {}, "moment": {}}
+    for name, tensor in tensors.items():
+        base, _, kind = name.rpartition(".")
+        if kind not in tables or tensor.type.name != "F32" or len(tensor.shape) not in (1, 2):
+            raise FormatError(f"{path}: {name}: expected NAME.importance or NAME.moment, F32 [K] or [X, K]")
+        tables[kind][base] = tensor.f32()
+    shared, facts = (parse_json(metadata.get(key, "{}").encode(), f"{path}: {key}") for key in ("moments", "facts"))
+    return Calibration(tables["importance"], tables["moment"], shared, facts)

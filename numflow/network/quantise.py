@@ -1,0 +1,141 @@
+"""A checkpoint seen through quantisation: its matrices in other types, each quantised when it is read.
+
+    plan = plan_of(network, checkpoint, recipe)     # which tensor becomes what, and why others stay
+    quantised(checkpoint, plan)                     # a Checkpoint whose tensors have those types
+
+Whatever reads a checkpoint then finds the new types: networks are built and fused for them, executors pack them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TYPES
+from numflow.network.calibration import Calibration
+from numflow.ops import Network
+from numflow.quant import ROW_SCHEMES, encode, find
+from numflow.quant.recipe import KEEP, Recipe
+
+SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the matrices of a checkpoint, by tensor name.
+
+    schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
+    modules: names in the network of the tensors in `schemes` and `kept`.
+    """
+
+    recipe: Recipe
+    schemes: Mapping[str, str]
+    kept: Mapping[str, str]
+    modules: Mapping[str, tuple[str, ...]]
+
+    def says(self) -> str:
+        """One line about what was kept against the recipe's word, "" if nothing was."""
+        against = {name: why for name, why in self.kept.items() if why}
+        if not against:
+            return ""
+        name, why = next(iter(against.items()))
+        return (f"{len(against)} of {len(self.modules)} matrices stay as they are, such as {name}: {why}")
+
+
+def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+    """The plan of a recipe for a network that was built with fuse=False.
+
+    Matrices are what linears multiply with, and tables of tokens. Norms, biases, tables of positions and whatever
+    routes tokens to experts are not; small matrices, and those with columns that no block divides, are kept.
+    """
+    modules = matrices(network)
+    schemes, kept = {}, {}
+    for name, found in modules.items():
+        scheme = recipe.scheme(*found, name)
+        if scheme == KEEP:
+            kept[name] = ""
+        elif why := _obstacle(network, checkpoint.tensors[name], found, scheme):
+            kept[name] = why
+        else:
+            schemes[name] = scheme
+    return Plan(recipe, schemes, kept, modules)
+
+
+def matrices(network: Network) -> dict[str, tuple[str, ...]]:
+    """Tensor name -> names in the network, of all matrices that may be quantised."""
+    found: dict[str, list[str]] = {}
+    other: set[str] = set()
+    routers = {view for steps in network.entries.values() for step in steps if step.op == "moe_route"
+               for view in step.inputs}
+    for steps in network.entries.values():
+        for step in steps:
+            for role, name in step.weights.items():
+                wanted = (role, step.op) in (("weight", "linear"), ("weight", "expert_linear"), ("table", "embed"))
+                router = step.op == "linear" and step.outputs[0] in routers
+                for part in network.weights[name].parts:
+                    if wanted and not router:
+                        names = found.setdefault(part.tensor, [])
+                        module = name.removesuffix(".weight")
+                        names += [] if module in names else [module]
+                    else:
+                        other.add(part.tensor)
+    return {name: tuple(modules) for name, modules in found.items() if name not in other}
+
+
+def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme: str) -> str:
+    """Why a tensor cannot have a scheme, "" if it can."""
+    uses = [network.weights[key] for module in modules if (key := f"{module}.weight") in network.weights]
+    if any(part.transpose for weight in uses for part in weight.parts if part.tensor == tensor.name):
+        return "its file has columns where rows are wanted"
+    if any(weight.normalize_rows for weight in uses):
+        return "its rows are normalised when they are read"
+    if tensor.rows * tensor.columns < SMALLEST:
+        return f"it has less than {SMALLEST} weights"
+    unit = find(scheme).unit
+    if tensor.columns % unit:
+        return f"{scheme} has blocks of {unit} weights, which do not divide {tensor.columns} columns"
+    return ""
+
+
+def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,
+              threads: int | None = None) -> Checkpoint:
+    """The checkpoint with the tensors of `plan` in other types.
+
+    A tensor is quantised each time its bytes are asked for, except for the one that was asked for last, so that the
+    parts of a fused one cost no more than the whole.
+    """
+    last: dict[str, np.ndarray] = {}
+
+    def lazy(tensor: Tensor, scheme: str) -> Tensor:
+        def read() -> np.ndarray:
+            if tensor.name not in last:
+                last.clear()
+                last[tensor.name] = encoded(tensor, scheme, calibration, threads)
+            return last[tensor.name]
+
+        return Tensor(tensor.name, tensor.shape, TYPES[scheme], read)
+
+    tensors = {name: lazy(tensor, plan.schemes[name]) if name in plan.schemes else tensor
+               for name, tensor in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors)
+
+
+def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
+            threads: int | None = None) -> np.ndarray:
+    """A tensor quantised: uint8 [rows, row_bytes], with all that the calibration knows of it.
+
+    Raises:
+        RequestError, FormatError: as `numflow.quant.encode`.
+    """
+    x = tensor.f32().reshape(tensor.rows, tensor.columns)
+    importance = moment = None
+    if calibration is not None and scheme in ROW_SCHEMES:
+        moment = calibration.moment(tensor.name)
+        importance = None if moment is not None else calibration.importance(tensor.name)
+    if importance is not None and importance.ndim == 2:  # one row per expert
+        if tensor.rows % len(importance):
+            raise RequestError(f"{tensor.name}: {tensor.rows} rows, but importances of {len(importance)} experts")
+        importance = np.repeat(importance, tensor.rows // len(importance), axis=0)
+    return encode(x, find(scheme), importance, moment, tensor.name, threads)

@@ -1,0 +1,114 @@
+"""Recipes: which matrix of a model gets which scheme.
+
+A recipe is a scheme's name ("q3h": every matrix), a preset's ("q4-mix"), or a TOML file:
+
+    weights = "q4"              # for matrices that no pattern names; "keep" leaves them as they are
+    [tensors]                   # pattern = scheme; the first that fits counts
+    "token_embd" = "q6"
+    "blk.[0-3].ffn_down" = "q5"
+    "model.layers.*.v_proj.weight" = "keep"
+
+Patterns, with * and ? and [...], are compared with a matrix's name in the network ("blk.7.attn_q", see `numflow
+inspect`), which is the same for every file format, and with its name in the file.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import RequestError, did_you_mean
+from numflow.quant import SCHEMES, find
+
+KEEP = "keep"
+
+# Tables that are read and multiplied with need more bits than the rest, values and down-projections a few more.
+PRESETS: dict[str, tuple[str, dict[str, str]]] = {
+    f"{base}-mix": (base, {"token_embd": table, "output": table, "*attn_v": more, "*ffn_down": more})
+    for base, more, table in (("q2", "q3", "q4"), ("q3", "q3h", "q5"), ("q3h", "q4", "q5"), ("q4", "q5", "q6"),
+                              ("q5", "q6", "q8"), ("q6", "q8", "q8"))
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `scheme` answers with.
+
+    name:    for reports. weights: scheme of matrices that no rule names, or KEEP.
+    rules:   (pattern, scheme or KEEP), the first that fits counts.
+    """
+
+    name: str
+    weights: str
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def scheme(self, *names: str) -> str:
+        """The scheme of the matrix that has these names, or KEEP."""
+        for pattern, scheme in self.rules:
+            if any(fnmatchcase(name, pattern) for name in names):
+                return scheme
+        return self.weights
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of its TOML file."""
+        return {"name": self.name, "weights": self.weights, "tensors": dict(self.rules)}
+
+    def toml(self) -> str:
+        """Its TOML file, with what `read_recipe` reads."""
+        lines = [f'name = "{self.name}"', f'weights = "{self.weights}"', "[tensors]"]
+        return "\n".join([*lines, *(f'"{pattern}" = "{scheme}"' for pattern, scheme in self.rules)]) + "\n"
+
+
+def read_recipe(name: str | Path) -> Recipe:
+    """The recipe of that name: a scheme, a preset, or a TOML file.
+
+    Raises:
+        RequestError: none of them, or a file that is wrong; the message has the key and what was expected.
+    """
+    text = str(name)
+    if text.lower() in SCHEMES:
+        return Recipe(text.lower(), text.lower())
+    if text.lower() in PRESETS:
+        weights, rules = PRESETS[text.lower()]
+        return Recipe(text.lower(), weights, tuple(rules.items()))
+    path = Path(name)
+    if not path.is_file():
+        known = (*SCHEMES, *PRESETS)
+        raise RequestError(f"no quantisation scheme, preset or recipe file {text!r}{did_you_mean(text.lower(), known)}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path}: not a readable TOML file: {error}") from None
+    return recipe_of(table, str(path))
+
+
+def recipe_of(table: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from the content of its file; `where` begins error messages.
+
+    Raises:
+        RequestError: an unknown key, a value of the wrong type, or no such scheme.
+    """
+    for key in table:
+        if key not in ("name", "weights", "tensors"):
+            raise RequestError(f"{where}: unknown key {key!r}{did_you_mean(key, ('name', 'weights', 'tensors'))}")
+    rules = table.get("tensors", {})
+    if not isinstance(rules, Mapping):
+        raise RequestError(f"{where}: tensors should be a table of patterns and schemes")
+    name = table.get("name", Path(where).stem)
+    if not isinstance(name, str) or '"' in name or not name.isprintable():
+        raise RequestError(f"{where}: name should be a plain text")
+    read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}")) for pattern, value in rules.items())
+    return Recipe(name, _scheme(table.get("weights", KEEP), f"{where}: weights"), read)
+
+
+def _scheme(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{where}: should be a scheme's name or {KEEP!r}, is {value!r}")
+    if value.lower() == KEEP:
+        return KEEP
+    try:
+        return find(value).name
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from None
