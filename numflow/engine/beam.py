@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numflow.engine.constraints import NEVER, Constraints
-from numflow.engine.sampling import largest
+from numflow.decoding.constraints import NEVER, Constraints
+from numflow.decoding.select import largest
 from numflow.errors import RequestError
 
 

@@ -10,7 +10,6 @@ from numflow.engine.batch import BATCH_ROWS
 from numflow.engine.beam import BeamSearch, Hypothesis
 from numflow.engine.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.request import Request
-from numflow.engine.sampling import Sampler
 from numflow.engine.sequence import Part, Runner
 
 MAX_BEAMS = 64  # sequences that run side by side
@@ -26,8 +25,7 @@ class OneByOne:
     def __init__(self, request: Request):
         self.new: list[int] = []
         self.ended, self.done = False, request.constraints.max_tokens == 0
-        self._ids, self._constraints = request.prefix.tolist(), request.constraints
-        self._sampler = Sampler(request.sampling)
+        self._constraints, self.sampler = request.constraints, request.sampler()
 
     @property
     def running(self) -> list[Hypothesis]:
@@ -37,17 +35,19 @@ class OneByOne:
     @property
     def result(self) -> Hypothesis:
         """What there is."""
-        return Hypothesis(tuple(self.new), 0.0, self.ended)
+        return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
 
     def advance(self, logits: np.ndarray) -> list[int]:
         """Take the logits [1, V]."""
-        id = self._sampler.pick(self._constraints.apply(logits[0], self._ids, len(self.new)))
+        self.take(self.sampler.pick(logits[0]))
+        return [0]
+
+    def take(self, id: int) -> None:
+        """The sampler has picked `id`."""
         self.ended = id in self._constraints.ends
-        self.done = self.ended or len(self.new) + 1 == self._constraints.max_tokens
         if not self.ended:
             self.new.append(id)
-            self._ids.append(id)
-        return [0]
+        self.done = self.result.ended or self.sampler.new == self._constraints.max_tokens
 
 
 def stream(runner: Runner, request: Request, result: Generation, decoder: Decoder) -> Generator[Piece, None, None]:

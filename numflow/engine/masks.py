@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numflow.engine.sampling import largest
+from numflow.decoding.select import largest
 from numflow.errors import RequestError
 
 

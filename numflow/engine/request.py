@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from numflow.decoding.constraints import Constraints
+from numflow.decoding.sampler import Sampler
+from numflow.decoding.settings import Sampling
 from numflow.engine.beam import Beams
-from numflow.engine.constraints import Constraints
 from numflow.engine.defaults import Defaults
 from numflow.engine.prompt import Prompts
-from numflow.engine.sampling import Sampling
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError, did_you_mean
 
@@ -65,7 +66,7 @@ class Settings:
     @property
     def sampling(self) -> Sampling:
         """The part that concerns how tokens are drawn."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class Request:
     sampling: Sampling
     beams: Beams | None
     constraints: Constraints
+
+    def sampler(self, index: int = 0) -> Sampler:
+        """What picks the tokens of the request's sample `index`."""
+        return Sampler(self.sampling, self.constraints, self.prefix, index)
 
 
 class Requests:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numflow.engine.beam import Beams, BeamSearch
-from numflow.engine.constraints import Constraints
+from numflow.decoding.constraints import Constraints
 from numflow.errors import RequestError
 
 V, END = 5, 4

@@ -1,22 +1,22 @@
-"""Picking tokens: filters against a full sort, drawn frequencies against probabilities."""
+"""Picking tokens: what may be drawn, and that drawn frequencies follow the probabilities."""
 
 import numpy as np
 import pytest
 
-from numflow.engine.sampling import Sampler, Sampling, distribution, draw, greedy
+from numflow.decoding.sampler import Sampler
+from numflow.decoding.settings import Sampling
 from numflow.errors import RequestError
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
 
 
 def allowed(**settings):
-    ids, probabilities = distribution(LOGITS, Sampling(**{"temperature": 1.0, **settings}))
+    ids, probabilities = Sampler(Sampling(**{"temperature": 1.0, **settings})).distribution(LOGITS)
     assert probabilities.sum() == pytest.approx(1)
     return dict(zip(ids.tolist(), np.round(probabilities, 4).tolist(), strict=True))
 
 
 def test_greedy_takes_the_lowest_of_equals():
-    assert greedy(np.array([1, 3, 3, 2], np.float32)) == 1
     assert Sampler(Sampling()).pick(np.array([0, 5, 5], np.float32)) == 1
     assert Sampler(Sampling(temperature=2.0, top_k=1)).pick(np.array([0, 5, 5], np.float32)) == 1
 
@@ -36,33 +36,11 @@ def test_filters_by_hand(settings, expected):
     assert allowed(**settings) == expected
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 40}, {"top_p": 0.95}, {"top_p": 0.999}, {"min_p": 0.02},
-                                      {"top_k": 700, "top_p": 0.9, "min_p": 0.001, "temperature": 1.7}])
-@pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_filters_agree_with_a_full_sort(settings, spread):
-    logits = (spread * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
-    sampling = Sampling(**{"temperature": 1.0, **settings})
-    p = np.exp((logits.astype(np.float64) - logits.max()) / sampling.temperature)
-    order = [i for i in np.argsort(-p, kind="stable") if p[i] >= sampling.min_p]
-    order = order[: sampling.top_k or None]
-    total = np.cumsum(p[order]) / p[order].sum()
-    kept = order[: 1 + np.argmax(total >= sampling.top_p)] if sampling.top_p < 1 else order
-    ids, probabilities = distribution(logits, sampling)
-    assert set(ids.tolist()) == set(kept)
-    np.testing.assert_allclose(probabilities, p[ids] / p[kept].sum(), rtol=1e-9)
-
-
-def test_equal_logits_at_the_border_keep_the_lower_ids():
-    ids, _ = distribution(np.zeros(10, np.float32), Sampling(temperature=1.0, top_k=3))
-    assert ids.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.7}])
 def test_frequencies_follow_the_probabilities(settings):
-    sampling, draws = Sampling(**{"temperature": 1.0, "seed": 7, **settings}), 4000
-    sampler = Sampler(sampling)
+    sampler, draws = Sampler(Sampling(**{"temperature": 1.0, "seed": 7, **settings})), 4000
     counts = np.bincount([sampler.pick(LOGITS) for _ in range(draws)], minlength=5)
-    ids, probabilities = distribution(LOGITS, sampling)
+    ids, probabilities = sampler.distribution(LOGITS)
     expected = np.zeros(5)
     expected[ids] = probabilities
     assert counts[expected == 0].sum() == 0
@@ -76,11 +54,6 @@ def test_the_seed_decides():
 
     assert picks(1) == picks(1) != picks(2)
     assert picks(None) != picks(None)
-
-
-def test_draw_at_the_ends():
-    ids, p = np.array([4, 9]), np.array([0.5, 0.5])
-    assert [draw(ids, p, u) for u in (0.0, 0.499, 0.5, 1 - 1e-16, 1.0)] == [4, 4, 9, 9, 9]
 
 
 @pytest.mark.parametrize(("settings", "message"), [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.engine.constraints import Constraints
+from numflow.decoding.constraints import Constraints
 
 SCORES = np.arange(6, dtype=np.float32)
 

@@ -1,0 +1,147 @@
+"""Picks the tokens of one request: the chain of strategies, with what it must remember from token to token."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from numflow.decoding.chain import candidates, narrowed, processed
+from numflow.decoding.constraints import Constraints
+from numflow.decoding.fsd import fsd
+from numflow.decoding.logprobs import TokenLogprob, token_logprobs
+from numflow.decoding.mirostat import Mirostat
+from numflow.decoding.select import Candidates, draw, greedy, uniform
+from numflow.decoding.settings import Sampling
+from numflow.errors import RequestError
+
+COIN = 1  # the random number of a position that decides on FSD; 0 draws the token, from 2 on speculation draws
+
+
+class Grammar(Protocol):
+    """What structured output needs; see numflow.decoding.structured."""
+
+    complete: bool
+
+    def apply(self, scores: np.ndarray) -> np.ndarray:
+        """Scores [V], -inf where the grammar allows no token."""
+
+    def accept(self, id: int) -> None:
+        """A token has come."""
+
+    def copy(self) -> "Grammar":
+        """One that goes its own way from here."""
+
+
+class Sampler:
+    """The state of one request.
+
+        id = sampler.pick(logits)       # float32 [V]; remembers what it picked, so call it once per token
+
+    Tokens depend on the seed, on `index` and on the logits alone; each position has its own random numbers. A sampler
+    holds no arrays of the model's size.
+
+    prefix: ids the decoder begins with, the prompt included. index: which of several samples of a request this is.
+    new:    tokens picked so far. ids: int32, prefix and picked ones. seed: the one in use, also where none was given.
+    logprobs: of the tokens that were picked, if the settings want them.
+    """
+
+    def __init__(self, settings: Sampling, constraints: Constraints | None = None, prefix: Sequence[int] = (),
+                 index: int = 0, grammar: Grammar | None = None):
+        self.settings, self.index, self.grammar = settings, index, grammar
+        self.constraints = constraints or Constraints()
+        self.seed = secrets.randbits(63) if settings.seed is None else int(settings.seed)
+        self.new = 0
+        self.logprobs: list[TokenLogprob] = []
+        self._history = np.array(prefix, np.int32)
+        self._length = len(self._history)
+        self._bypassed = 0
+        self._mirostat = Mirostat(settings.mirostat, settings.mirostat_tau, settings.mirostat_eta) \
+            if settings.mirostat else None
+
+    @property
+    def ids(self) -> np.ndarray:
+        """All tokens so far, int32 [n]."""
+        return self._history[:self._length]
+
+    @property
+    def complete(self) -> bool:
+        """Whether a grammar allows nothing more."""
+        return self.grammar is not None and self.grammar.complete
+
+    def pick(self, logits: np.ndarray) -> int:
+        """The next token, from float32 logits [V].
+
+        Raises:
+            RequestError: the logits are not numbers, or no token may come.
+        """
+        ids, probabilities = self.distribution(logits)
+        id = int(ids[0]) if len(ids) == 1 else draw(ids, probabilities, self.uniform())
+        if self._bypassed < self.settings.eos_bypassing_max and id in self.constraints.ends:
+            id = self._best_other(logits)
+            self._bypassed += 1
+        self.accept(id, logits)
+        return id
+
+    def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
+        settings, scores = self.settings, self.scores(logits)
+        if settings.greedy:
+            return np.array([greedy(scores)]), np.ones(1)
+        c = self._narrowed(candidates(scores, settings.pool_size))
+        return c.ids, c.probabilities
+
+    def scores(self, logits: np.ndarray) -> np.ndarray:
+        """Logits [V] with penalties, -inf for tokens that may not come."""
+        if not np.isfinite(logits[np.argmax(logits)]):
+            raise RequestError("the model's logits are not finite numbers; its weights or its specification are wrong")
+        scores = self.constraints.apply(processed(logits, self.ids, self.new, self.settings), self.ids, self.new)
+        if self.grammar is not None:
+            scores = self.grammar.apply(scores)
+        if scores is not logits and np.max(scores) == -np.inf:
+            raise RequestError("no token may come next: the model's files or the request rule out all of them")
+        return scores
+
+    def uniform(self, number: int = 0) -> float:
+        """A random number 0 .. 1 of the next token's position."""
+        return uniform(self.seed, self.index, self.new, number)
+
+    def accept(self, id: int, logits: np.ndarray | None = None) -> None:
+        """The next token is `id`. logits: those it was picked from, for its log-probability and Mirostat."""
+        if logits is not None and self.settings.logprobs is not None:
+            self.logprobs += token_logprobs(logits[None], np.array([id]), self.settings.logprobs)
+        if self._mirostat is not None:
+            self._mirostat.accept(id)
+        if self.grammar is not None and id not in self.constraints.ends:
+            self.grammar.accept(id)
+        if self._length == len(self._history):
+            self._history = np.concatenate([self._history, np.zeros(max(64, self._length), np.int32)])
+        self._history[self._length] = id
+        self._length += 1
+        self.new += 1
+
+    def copy(self) -> "Sampler":
+        """One that goes its own way from here, with the same seed."""
+        twin = object.__new__(Sampler)
+        twin.__dict__ = dict(self.__dict__)
+        twin._history, twin.logprobs = self._history.copy(), list(self.logprobs)
+        twin._mirostat = None if self._mirostat is None else self._mirostat.copy()
+        twin.grammar = None if self.grammar is None else self.grammar.copy()
+        return twin
+
+    def _narrowed(self, c: Candidates) -> Candidates:
+        s = self.settings
+        if self._mirostat is not None:
+            return self._mirostat.narrow(narrowed(c, s))
+        if s.fsd and not (s.fsd == "random" and self.new < s.fsd_random and self.uniform(COIN) < 0.5):
+            c = Candidates(c.ids, c.scores / s.temperature) if s.temperature else c
+            return fsd(c, self.ids, s.fsd_k, s.fsd_n, s.fsd_alpha, s.fsd_beta)
+        return narrowed(c, s)
+
+    def _best_other(self, logits: np.ndarray) -> int:
+        """The best token that does not end the text."""
+        scores = self.scores(logits).copy()
+        scores[[id for id in self.constraints.ends if id < len(scores)]] = -np.inf
+        if np.max(scores) == -np.inf:
+            raise RequestError("no token may come next but an end token, and eos_bypassing_max rules it out")
+        return greedy(scores)
