@@ -1,13 +1,17 @@
 """Reading the packed layout (layout.py): codes, scales and weights of 16 rows at once, as code to build kernels of.
 
-`codes` is the address of a unit's codes, `heads` of a tile's headers, `unit` its index in the tile; the scheme or
-its `header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when a kernel is compiled.
+`codes` is the address of a unit's codes, `heads` what `open_heads` makes of a tile's headers, `unit` its index in the
+tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when a
+kernel is compiled.
 """
+
+from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 
 from numflow.cpu.layout import (
     BASE,
     BF16,
     F16,
+    GRIDS,
     POWER,
     SCALE,
     SCALE16,
@@ -19,14 +23,22 @@ from numflow.cpu.layout import (
     header_bytes,
 )
 from numflow.cpu.simd_lookup import lookup16
-from numflow.cpu.simd_value import Value, load, load_bf16, load_f16
+from numflow.cpu.simd_value import Value, fma, load, load_bf16, load_f16
 
 
-def column_group(codes: Value, scheme: Scheme, group: int, lanes: int = 64) -> Value:
-    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row.
+Heads = Value | Grid
 
-    With 4 lanes those of one row, where `codes` is 4 * row bytes further on.
-    """
+
+def open_heads(heads: Value, columns: Value, scheme: Scheme) -> Heads:
+    """What the functions below need to know of the tile's headers at address `heads`."""
+    return Grid(heads, columns, scheme) if scheme.header in GRIDS else heads
+
+
+def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None) -> Value:
+    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row, or u8x4 of one row."""
+    if scheme.bits == 3.5:
+        return of_pair(pair_codes(codes, group // 2, row), group % 2)
+    codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     if scheme.bits == 8:
         return load(codes + 64 * group, "u8", lanes)
     if scheme.bits in (2, 3):
@@ -48,8 +60,10 @@ def _moved(plane: Value, begin: int, to: int, mask: int, lanes: int) -> Value:
     return vector & mask
 
 
-def scale(heads: Value, unit: Value, half: int, header: int) -> Value:
+def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:
     """What codes are multiplied with, f32x16."""
+    if isinstance(heads, Grid):
+        return heads.scale(unit, half)
     if header in (SCALE, BASE, SCALE16):
         return load_f16(heads + unit * header_bytes(header) + (32 * half if header == SCALE16 else 0))
     if header == POWER:
@@ -63,8 +77,10 @@ def scale(heads: Value, unit: Value, half: int, header: int) -> Value:
     return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
 
 
-def base(heads: Value, unit: Value, half: int, header: int) -> Value:
-    """What is added to code * scale, f32x16, for the kinds that add something: BASE, SUPER, SUPER16."""
+def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
+    """What is added to code * scale, f32x16, for the kinds WITH_BASE."""
+    if isinstance(heads, Grid):
+        return -(heads.scale(unit, half) * heads.zero(unit, half))
     if header == BASE:
         return load_f16(heads + unit * header_bytes(header) + 32)
     block = _block(heads, unit, header)
@@ -86,15 +102,20 @@ def _by_16(unit: Value, half: int) -> Value:
     return ((unit & 7) << 5) + 16 * half
 
 
-def scale_and_base(heads: Value, unit: Value, half: int, scheme: Scheme) -> tuple[Value, Value]:
-    """What makes weights of codes: code * scale + base, f32x16 each.
+def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tuple[Value, Value]:
+    """What `weights` makes weights of codes with, f32x16 each.
 
-    (code - zero) * scale is the same number rounded in the same place, since the zero point is a power of two.
+    (code - zero) * scale is code * scale + base, rounded in the same place, where the zero is a power of two.
     """
     scales = scale(heads, unit, half, scheme.header)
-    if scheme.header in WITH_BASE:
-        return scales, base(heads, unit, half, scheme.header)
-    return scales, scales * -float(scheme.zero)
+    if isinstance(heads, Grid):
+        return scales, heads.zero(unit, half)
+    return scales, base(heads, unit, half, scheme.header) if scheme.header in WITH_BASE else scales * -float(scheme.zero)
+
+
+def weights(codes: Value, scales: Value, offsets: Value, scheme: Scheme) -> Value:
+    """Weights of codes as float32; of a GRID, whose code - zero is exact, those of numflow.quant.decode."""
+    return (codes - offsets) * scales if scheme.header in GRIDS else fma(codes, scales, offsets)
 
 
 def numbers(address: Value, header: int) -> Value:

@@ -3,6 +3,7 @@
 from numflow.cpu.kernel import kernel
 from numflow.cpu.linear_tile import scheme
 from numflow.cpu.linear_walk import expert_linear
+from numflow.cpu.own_kernels import EXPERT_LINEAR as OWN
 
 
 @kernel
@@ -162,6 +163,7 @@ def _expert_linear_bf16(args, thread, n_threads):
 
 # The kernel by scheme and whether activations are int8.
 KERNELS = {
+    **OWN,
     ("b4_scale", True): _expert_linear_b4_scale_int8,
     ("b4_scale", False): _expert_linear_b4_scale_f32,
     ("b5_scale", True): _expert_linear_b5_scale_int8,

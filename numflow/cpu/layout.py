@@ -9,6 +9,9 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            5 bits  the 4 of 4 bits, then 1 vector whose bit g is bit 4 of group g
            6 bits  the 4 of 4 bits, then the 2 of 2 bits as bits 4 and 5
            3 bits  the 2 of 2 bits, then 1 vector whose bit g is bit 2 of group g
+           3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
+                   bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
+                   pair 3, whose 3 high ones are the top bits of the other vectors
 headers  by kind, [16] is one value per row; z is the scheme's zero point:
            SCALE    per unit  f16 d[16]                                       w = d * (code - z)
            SCALE16  per unit  f16 d[2][16]                                    the same, by 16 columns
@@ -18,6 +21,8 @@ headers  by kind, [16] is one value per row; z is the scheme's zero point:
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]       the same, by 16 columns
            SIGNED   per 8     f16 d[16], i8 s[8][16]                          w = d * s * (code - z), by 32 columns
            SIGNED16 per 8     f16 d[16], i8 s[16][16]                         the same, by 16 columns
+           GRID     per unit  the block headers of numflow.quant's schemes    w = scale * (code - zero)
+           GRID16   per unit  the same, by 16 columns                         decode_own.py says how
 
 A scheme with a code-book has 4 bits in memory, which stand for the entry of a table of 16 signed bytes; its codes are
 those entries + 128. The zero point is 2^(bits - 1) of the codes, so 128 with a code-book.
@@ -26,15 +31,18 @@ F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with a
 (an expert, or the whole matrix) fill its last tile with zeros.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from numflow.quant.layout import ROW_SCHEMES, RowScheme
+
 ROWS, UNIT = 16, 32
 AUX_BYTES = 16  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
 # Kinds of headers; the last three have none.
-SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, F32, F16, BF16 = range(11)
-WITH_BASE, BY_16 = {BASE, SUPER, SUPER16}, {SCALE16, SUPER16, SIGNED16}
+SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(13)
+WITH_BASE, BY_16, GRIDS = {BASE, SUPER, SUPER16, GRID, GRID16}, {SCALE16, SUPER16, SIGNED16, GRID16}, {GRID, GRID16}
 
 # Bytes of a header, and how many units share it.
 _HEADER = {SCALE: (32, 1), SCALE16: (64, 1), POWER: (32, 1), BASE: (64, 1), SUPER: (320, 8), SUPER16: (320, 8),
@@ -50,14 +58,24 @@ class Scheme:
     """A family of matrices that one set of kernels serves: stored `bits` per number, `header` kind, code-book."""
 
     name: str
-    bits: int
+    bits: float
     header: int
     book: tuple[int, ...] = ()
 
     @property
+    def own(self) -> RowScheme:
+        """The scheme of numflow.quant whose codes and headers it has; for GRID and GRID16."""
+        return ROW_SCHEMES[self.name]
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of the codes of one column of a tile."""
+        return int(2 * self.bits)
+
+    @property
     def code_bits(self) -> int:
         """Bits of a code once it is read."""
-        return 8 if self.book else self.bits
+        return 8 if self.book else math.ceil(self.bits)
 
     @property
     def zero(self) -> int:
@@ -72,11 +90,13 @@ class Scheme:
     @property
     def block(self) -> int:
         """Columns that one header is for; K is a multiple of it."""
-        return 1 if self.is_float else _HEADER[self.header][1] * UNIT
+        return 1 if self.is_float else UNIT if self.header in GRIDS else _HEADER[self.header][1] * UNIT
 
     def tile_bytes(self, columns: int) -> tuple[int, int]:
         """Bytes of codes and of headers of one tile of `columns` columns."""
-        codes = columns * ROWS * self.bits // 8
+        codes = columns * self.column_bytes
+        if self.header in GRIDS:
+            return codes, columns // self.own.block * 2 * self.own.header_bits + 2 * ROWS
         return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header][0])
 
 
@@ -87,6 +107,8 @@ SCHEMES = {s.name: s for s in (
     Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
     Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
     Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
+    *(Scheme(name, 3.5 if own.paired else own.unit_bytes // 4, GRID16 if own.block == 16 else GRID)
+      for name, own in ROW_SCHEMES.items()),
     Scheme("f32", 32, F32), Scheme("f16", 16, F16), Scheme("bf16", 16, BF16),
 )}
 
@@ -95,6 +117,7 @@ NATIVE = {
     "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
+    **{name: name for name in ROW_SCHEMES},
     "F32": "f32", "F16": "f16", "BF16": "bf16",
 }
 

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.decode import base, column_group, numbers, scale, scale_and_base
+from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
 from numflow.cpu.layout import AUX_BYTES, BY_16, SCHEMES, UNIT, WITH_BASE, Scheme
 from numflow.cpu.simd_dot import dot4, dot4_signed
 from numflow.cpu.simd_isa import isa
@@ -47,10 +47,11 @@ def scheme(typingctx, name, int8):
 def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
     """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
     emit = _unit_floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
-    x_bytes, code_bytes, m = 1 if kind.int8 else 4, 2 * kind.scheme.bits, total.count
+    x_bytes, code_bytes, m = 1 if kind.int8 else 4, kind.scheme.column_bytes, total.count
 
     def codegen(context, builder, signature, args):
         x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
+        heads = open_heads(heads, columns, kind.scheme)
 
         def unit(i, vectors):
             if m <= 4 and not kind.scheme.is_float:  # plain numbers do without, and many tokens leave time enough
@@ -85,7 +86,7 @@ def x_bytes(typingctx, count, kind):
 def code_bytes(typingctx, count, kind):
     """Bytes of the codes of `count` columns of a tile."""
     def codegen(context, builder, signature, args):
-        return builder.mul(args[0], ir.Constant(args[0].type, 2 * kind.scheme.bits))
+        return builder.mul(args[0], ir.Constant(args[0].type, kind.scheme.column_bytes))
     return types.int64(types.int64, kind), codegen
 
 
@@ -130,8 +131,8 @@ def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Valu
     for group in groups:
         vector, words = column_group(codes, scheme, group), each_word(x + 4 * m * group, m)
         if signed:
-            weights = vector - scheme.zero
-            acc = [dot4_signed(a, weights, word) for a, word in zip(acc, words)]
+            signed_codes = vector - scheme.zero
+            acc = [dot4_signed(a, signed_codes, word) for a, word in zip(acc, words)]
         else:
             acc = [dot4(a, vector, word, scheme.code_bits) for a, word in zip(acc, words)]
     return acc
@@ -142,18 +143,18 @@ def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Valu
 def _unit_f32(kind, total, x, aux, codes, heads, unit):
     acc = _zeros(total, "f32")
     for half in range(2):
-        scales, bases = scale_and_base(heads, unit, half, kind.scheme)
+        scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
         for group in range(4 * half, 4 * half + 4):
             vector = column_group(codes, kind.scheme, group)
             for column in range(4):
-                weights = fma(vector.byte_of_4(column).to_f32(), scales, bases)
-                acc = add_products(acc, weights, x + (4 * group + column) * 4 * len(total))
+                row = weights(vector.byte_of_4(column).to_f32(), scales, offsets, kind.scheme)
+                acc = add_products(acc, row, x + (4 * group + column) * 4 * len(total))
     return [t + a for t, a in zip(total, acc)]
 
 
 def _unit_floats(kind, total, x, aux, codes, heads, unit):
     # Two sums, of even and of odd columns, so that with few tokens their chains of additions overlap.
-    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], 2 * kind.scheme.bits
+    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.column_bytes
     for k in range(UNIT):
         row = numbers(codes + k * bytes_, kind.scheme.header)
         accs[k % 2] = add_products(accs[k % 2], row, x + k * 4 * len(total))

@@ -60,13 +60,13 @@ def _put_planes(typingctx, groups, codes, kind):
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
-        for i, plane in enumerate(_planes(vectors, kind.scheme.bits)):
+        for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen
 
 
-def _planes(groups: list[Value], bits: int) -> list[Value]:
+def planes(groups: list[Value], bits: int) -> list[Value]:
     if bits == 8:
         return groups
     if bits == 4:
@@ -74,8 +74,8 @@ def _planes(groups: list[Value], bits: int) -> list[Value]:
     if bits == 2:
         return [_joined([g & 3 for g in groups[4 * j:4 * j + 4]], 2) for j in range(2)]
     if bits in (5, 3):
-        return [*_planes(groups, bits - 1), _joined([g >> (bits - 1) & 1 for g in groups], 1)]
-    return _planes(groups, 4) + _planes([g >> 4 for g in groups], 2)
+        return [*planes(groups, bits - 1), _joined([g >> (bits - 1) & 1 for g in groups], 1)]
+    return planes(groups, 4) + planes([g >> 4 for g in groups], 2)
 
 
 def _joined(vectors: list[Value], bits: int) -> Value:

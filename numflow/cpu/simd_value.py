@@ -103,6 +103,10 @@ class Value:
         """Lanes [begin, begin + lanes)."""
         return _shuffle(self, self, range(begin, begin + lanes))
 
+    def pick(self, lanes: Sequence[int]) -> "Value":
+        """The lanes of these numbers, in this order."""
+        return _shuffle(self, self, lanes)
+
     def join(self, high: "Value") -> "Value":
         """This vector's lanes, then those of `high`."""
         return _shuffle(self, high, range(2 * self.lanes))

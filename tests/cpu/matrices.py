@@ -11,6 +11,7 @@ from numflow.cpu.pack import pack
 from numflow.formats.types import TYPES
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
+from numflow.quant.layout import ROW_SCHEMES
 
 # Where the float16 scales of a block stand.
 _SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -25,6 +26,8 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         bits = {"F32": values, "F16": values.astype(np.float16), "F64": values.astype(np.float64),
                 "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)}[kind]
         return RawMatrix("w", kind, bits.view(np.uint8).reshape(rows, -1), (rows, columns), groups)
+    if kind in ROW_SCHEMES:
+        return RawMatrix("w", kind, _own_rows(kind, rows, columns, rng), (rows, columns), groups)
     shape = rows, columns // TYPES[kind].block
     blocks = rng.integers(0, 256, (*shape, TYPES[kind].size), dtype=np.uint8)
     if kind == "MXFP4":
@@ -33,6 +36,15 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         scales = (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 0, shape)).astype(np.float16)
         blocks[:, :, at:at + 2] = scales[..., None].view(np.uint8)
     return RawMatrix("w", kind, blocks.reshape(rows, -1), (rows, columns), groups)
+
+
+def _own_rows(kind: str, rows: int, columns: int, rng) -> np.ndarray:
+    """Any codes, block headers, zeros and steps of up to 4 octaves from scale to scale; a row of zeros."""
+    raw = rng.integers(0, 256, (rows, ROW_SCHEMES[kind].row_bytes(columns)), dtype=np.uint8)
+    headers = rng.integers(360, 390, rows) << 7 | rng.integers(0, 20, rows) << 2 | rng.integers(0, 4, rows)
+    headers[1] &= 127
+    raw[:, :2] = headers.astype("<u2")[:, None].view(np.uint8)
+    return raw
 
 
 def activations(rows: int, columns: int, seed: int = 1) -> np.ndarray:

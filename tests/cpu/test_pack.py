@@ -55,7 +55,10 @@ def test_sizes_are_those_of_the_layout():
     bits = {kind: 8 * pack_stored(kind, 32, 512)[1].nbytes / (32 * 512) for kind in NATIVE}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
-                    "NVFP4": 5.0, "F32": 32, "F16": 16, "BF16": 16}
+                    "NVFP4": 5.0, "F32": 32, "F16": 16, "BF16": 16,
+                    # as in the file, whose rows have 16 bits of header
+                    "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
+                    "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512}
 
 
 def test_rows_of_a_larger_file_are_packed_in_place():

@@ -1,0 +1,88 @@
+"""Reading numflow's own schemes (numflow/quant/layout.py) in the packed layout: GRID headers, and pairs in 7 bits.
+
+The headers of a tile are those of the file with the rows side by side, bit for bit as many:
+    for each block   the fields S | Z << scale_bits of 16 rows, each of 6 or 12 bits, row 0 in the lowest ones
+    u16 [16]         the row headers
+A unit of the GRID kinds has one block (GRID) or two (GRID16).
+
+    scale = the float32 whose bits are B + S * D      zero = first + Z * step, all four by row, all exact
+"""
+
+from llvmlite import ir
+
+from numflow.cpu.layout import GRID16, Scheme
+from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_value import Value, constant, fma, llvm_type, load
+from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, PAIR_LEVELS
+
+
+class Grid:
+    """The headers of a tile, opened: what its row headers say, as vectors of 16 rows.
+
+    heads: address of the tile's headers; columns: of the matrix.
+    """
+
+    def __init__(self, heads: Value, columns: Value, scheme: Scheme):
+        self.heads, self.own, self.blocks = heads, scheme.own, 2 if scheme.header == GRID16 else 1
+        rows = load(heads + (columns >> 5) * (self.blocks * 2 * self.own.header_bits), "u16", 16).widen()
+        base, step = rows >> 7, rows >> 2 & 31
+        alive = base.compare(">", 0)
+        self.base = alive.choose((base + BASE_BIAS) << BASE_SHIFT, 0)
+        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - self.own.scale_bits)), 0)
+        levels, codes = self.own.levels - 1, 1 << self.own.zero_bits
+        whole = constant(rows, "f32", levels / codes).as_("i32", 16)
+        self.zero_step = (whole - ((rows & 3) << 23)).as_("f32", 16)  # levels / codes / 2^window
+        self.first = fma(self.zero_step, constant(rows, "f32", (1 - codes) / 2), constant(rows, "f32", levels / 2))
+
+    def scale(self, unit: Value, half: int) -> Value:
+        """Scale of a block, f32x16."""
+        s = self._fields(unit, half) & ((1 << self.own.scale_bits) - 1)
+        return (self.base + s * self.step).as_("f32", 16)
+
+    def zero(self, unit: Value, half: int) -> Value:
+        """Zero of a block, f32x16."""
+        z = self._fields(unit, half) >> self.own.scale_bits & ((1 << self.own.zero_bits) - 1)
+        return fma(z.to_f32(), self.zero_step, self.first)
+
+    def _fields(self, unit: Value, half: int) -> Value:
+        """S | Z << scale_bits of 16 rows, i32, with more bits above; what is read too much are later headers."""
+        bits = self.own.header_bits
+        block = self.heads + (unit * self.blocks + (half if self.blocks == 2 else 0)) * (2 * bits)
+        places = [divmod(bits * row, 8) for row in range(16)]
+        picks = [byte + i % 2 for byte, _ in places for i in range(4)]
+        return load(block, "u8", 16 if bits == 6 else 32).pick(picks).as_("i32", 16) >> [bit for _, bit in places]
+
+
+def pair_codes(codes: Value, pair: int, row: Value | None) -> Value:
+    """Pairs of weights of column groups 2 * pair and 2 * pair + 1: u8x64, or u8x4 of one row; bit 7 is anything."""
+    at, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
+    vectors = [load(at + 64 * i, "u8", lanes) for i in range(3)]
+    if pair < 3:
+        return vectors[pair]
+    if row is None:
+        half = load(codes + 192, "u16", 16).widen()
+    else:
+        half = load(codes + 192 + (row << 1), "u16").widen()
+    words = (half | half << 12) & 0x0F0F0F0F  # low nibbles are columns 0 and 1, high ones 2 and 3
+    last = words.as_("u8", lanes)
+    for i, vector in enumerate(vectors):
+        last = last | (vector & 128) >> (3 - i)
+    return last
+
+
+def of_pair(code: Value, second: int) -> Value:
+    """The first weight of pairs (u8 lanes, bit 7 is anything), or the second: code % 11 or code // 11."""
+    if isa() == "avx512" and code.lanes == 64:
+        return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)])
+    code = code & 127
+    words = code.as_("u16", code.lanes // 2)
+    quotient = (((words & 255) * 187) >> 11 | (((words >> 8) * 187) >> 11) << 8)  # exact up to 127
+    return (quotient if second else words - quotient * PAIR_LEVELS).as_("u8", code.lanes)
+
+
+def _permuted(code: Value, table: list[int]) -> Value:
+    """table[code & 127] by one instruction of VBMI."""
+    kind = llvm_type("u8", 64)
+    low, high = (Value(code.builder, ir.Constant(kind, [ir.Constant(kind.element, entry) for entry in part]))
+                 for part in (table[:64], table[64:]))
+    return low.call("llvm.x86.avx512.vpermi2var.qi.512", kind, code, high)

@@ -1,0 +1,78 @@
+"""How `embed` reads rows of a packed table, with the numbers that float32 `linear` has for the same matrix.
+
+A token outside the table is taken as its first or last row: what is read stays inside its memory.
+"""
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from numflow.cpu.decode import column_group, numbers, open_heads, scale_and_offset, weights
+from numflow.cpu.kernel import TOKENS, f32_ptr, f64, i32_ptr, i64, share
+from numflow.cpu.linear_tile import code_bytes
+from numflow.cpu.simd import merged
+from numflow.cpu.simd_value import Value, save
+
+# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, and the scale.
+CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE = range(2, 11)
+
+
+@merged
+def embed_rows(args, thread, n_threads, kind):
+    """Items: tokens; `kind` as from linear_tile.scheme."""
+    header = i64(args, 0)
+    tokens, columns = i32_ptr(i64(header, TOKENS)), i64(args, COLUMNS)
+    factor = np.float32(f64(args, SCALE))
+    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
+    for t in range(begin, end):
+        row = min(max(np.int64(tokens[t]), 0), i64(args, ROWS) - 1)
+        codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
+        heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+        y = i64(args, Y) + 4 * t * i64(args, STRIDE)
+        for unit in range(columns >> 5):
+            _row_unit(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+        for k in range(columns & -32, columns):
+            _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
+        if factor != 1:
+            for k in range(columns):
+                f32_ptr(y)[k] *= factor
+
+
+@intrinsic
+def _row_unit(typingctx, codes, heads, columns, unit, row, y, kind):
+    """The 32 weights of one row in a unit, to y."""
+    def codegen(context, builder, signature, args):
+        emit = _floats if kind.scheme.is_float else _decoded
+        emit(kind.scheme, *(Value(builder, a) for a in args[:6]))
+        return context.get_dummy_value()
+    i64_ = types.int64
+    return types.void(i64_, i64_, i64_, i64_, i64_, i64_, kind), codegen
+
+
+def _decoded(kind, codes, heads, columns, unit, row, y):
+    heads = open_heads(heads, columns, kind)
+    for half in range(2):
+        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, kind))
+        for group in range(4 * half, 4 * half + 4):
+            four = column_group(codes, kind, group, row).widen()
+            save(y + 16 * group, weights(four.to_f32(), scales, offsets, kind))
+
+
+def _floats(kind, codes, heads, columns, unit, row, y):
+    for k in range(32):
+        save(y + 4 * k, _of_row(numbers(codes + kind.column_bytes * k, kind.header), row))
+
+
+def _of_row(vector: Value, row: Value) -> Value:
+    return Value(row.builder, row.builder.extract_element(vector.llvm, row.llvm))
+
+
+@intrinsic
+def _row_number(typingctx, codes, row, y, kind):
+    """One plain number of a row, to y."""
+    def codegen(context, builder, signature, args):
+        codes, row, y = (Value(builder, a) for a in args[:3])
+        if kind.scheme.is_float:
+            save(y, _of_row(numbers(codes, kind.scheme.header), row))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, kind), codegen

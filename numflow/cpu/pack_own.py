@@ -1,0 +1,184 @@
+"""Kernels that bring rows of numflow's own schemes (numflow/quant/layout.py) into the packed layout, bit for bit."""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from numflow.cpu.decode_own import of_pair
+from numflow.cpu.kernel import i64, kernel, share, u8_ptr, u16_ptr
+from numflow.cpu.layout import SCHEMES, UNIT
+from numflow.cpu.pack_kernels import (
+    CODE_BYTES,
+    CODES,
+    COLUMNS,
+    GROUPS,
+    HEAD_BYTES,
+    HEADS,
+    RAW,
+    ROW_BYTES,
+    ROWS,
+    SCRATCH,
+    SCRATCH_AT,
+    planes,
+)
+from numflow.cpu.simd import merged
+from numflow.cpu.simd_value import Value, load, save
+from numflow.quant.bits import Plane
+from numflow.quant.layout import HEADER_BYTES, PAIR_LEVELS
+
+
+class OwnType(types.Type):
+    """An own scheme as the type of a value without content."""
+
+    def __init__(self, name: str):
+        self.scheme = SCHEMES[name]
+        super().__init__(name=f"Own({name})")
+
+
+register_model(OwnType)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def own(typingctx, name):
+    """The scheme of that name, for the functions below."""
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+    return OwnType(name.literal_value)(name), codegen
+
+
+@intrinsic
+def _sizes(typingctx, kind):
+    """Columns of a block, bits of its header, bytes of a row's unit, and bytes of a packed column."""
+    def codegen(context, builder, signature, args):
+        scheme, stored = kind.scheme, kind.scheme.own
+        sizes = stored.block, stored.header_bits, stored.unit_bytes, scheme.column_bytes
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
+    return types.UniTuple(types.int64, 4)(kind), codegen
+
+
+@intrinsic
+def _spread(typingctx, raw, out, kind):
+    """The codes of one row's unit at `raw`, as 8 words of 4 columns, 64 bytes apart."""
+    def codegen(context, builder, signature, args):
+        raw, out = (Value(builder, a) for a in args[:2])
+        codes = _unit_codes(raw, kind.scheme.own).as_("i32", UNIT // 4)
+        for word in range(UNIT // 4):
+            save(out + 64 * word, codes.lane(word))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, kind), codegen
+
+
+def _unit_codes(raw, stored):
+    """u8x32"""
+    codes, at = None, 0
+    for plane in stored.planes:
+        fields = _plane_fields(raw + at, plane, stored.unit_codes)
+        codes, at = fields if codes is None else codes | fields, at + plane.bytes(stored.unit_codes)
+    if not stored.paired:
+        return codes
+    first, second = of_pair(codes, 0), of_pair(codes, 1)
+    second = second.compare("<", PAIR_LEVELS).choose(second, PAIR_LEVELS - 1)
+    return first.join(second).pick([i // 2 + stored.unit_codes * (i % 2) for i in range(UNIT)])
+
+
+def _plane_fields(raw: Value, plane: Plane, codes: int) -> Value:
+    """The bits of a plane of so many codes, in their place in each code."""
+    each = 8 // plane.width
+    packed = load(raw, "u8", plane.bytes(codes)).pick([i // each for i in range(codes)])
+    return ((packed >> [plane.width * (i % each) for i in range(codes)]) & ((1 << plane.width) - 1)) << plane.shift
+
+
+@intrinsic
+def _put_unit(typingctx, groups, codes, kind):
+    """The 8 vectors of a unit's column groups, as the planes of the packed layout."""
+    def codegen(context, builder, signature, args):
+        groups, codes = (Value(builder, a) for a in args[:2])
+        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
+        for i, plane in enumerate(_pair_planes(vectors) if kind.scheme.own.paired else planes(vectors, kind.scheme.bits)):
+            save(codes + 64 * i, plane)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, kind), codegen
+
+
+def _pair_planes(groups):
+    """3 vectors of pairs, their top bits those of pair 3, and half a vector with its low bits (layout.py)."""
+    *pairs, last = (groups[2 * p] + groups[2 * p + 1] * PAIR_LEVELS for p in range(4))
+    words = (last & 15).as_("i32", 16)
+    return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), (words | words >> 12).narrow("u16")]
+
+
+@merged
+def _pack(args, thread, n_threads, kind):
+    rows, columns = i64(args, ROWS), i64(args, COLUMNS)
+    block, header_bits, unit_bytes, column_bytes = _sizes(kind)
+    group_tiles, blocks, scratch = (rows + 15) // 16, columns // block, i64(args, SCRATCH_AT) + thread * SCRATCH
+    start = HEADER_BYTES + (blocks * header_bits + 7) // 8
+    begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
+    for tile in range(begin, end):
+        first = tile % group_tiles * 16
+        lanes = min(16, rows - first)
+        raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
+        codes, heads = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
+        if lanes < 16:
+            for i in range(SCRATCH):
+                u8_ptr(scratch)[i] = 0
+        for unit in range(columns // UNIT):
+            for lane in range(lanes):
+                _spread(raw + lane * i64(args, ROW_BYTES) + start + unit * unit_bytes, scratch + 4 * lane, kind)
+            _put_unit(scratch, codes + unit * UNIT * column_bytes, kind)
+        for lane in range(lanes):
+            row = raw + lane * i64(args, ROW_BYTES)
+            for b in range(blocks):
+                _put_field(row, HEADER_BYTES * 8 + b * header_bits, heads + b * 2 * header_bits, lane, header_bits)
+            u16_ptr(heads + blocks * 2 * header_bits)[lane] = u8_ptr(row)[0] | np.uint16(u8_ptr(row)[1]) << 8
+
+
+@merged
+def _put_field(row, at, out, lane, bits):
+    """The field of `bits` bits at bit `at` of a row, to field `lane` of zeroed memory at `out`."""
+    here, to = u8_ptr(row + at // 8), u8_ptr(out + lane * bits // 8)
+    value = ((here[0] | here[1] << 8 | here[2] << 16) >> at % 8 & (1 << bits) - 1) << lane * bits % 8
+    to[0] |= value & 255
+    to[1] |= value >> 8
+
+
+@kernel
+def _pack_q2(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q2"))
+
+
+@kernel
+def _pack_q3(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q3"))
+
+
+@kernel
+def _pack_q3h(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q3h"))
+
+
+@kernel
+def _pack_q4(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q4"))
+
+
+@kernel
+def _pack_q5(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q5"))
+
+
+@kernel
+def _pack_q6(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q6"))
+
+
+@kernel
+def _pack_q8(args, thread, n_threads):
+    _pack(args, thread, n_threads, own("q8"))
+
+
+# The kernel by scheme.
+KERNELS = {
+    "q2": _pack_q2, "q3": _pack_q3, "q3h": _pack_q3h, "q4": _pack_q4, "q5": _pack_q5, "q6": _pack_q6, "q8": _pack_q8,
+}
