@@ -31,6 +31,21 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
     Raises:
         RequestError: a text that is too short, or settings out of range.
     """
+    windows, skipped = windows_of(model, text, context, chunks, protocol)
+    scores = []
+    for done, window in enumerate(windows, 1):
+        scores.append(log_likelihoods(model, window)[skipped:])
+        if progress is not None:
+            progress(done, len(windows), math.exp(-np.mean(np.concatenate(scores))))
+    return {**summary(-np.concatenate(scores)), "chunks": len(windows), "context": context, "protocol": protocol}
+
+
+def windows_of(model, text: str, context: int, chunks: int | None, protocol: str) -> tuple[list[list[int]], int]:
+    """The windows of a text, as ids, and how many rows at the start of each are not scored.
+
+    Raises:
+        RequestError: as `perplexity`.
+    """
     if protocol not in PROTOCOLS:
         raise RequestError(f"no protocol {protocol!r}{did_you_mean(protocol, PROTOCOLS)}")
     if not 2 <= context <= model.context:
@@ -43,14 +58,9 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
     windows = [window for window in windows if len(window) >= shortest][:chunks]
     if not windows:
         raise RequestError(f"the text has {len(ids)} tokens; at least {shortest} are needed")
-    scores = []
-    for done, window in enumerate(windows, 1):
-        if protocol == "half" and model.tokenizer.add_bos:
-            window = [model.tokenizer.bos_id, *window[1:]]
-        scores.append(log_likelihoods(model, window)[skipped:])
-        if progress is not None:
-            progress(done, len(windows), math.exp(-np.mean(np.concatenate(scores))))
-    return {**_summary(-np.concatenate(scores)), "chunks": len(windows), "context": context, "protocol": protocol}
+    if protocol == "half" and model.tokenizer.add_bos:
+        windows = [[model.tokenizer.bos_id, *window[1:]] for window in windows]
+    return windows, skipped
 
 
 def log_likelihoods(model, ids) -> np.ndarray:
@@ -68,7 +78,8 @@ def _log_sum_exp(values) -> float:
     return float(peak) + math.log(float(np.sum(np.exp(values - peak), dtype=np.float64)))
 
 
-def _summary(nll) -> dict:
+def summary(nll) -> dict:
+    """What `perplexity` returns of negative log-likelihoods float64 [n]."""
     mean = float(np.mean(nll))
     spread = float(np.std(nll, ddof=1)) / math.sqrt(len(nll)) if len(nll) > 1 else 0.0
     return {"perplexity": math.exp(mean), "stderr": math.exp(mean) * spread, "nll": mean, "tokens": len(nll)}

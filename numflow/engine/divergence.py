@@ -1,0 +1,123 @@
+"""How far a model's next-token probabilities are from another's: Kullback-Leibler divergence over a text.
+
+For each scored position, KL = sum over the vocabulary of p (log p - log q), with p the base's probabilities and q the
+model's, in natural logarithms. Both read the same windows of the same tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from numflow.engine.perplexity import PROTOCOLS, summary, windows_of
+from numflow.errors import RequestError
+from numflow.quant.threads import default_threads
+
+QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999}
+
+
+class Divergence:
+    """Collects the divergence of one model, window by window."""
+
+    def __init__(self) -> None:
+        self._kl: list[np.ndarray] = []
+        self._same: list[np.ndarray] = []
+        self._nll: list[np.ndarray] = []
+        self._base_nll: list[np.ndarray] = []
+
+    def add(self, kl: np.ndarray, same: np.ndarray, nll: np.ndarray, base_nll: np.ndarray) -> None:
+        """One window: float64 [n] each, `same` bool [n]."""
+        for kept, new in ((self._kl, kl), (self._same, same), (self._nll, nll), (self._base_nll, base_nll)):
+            kept.append(new)
+
+    @property
+    def mean(self) -> float:
+        """Mean divergence so far."""
+        return float(np.mean(np.concatenate(self._kl)))
+
+    def result(self) -> dict:
+        """perplexity with its stderr, base_perplexity, kl and same_top with theirs, tokens.
+
+        Standard errors of kl and same_top are taken over windows, because tokens of one window resemble each other.
+        """
+        kl, same = np.concatenate(self._kl), np.concatenate(self._same)
+        nll, base_nll = np.concatenate(self._nll), np.concatenate(self._base_nll)
+        table = {"mean": float(kl.mean()), "stderr": _spread(self._kl), "max": float(kl.max()),
+                 **{name: float(np.quantile(kl, share)) for name, share in QUANTILES.items()}}
+        return {**summary(nll), "base_perplexity": math.exp(base_nll.mean()),
+                "log_perplexity_ratio": float((nll - base_nll).mean()),
+                "log_perplexity_ratio_stderr": _spread([a - b for a, b in zip(self._nll, self._base_nll)]), "kl": table,
+                "same_top": float(same.mean()), "same_top_stderr": _spread(self._same)}
+
+
+def divergence(model, base, text: str, context: int = 512, chunks: int | None = None,
+               progress: Callable[[int, int, float], None] | None = None, protocol: str = "plain") -> dict:
+    """Perplexity of `model` on a text, and how far it is from `base`.
+
+    Arguments as `perplexity`; progress is called with the mean divergence so far.
+
+    Returns:
+        As `Divergence.result`, with chunks, context, protocol and what that protocol is.
+
+    Raises:
+        RequestError: as `perplexity`; or the models do not share a vocabulary.
+    """
+    result = divergences({"": model}, base, text, context, chunks, progress, protocol)[""]
+    return {**result, "protocol_text": f"{PROTOCOLS[protocol]}; divergence of the model from the base at every scored "
+                                       f"token, in nats; errors of means are over windows"}
+
+
+def divergences(models, base, text: str, context: int = 512, chunks: int | None = None, progress=None,
+                protocol: str = "plain") -> dict[str, dict]:
+    """The same of several models by name, for one run of the base; `progress` is told the first one's mean."""
+    windows, skipped = windows_of(base, text, context, chunks, protocol)
+    for name, model in models.items():
+        if model.vocabulary != base.vocabulary:
+            raise RequestError(f"divergence needs one vocabulary: {name or 'the model'} has {model.vocabulary} tokens, "
+                               f"the base has {base.vocabulary}")
+    found = {name: Divergence() for name in models}
+    with ThreadPoolExecutor(default_threads()) as pool:
+        for done, ids in enumerate(windows, 1):
+            targets, logits = np.asarray(ids[1:]), list(base.iter_logits(ids))
+            for name, model in models.items():
+                found[name].add(*_window(pool, logits, model.iter_logits(ids), targets, skipped))
+            if progress is not None:
+                progress(done, len(windows), next(iter(found.values())).mean)
+    return {name: {**kept.result(), "chunks": len(windows), "context": context, "protocol": protocol}
+            for name, kept in found.items()}
+
+
+def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], model: Iterator[tuple[int, np.ndarray]],
+            targets: np.ndarray, skipped: int) -> tuple[np.ndarray, ...]:
+    """kl, same top, nll, nll of the base: [n] each, of the scored rows of a window."""
+    rows: list[tuple] = []
+    for (start, p), (other, q) in zip(base, model, strict=True):
+        if start != other:
+            raise RequestError("the two models cut their prompts differently: load them with the same chunk")
+        count = min(len(p), len(targets) - start)  # the last row has no target
+        first = max(0, skipped - start)
+        rows += pool.map(_compare, p[first:count], q[first:count], targets[start + first:start + count])
+    return tuple(np.array(column) for column in zip(*rows))
+
+
+def _compare(p: np.ndarray, q: np.ndarray, target: int) -> tuple[float, bool, float, float]:
+    """kl, same top, nll of q and of p, for logits float32 [V] of one position."""
+    top = p.argmax()
+    p, q = p - p[top], q - q.max()
+    weights, others = np.exp(p), np.exp(q)
+    p_sum, q_sum = float(weights.sum(dtype=np.float64)), float(others.sum(dtype=np.float64))
+    p_log, q_log = math.log(p_sum), math.log(q_sum)
+    kl = float(np.sum(weights * (p - q), dtype=np.float64)) / p_sum - p_log + q_log
+    # Rounding may leave a little less than nothing.
+    return max(kl, 0.0), bool(q[top] == 0), q_log - float(q[target]), p_log - float(p[target])
+
+
+def _spread(windows: Sequence[np.ndarray]) -> float:
+    """Standard error of the mean over all tokens, from the means of windows; 0 for a single one."""
+    if len(windows) < 2:
+        return 0.0
+    means, counts = (np.array([f(w) for w in windows], np.float64) for f in (np.mean, len))
+    overall = np.average(means, weights=counts)
+    share = counts / counts.sum()
+    return float(np.sqrt(np.sum(np.square(share * (means - overall))) * len(means) / (len(means) - 1)))
