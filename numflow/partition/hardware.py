@@ -50,7 +50,8 @@ class Cluster:
     """Devices by what a device string calls them ("0", "1", ..., "cpu"), and the links between them.
 
     links:  by pair of names, both orders; link: of every other pair.
-    cores:  how many devices' worth of threads run at full speed at once; None: all (real devices).
+    cores:  where devices are threads of one machine: how many of them run at full speed at once; None: all.
+    host_bandwidth: bytes/s that they read together; None: as much as each alone times their number.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Cluster:
     link: Link
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     cores: float | None = None
+    host_bandwidth: float | None = None
 
     def between(self, a: str, b: str) -> Link:
         """The link of two devices."""
