@@ -27,6 +27,8 @@ def generate(
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
+    weights: options.Weights = None,
+    imatrix: options.Imatrix = None,
     spec: options.SpecFile = None,
     stats: options.Stats = False,
     json: options.Json = False,
@@ -40,7 +42,8 @@ def generate(
     as it stands. Models without a template always continue.
     """
     text = _prompt(prompt, file)
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
+                imatrix=imatrix) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)

@@ -2,7 +2,9 @@
 
 import sys
 import time
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +21,8 @@ def bench(
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
+    weights: options.Weights = None,
+    imatrix: options.Imatrix = None,
     spec: options.SpecFile = None,
     json: options.Json = False,
     offline: options.Offline = False,
@@ -34,7 +38,8 @@ def bench(
             print(line, file=sys.stderr, flush=True)
 
         result = run(model or registry.default_model(), prompt_tokens, gen_tokens, repeat, process_start(), progress,
-                     backend=device, activations=activations, threads=threads, spec=spec, offline=offline)
+                     backend=device, activations=activations, threads=threads, spec=spec, offline=offline,
+                     weights=weights, imatrix=imatrix)
     if json:
         print_json(result)
         return
@@ -54,30 +59,55 @@ def perplexity(
     chunks: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows to score.")] = None,
     protocol: Annotated[str, typer.Option(metavar="NAME", help="plain: all but the first token of a window are scored; "
                                           "half: only its second half is.")] = "plain",
+    kl_against: Annotated[str | None, typer.Option("--kl-against", metavar="BASE", show_default=False, help="Also "
+                          "measure the divergence from this model, run in float32.")] = None,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
+    weights: options.Weights = None,
+    imatrix: options.Imatrix = None,
     spec: options.SpecFile = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
     """Measure how well a model predicts a text.
 
-    The text is cut into windows that do not overlap.
+    The text is cut into windows that do not overlap. With --kl-against the base runs beside the model with its own
+    weights, de-quantised, in float32 arithmetic: for what quantising alone costs, compare with --activations f32.
     """
+    from numflow.engine.divergence import divergence
     from numflow.engine.perplexity import perplexity as run
 
-    content = read_text(text)
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+    content, shared = read_text(text), {"spec": spec, "threads": threads, "offline": offline}
+    with ExitStack() as stack:
+        ready, notice = stack.enter_context(loaded(model, device, activations=activations, weights=weights,
+                                                   imatrix=imatrix, **shared))
+
         def progress(done: int, total: int, value: float) -> None:
             notice.clear()
             print(f"window {done} of {total}: {value:.4f}", file=sys.stderr, flush=True)
 
-        result = run(ready, content, context, chunks, progress, protocol)
+        if kl_against is None:
+            result = run(ready, content, context, chunks, progress, protocol)
+        else:
+            base, _ = stack.enter_context(loaded(kl_against, device, activations="f32", **shared))
+            result = divergence(ready, base, content, context, chunks, progress, protocol)
+            result["base"] = str(kl_against)
+    result |= {"bits_per_weight": ready.bits_per_weight, "weights": weights or "as stored",
+               "activations": getattr(ready.program, "activations", activations)}
     if json:
         print_json(result)
         return
-    print_fields((key, f"{value:.4f}" if isinstance(value, float) else value) for key, value in result.items())
+    print_fields((key, f"{value:.4f}" if isinstance(value, float) else value) for key, value in _flat(result))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries of tables within a table as "outer.inner"."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def warmup(
@@ -85,6 +115,8 @@ def warmup(
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
+    weights: options.Weights = None,
+    imatrix: options.Imatrix = None,
     spec: options.SpecFile = None,
     offline: options.Offline = False,
 ) -> None:
@@ -94,7 +126,8 @@ def warmup(
     Numba is upgraded.
     """
     begin = time.perf_counter()
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
+                imatrix=imatrix) as (ready, notice):
         for length in (1, min(64, ready.context - 2)):  # one token and many take different kernels
             ready.generate([0] * length, max_tokens=2, ignore_eos=True)
     what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"

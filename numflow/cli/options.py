@@ -12,6 +12,11 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=Fals
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
 Device = Annotated[str, typer.Option(metavar="NAME", help="What runs it: cpu (compiled), reference (NumPy, slow).")]
 Activations = Annotated[str, typer.Option(metavar="TYPE", help="int8 (fast) or f32 (exact float32 arithmetic).")]
+Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default="as stored",
+                    help="Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a "
+                         "recipe file.")]
+Imatrix = Annotated[str | None, typer.Option("--imatrix", metavar="FILE", show_default=False,
+                    help="With --weights: what `numflow imatrix` has measured.")]
 Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",
                      help="Specification: a file, or a name that `numflow spec list` shows.")]

@@ -56,7 +56,8 @@ def bench(path_or_name: str | Path, prompt_tokens: int = 512, gen_tokens: int = 
             "load_s": load_s, "first_token_s": first_token_s,
             "first_token_from": "start of loading" if since is None else "start of the process",
             "compile_s": float(getattr(model.program, "compile_s", 0.0)), "peak_rss_mib": peak_rss_mib(),
-            "weights_bytes": int(model.program.weights_bytes), "host": host(),
+            "weights_bytes": int(model.program.weights_bytes), "bits_per_weight": model.bits_per_weight,
+            "host": host(),
         }
 
 

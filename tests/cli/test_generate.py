@@ -87,9 +87,10 @@ def test_stats_go_to_standard_error(run, loader):
 
 def test_options_reach_the_library(run, loader):
     run("generate", "x", "-m", "some/model", "--device", "reference", "--threads", "3", "--spec", "s.toml",
-        "--activations", "f32", "--offline")
-    assert loader.options == [{"name": "some/model", "backend": "reference", "threads": 3, "spec": "s.toml",
-                               "activations": "f32", "offline": True}]
+        "--activations", "f32", "--offline", "--weights", "q3h", "--imatrix", "i.st")
+    wanted = {"name": "some/model", "backend": "reference", "threads": 3, "spec": "s.toml", "activations": "f32",
+              "offline": True, "weights": "q3h", "imatrix": "i.st"}
+    assert loader.options[0].items() >= wanted.items()
 
 
 def test_sampling_reaches_the_library(run, loader, monkeypatch):
