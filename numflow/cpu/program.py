@@ -1,6 +1,5 @@
 """Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -8,9 +7,11 @@ import numpy as np
 from numflow.cpu.batch import Limits, fill_header
 from numflow.cpu.bind import Bound
 from numflow.cpu.cache import ELEMENTS, KVCache
+from numflow.cpu.clock import Stamps
 from numflow.cpu.context import Context, Weights, overlap
 from numflow.cpu.cores import default_threads
 from numflow.cpu.kernel import ROW_FIELD
+from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.errors import RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
@@ -95,18 +96,21 @@ class Program:
         return self._ctx.buffers.columns(self.network.outputs[output], len(batch.logit_rows)).copy()
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
-        """The same run step by step, with barriers between; one TraceRow per step."""
+        """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
         self._entry(entry)
-        held, rows, begin = self._load(batch, entry), [], 0
-        bound = self._bound[entry]
-        for index, ((step, calls), end) in enumerate(zip(bound.steps, bound.ends, strict=True)):
-            table, start = bound.table[begin:end], time.perf_counter()
-            self._threads.run(table, len(table))
-            microseconds, begin = (time.perf_counter() - start) * 1e6, end
-            where = calls[-1].kernel.location
-            rows.append(TraceRow(index, step.label, step.op, self._shapes(step), where, microseconds))
+        held, bound = self._load(batch, entry), self._bound[entry]
+        stamps = Stamps(bound.table, bound.ends)
+        self._threads.run(stamps.table, len(stamps.table))
         del held
-        return rows
+        return [TraceRow(index, step.label, step.op, self._shapes(step), calls[-1].kernel.location, microseconds)
+                for index, ((step, calls), microseconds) in enumerate(zip(bound.steps, stamps.microseconds.tolist()))]
+
+    def weight_cost(self, name: str) -> tuple[int, bool]:
+        """Bytes of a weight in memory, and whether it meets int8 activations."""
+        if name in self._weights.matrices:
+            packed = self._weights.matrices[name]
+            return packed.nbytes, uses_int8(packed, self._ctx.activations)
+        return self._weights.vectors[name].nbytes, False
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
