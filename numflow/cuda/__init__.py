@@ -1,0 +1,1 @@
+"""The executor for NVIDIA GPUs; docs/cuda.md says how it is built."""

@@ -1,0 +1,35 @@
+"""The binder of every op, and the steps of an entry bound: which launches each of them is."""
+
+from collections.abc import Callable
+
+from numflow.cuda import act, attention, cache, embed, linear, norm, rope, select
+from numflow.cuda.call import Call
+from numflow.cuda.context import Context
+from numflow.errors import NetworkError
+from numflow.ops import Step
+
+BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
+    "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
+    "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
+    "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
+    "copy": act.copy, "select_rows": select.select_rows,
+}
+
+
+def bind(steps: tuple[Step, ...], ctx: Context) -> list[tuple[Step, list[Call]]]:
+    """Every step with its calls, in order.
+
+    Raises:
+        NetworkError: a step that this executor has no kernel for.
+    """
+    bound = []
+    ctx.begin()
+    for step in steps:
+        if step.op not in BINDERS:
+            raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
+        bound.append((step, BINDERS[step.op](step, ctx)))
+        for view in step.outputs:
+            ctx.written(view)
+    return bound

@@ -1,0 +1,101 @@
+"""Every import of numba-cuda and cuda-python, and every patch of them: nothing else in the package names them.
+
+Kernels are compiled by numba-cuda and launched by cuda-core. Neither is imported before it is needed, so that the
+simulator runs without them, the compiler without a driver, and compiled kernels without the compiler.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+from numflow.errors import DeviceError
+
+INSTALL = "install numflow with the extra 'cuda'"
+PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
+            "nvidia-nvjitlink", "numba", "llvmlite", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of everything that takes part, "missing" for what is not there."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+@functools.cache
+def compiler() -> SimpleNamespace:
+    """numba-cuda's compiler and what intrinsics are made with.
+
+    Raises:
+        DeviceError: numba-cuda is not installed.
+    """
+    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it; NumPy 2.5 has dropped it
+        np.row_stack = np.vstack
+    try:
+        from llvmlite import ir
+        from numba import cuda
+        from numba.cuda import dispatcher, libdevice, types
+        from numba.cuda import extending as hooks
+        from numba.cuda.models import models
+        from numba.cuda.typing import templates
+    except ImportError as error:
+        raise DeviceError(f"kernels for the GPU need numba-cuda ({error}): {INSTALL}") from None
+    return SimpleNamespace(ir=ir, cuda=cuda, dispatcher=dispatcher, libdevice=libdevice, types=types, hooks=hooks,
+                           models=models, templates=templates)
+
+
+@contextmanager
+def target(capability: tuple[int, int]) -> Iterator[None]:
+    """Compile for this compute capability: typing a device function asks for the current device, and there is none."""
+    dispatcher = compiler().dispatcher
+    asked = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = asked
+
+
+@functools.cache
+def core() -> ModuleType:
+    """cuda.core: devices, streams, graphs, linking.
+
+    Raises:
+        DeviceError: cuda-core is not installed.
+    """
+    try:
+        import cuda.core
+    except ImportError as error:
+        raise DeviceError(f"device 'cuda' needs cuda-core ({error}): {INSTALL}") from None
+    return cuda.core
+
+
+@functools.cache
+def driver() -> ModuleType:
+    """cuda.bindings.driver, checked to have a driver and a device behind it.
+
+    Raises:
+        DeviceError: no package, no driver, or no device.
+    """
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise DeviceError(f"device 'cuda' needs cuda-bindings ({error}): {INSTALL}") from None
+    try:
+        (status,) = bindings.cuInit(0)
+        code, count = bindings.cuDeviceGetCount() if int(status) == 0 else (status, 0)
+    except RuntimeError as error:  # the library itself is not there
+        raise DeviceError(f"device 'cuda' needs an NVIDIA driver, there is none ({error})") from None
+    if int(status) or int(code):
+        raise DeviceError(f"device 'cuda' needs an NVIDIA driver and a GPU: cuInit says {status.name}")
+    if not count:
+        raise DeviceError("device 'cuda' needs an NVIDIA GPU, the driver knows none")
+    return bindings

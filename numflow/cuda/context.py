@@ -1,0 +1,129 @@
+"""What the binder of an op may ask for while a network is bound: device memory, weights, operands, scratch."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numflow.cuda.batch import BatchMemory
+from numflow.cuda.cache import KVCache
+from numflow.cuda.call import ROW_FIELD, ceil
+from numflow.cuda.device import Device, Memory, Ref
+from numflow.cuda.layout import Matrix, upload
+from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
+from numflow.ops import Network, View
+
+LANES = 32  # elements that rows of buffers are a multiple of: 128 bytes
+
+
+class Weights:
+    """The weights of a network in device memory, each loaded once. loaded: called with their number after each."""
+
+    def __init__(self, source, device: Device, loaded: Callable[[int], None]):
+        self._source, self._device, self._loaded = source, device, loaded
+        self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, Memory] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in device memory."""
+        return sum(m.nbytes for m in self.matrices.values()) + sum(v.nbytes for v in self.vectors.values())
+
+    def matrix(self, name: str) -> Matrix:
+        """A matrix in the layout of `linear`."""
+        if name not in self.matrices:
+            self.matrices[name] = upload(self._source.raw(name), self._device)
+            self._loaded(len(self.matrices) + len(self.vectors))
+        return self.matrices[name]
+
+    def vector(self, name: str) -> Ref:
+        """A weight as C-contiguous float32."""
+        if name not in self.vectors:
+            array = np.ascontiguousarray(self._source.f32(name), np.float32)
+            memory = self._device.alloc(array.nbytes)
+            self._device.upload(memory.at(), array)
+            self.vectors[name] = memory
+            self._loaded(len(self.matrices) + len(self.vectors))
+        return self.vectors[name].at()
+
+
+class Context:
+    """Everything the binders of one program share.
+
+    device:      where the program runs.     batch: the batch in its memory (batch.py).
+    caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
+    capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
+    """
+
+    def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
+                 capacity: dict[str, int], activations: str):
+        self.network, self.device, self.weights, self.caches = network, device, weights, caches
+        self.activations = activations
+        self.vector, self.matrix = weights.vector, weights.matrix
+        self._memory: list[Memory] = []
+        self.reset(capacity)
+
+    def reset(self, capacity: dict[str, int]) -> None:
+        """Allocate buffers for so many rows of each kind; everything is to be bound anew."""
+        for memory in self._memory:
+            self.device.free(memory)
+        if self._memory:
+            self.batch.free()
+        self._memory, self.capacity = [], capacity
+        self.batch = BatchMemory(self.device, capacity)
+        self._buffers = {buffer.name: self._alloc(4 * capacity[buffer.rows] * self.stride(buffer.width))
+                         for buffer in self.network.buffers.values()}
+        self._scratch: dict[tuple[str, int], Ref] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new list of steps begins: no operand is made yet."""
+        self._made: set[tuple[View, str]] = set()
+
+    @staticmethod
+    def stride(width: int) -> int:
+        """Elements from one row of a buffer to the next."""
+        return ceil(width, LANES) * LANES
+
+    def view(self, view: View) -> tuple[Ref, int]:
+        """Where a view's first element is, and elements from one row to the next."""
+        return self._buffers[view.buffer] + 4 * view.start, self.stride(self.network.buffers[view.buffer].width)
+
+    def rows(self, view: View) -> int:
+        """The field of the counts that counts the rows of a view."""
+        return ROW_FIELD[self.network.buffers[view.buffer].rows]
+
+    def room(self, view: View) -> int:
+        """Rows of a view there is room for."""
+        return self.capacity[self.network.buffers[view.buffer].rows]
+
+    def scratch(self, name: str, nbytes: int) -> Ref:
+        """Memory that all steps asking for this name and size share; steps run one after the other."""
+        if (name, nbytes) not in self._scratch:
+            self._scratch[name, nbytes] = self._alloc(nbytes)
+        return self._scratch[name, nbytes]
+
+    def table(self, name: str) -> Ref:
+        """A table whose rows are looked up: float32 [V, D]."""
+        return self.vector(name)
+
+    def operand(self, view: View, kind: str) -> Operand:
+        """A view as an operand, made once for all matrices that follow until a step writes its columns."""
+        if kind == "f32" and view.start % 4 == 0 and view.width == padded(view.width):
+            return Operand(*self.view(view), ())
+        to = self.scratch(f"{view} as {kind}", operand_bytes(self.room(view), view.width, kind))
+        calls = () if (view, kind) in self._made else (bind_operand(self, view, kind, to),)
+        self._made.add((view, kind))
+        return Operand(to, padded(view.width), calls)
+
+    def written(self, view: View) -> None:
+        """A step writes these columns: operands made of them are stale."""
+        self._made = {(v, kind) for v, kind in self._made if not overlap(v, view)}
+
+    def _alloc(self, nbytes: int) -> Ref:
+        self._memory.append(self.device.alloc(nbytes))
+        return self._memory[-1].at()
+
+
+def overlap(a: View, b: View) -> bool:
+    """Whether two views share columns."""
+    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

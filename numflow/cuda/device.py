@@ -1,0 +1,149 @@
+"""What a program needs of a device: memory, copies, launches, order. Two implement it: the simulator, here, and a GPU.
+
+    device.alloc(n) -> Memory      memory.at(offset) -> Ref      device.launch(Launch(kernel, grid, args))
+
+An argument of a kernel is a number or a Ref, which becomes a pointer of the type that the kernel's signature says.
+Everything that is put into a device's queue runs in order; `record` and `wait` order queues of different devices.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from numflow.cuda.kernel import Kernel
+from numflow.cuda.scalar import Pointer
+from numflow.cuda.simulator import Span, launch
+from numflow.errors import DeviceError
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Bytes of a device. handle: the device's own: an address, or the array that stands for it."""
+
+    device: Any
+    nbytes: int
+    handle: Any
+
+    def at(self, offset: int = 0) -> "Ref":
+        """The place `offset` bytes from the start."""
+        return Ref(self, offset)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A place in device memory."""
+
+    memory: Memory
+    offset: int = 0
+
+    def __add__(self, nbytes: int) -> "Ref":
+        return Ref(self.memory, self.offset + int(nbytes))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel on a grid of blocks (x, y, z)."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    args: tuple
+
+
+class Device(Protocol):
+    """A queue of work on one GPU, or on what stands for it."""
+
+    name: str
+    graphs: bool  # whether launches can be recorded and replayed
+
+    def alloc(self, nbytes: int) -> Memory: ...
+    def free(self, memory: Memory) -> None: ...
+    def upload(self, to: Ref, data: np.ndarray) -> None: ...
+    def download(self, source: Ref, nbytes: int) -> np.ndarray: ...
+    def copy(self, to: Ref, source: Ref, nbytes: int) -> None: ...
+    def launch(self, work: Launch) -> None: ...
+    def synchronize(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Simulated:
+    """NumPy memory, kernels as Python. Fresh memory is 0xFF bytes, NaN as floats; refs of other devices are refused.
+
+    seed: order in which threads run.
+    """
+
+    graphs = False
+
+    def __init__(self, index: int = 0, seed: int = 0):
+        self.name, self.seed, self.launches = f"simulated GPU {index}", seed, 0
+
+    def alloc(self, nbytes: int) -> Memory:
+        """Aligned to 256 bytes, as a GPU's."""
+        whole = np.full(nbytes + 256, 0xFF, np.uint8)
+        begin = -whole.ctypes.data % 256
+        return Memory(self, nbytes, whole[begin:begin + nbytes])
+
+    def free(self, memory: Memory) -> None:
+        """NumPy's memory goes with the last reference."""
+
+    def upload(self, to: Ref, data: np.ndarray) -> None:
+        """Copy an array to the device."""
+        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self._bytes(to, data.size)[:] = data
+
+    def download(self, source: Ref, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes] of the caller's own."""
+        return self._bytes(source, nbytes).copy()
+
+    def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
+        """From one place on the device to another."""
+        self._bytes(to, nbytes)[:] = self._bytes(source, nbytes)
+
+    def launch(self, work: Launch) -> None:
+        """Run a kernel."""
+        self.launches += 1
+        if len(work.args) != len(work.kernel.signature):
+            raise DeviceError(f"kernel {work.kernel.name} has {len(work.kernel.signature)} parameters, "
+                              f"{len(work.args)} were given")
+        args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
+        launch(work.kernel.body, work.grid, work.kernel.threads, args, self.seed)
+
+    def synchronize(self) -> None:
+        """All work is done when it is asked for."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _argument(self, kind, value):
+        if not isinstance(kind, Pointer):
+            return kind(value)
+        if value is None:
+            return None
+        size = value.memory.nbytes - value.offset
+        memory = self._bytes(value, size - size % kind.to.size)
+        return Span(memory.view(kind.to.dtype))
+
+    def _bytes(self, ref: Ref, nbytes: int) -> np.ndarray:
+        if ref.memory.device is not self:
+            raise DeviceError(f"{self.name} was given memory of {ref.memory.device.name}")
+        if ref.offset < 0 or ref.offset + nbytes > ref.memory.nbytes:
+            raise DeviceError(f"bytes {ref.offset} .. {ref.offset + nbytes} of {ref.memory.nbytes} on {self.name}")
+        return ref.memory.handle[ref.offset:ref.offset + nbytes]
+
+
+def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
+    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
+
+    Raises:
+        DeviceError: no driver, no GPU, or no such device.
+    """
+    import os
+
+    chosen = os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
+    if chosen == "simulator":
+        return Simulated(index, seed)
+    if chosen != "gpu":
+        raise DeviceError(f"no GPU device {chosen!r}; known: gpu, simulator")
+    from numflow.cuda.runtime import open_gpu
+
+    return open_gpu(index)

@@ -1,0 +1,226 @@
+"""Runs a network on a GPU, or on the simulator of one: its steps bound to device memory and kernels."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from numflow.cuda.batch import Limits, checked
+from numflow.cuda.bind import bind
+from numflow.cuda.cache import ELEMENTS, KVCache
+from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
+from numflow.cuda.context import Context, Weights, overlap
+from numflow.cuda.device import Device, open_device
+from numflow.errors import RequestError, did_you_mean
+from numflow.ops import Batch, Network, Step, TraceRow, View
+
+Progress = Callable[[str, int, int], None]
+
+
+class Program:
+    """A network bound to a device.
+
+    weights:     the network's WeightSource.
+    activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
+    threads:     accepted because every executor has it; a GPU has its own.
+    block_size:  tokens per KV block.
+    kv_type:     "f32", "f16" or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one of them.
+    rows:        tokens of a batch there is room for at first; larger batches make the program grow.
+    device:      a Device, or the name of one ("gpu", "simulator", "auto").
+    progress:    called as progress("weights", done, total) while the program is made.
+
+    Raises:
+        RequestError, DeviceError: an option is out of range, or there is no such device.
+        NetworkError, FormatError: a weight cannot be had.
+    """
+
+    FUSED: frozenset[str] = frozenset()
+
+    def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
+                 block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
+                 kv_k: str = "auto", kv_v: str = "auto", device: Device | str = "auto"):
+        types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
+        for name, value, known in (("activations", activations, ("int8", "f32")),
+                                   *((name, value, ("auto", *ELEMENTS)) for name, value in types.items())):
+            if value not in known:
+                raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
+        self.device = open_device(device) if isinstance(device, str) else device
+        self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
+        self.activations = activations
+        report = progress or (lambda what, done, total: None)
+        auto = "f32" if activations == "f32" else "f16"
+        kinds = tuple(auto if value == "auto" else value for value in types.values())
+        self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
+        self._caches = {name: KVCache(self.device, cache, block_size, *kinds) for name, cache in network.caches.items()}
+        self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
+                            if step.op == "moe_route"), default=1)
+        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
+        for cache in self._caches.values():
+            cache.resize(0)
+        self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations)
+        self._bind()
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights in device memory."""
+        return self._weights.nbytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the key/value memory that is reserved."""
+        return sum(cache.nbytes for cache in self._caches.values())
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one self-attention KV block, all layers."""
+        return sum(cache.block_bytes for cache in self._self_caches())
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels that a single token uses."""
+        return sorted({call.kernel.name for bound in self._bound.values() for _, calls in bound for call in calls})
+
+    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
+        moved = [cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
+                 for cache in self._caches.values()]
+        self.blocks, self.cross_blocks = blocks, cross_blocks
+        if any(moved):
+            self._bind()
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy self-attention KV blocks, all layers: block sources[i] to block targets[i].
+
+        Raises:
+            RequestError: not as many targets as sources, or no such block.
+        """
+        if len(sources) != len(targets):
+            raise RequestError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
+        self._check_blocks([*sources, *targets])
+        for cache in self._self_caches():
+            cache.copy_blocks(list(sources), list(targets))
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """The content of blocks, uint8 [n, block_bytes].
+
+        Raises:
+            RequestError: no such block.
+        """
+        self._check_blocks(blocks)
+        saved = np.empty((len(blocks), self.block_bytes), np.uint8)
+        for row, block in zip(saved, blocks):
+            row[:] = np.concatenate([cache.save(block) for cache in self._self_caches()])
+        return saved
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+        """Put back what `save_blocks` has given.
+
+        Raises:
+            RequestError: no such block, or data of another shape.
+        """
+        self._check_blocks(blocks)
+        if data.dtype != np.uint8 or data.shape != (len(blocks), self.block_bytes):
+            raise RequestError(f"{len(blocks)} blocks are uint8 [{len(blocks)}, {self.block_bytes}], "
+                               f"not {data.dtype} {list(data.shape)}")
+        for row, block in zip(data, blocks):
+            begin = 0
+            for cache in self._self_caches():
+                cache.load(block, row[begin:begin + cache.block_bytes])
+                begin += cache.block_bytes
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+        """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.
+
+        Returns:
+            float32 [R, width of the output], the caller's own; None if `output` is None.
+
+        Raises:
+            RequestError: no such entry or output, or an id or a position of the batch is out of range.
+        """
+        end, sizes = self._end(entry, output), self._load(batch, entry)
+        for _, calls in self._bound[entry][:end]:
+            for call in calls:
+                self._launch(call, sizes)
+        return None if output is None else self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """The same run step by step, waiting for each; one TraceRow per step."""
+        self._end(entry, None)
+        sizes, rows = self._load(batch, entry), []
+        for index, (step, calls) in enumerate(self._bound[entry]):
+            self.device.synchronize()
+            start = time.perf_counter()
+            for call in calls:
+                self._launch(call, sizes)
+            self.device.synchronize()
+            microseconds = (time.perf_counter() - start) * 1e6
+            rows.append(TraceRow(index, step.label, step.op, self._shapes(step, sizes),
+                                 calls[-1].plan(sizes).kernel.location, microseconds))
+        return rows
+
+    def close(self) -> None:
+        """Drop weights, caches and scratch memory; the program cannot run any more."""
+        self._bound.clear()
+        self._caches.clear()
+        self.device.close()
+        del self._ctx, self._weights
+
+    def _self_caches(self) -> list[KVCache]:
+        return [cache for cache in self._caches.values() if cache.shape.kind == "self"]
+
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
+        bad = [block for block in blocks if not 0 <= block < self.blocks]
+        if bad:
+            raise RequestError(f"KV block {bad[0]} is out of range: it should be in 0 .. {self.blocks - 1}")
+
+    def _bind(self) -> None:
+        """Bind every entry to the memory as it is now."""
+        self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
+
+    def _launch(self, call: Call, sizes: Sizes) -> None:
+        work = call.plan(sizes)
+        if all(work.grid):
+            self.device.launch(work)
+
+    def _end(self, entry: str, output: str | None) -> int:
+        """Steps of the entry to run."""
+        if not self._bound:
+            raise RequestError("this program was closed")
+        if entry not in self._bound:
+            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self._bound)}")
+        if output is None:
+            return len(self._bound[entry])
+        if output not in self.network.outputs:
+            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
+        view = self.network.outputs[output]
+        writers = [i for i, (step, _) in enumerate(self._bound[entry]) if any(overlap(view, y) for y in step.outputs)]
+        if not writers:
+            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
+        return writers[-1] + 1
+
+    def _load(self, batch: Batch, entry: str) -> Sizes:
+        """Check the batch, make room for it and bring it to the device."""
+        arrays = checked(batch, self._limits[entry], self.block_size, self.blocks, self.cross_blocks)
+        tokens, sequences = arrays["tokens"].size, arrays["lengths"].size
+        counts = (tokens, arrays["logit_rows"].size, tokens * self._routes, sequences)
+        needed = {**{rows: counts[field] for rows, field in ROW_FIELD.items()}, "sequences": sequences,
+                  "table": max(arrays["blocks"].shape[1], arrays["cross_blocks"].shape[1])}
+        have = self._ctx.capacity
+        if any(needed[what] > have[what] for what in have):
+            self._ctx.reset({what: n if needed[what] <= n else max(needed[what], 2 * n) for what, n in have.items()})
+            self._bind()
+        self._ctx.batch.load(arrays, counts)
+        return Sizes(counts, int(max(arrays["lengths"].max(initial=0), arrays["cross_lengths"].max(initial=0))))
+
+    def _download(self, view: View, rows: int) -> np.ndarray:
+        ref, stride = self._ctx.view(view)
+        ref += -4 * view.start
+        whole = self.device.download(ref, 4 * rows * stride).view(np.float32).reshape(rows, stride)
+        return whole[:, view.start:view.start + view.width].copy()
+
+    def _shapes(self, step: Step, sizes: Sizes) -> str:
+        """Shapes of inputs and outputs: "[3, 64] -> [3, 112]"."""
+        def shape(view):
+            return str([sizes.rows[self._ctx.rows(view)], view.width])
+        return " -> ".join(", ".join(map(shape, views)) or "-" for views in (step.inputs, step.outputs))

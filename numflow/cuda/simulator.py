@@ -1,0 +1,180 @@
+"""Runs kernels as plain Python, one coroutine per GPU thread, in an order that a seed shuffles.
+
+A thread runs until it meets a barrier; its warp goes on when all 32 lanes are there, its block when all threads are. So
+kernels that forget a barrier give other results under another seed, and one that some threads pass and others do not
+is an error here, as it hangs there. Pointers know the memory they point into: an index outside it is an error too, and
+shared memory begins as garbage. What cannot be found here: missing fences, bank conflicts, speed.
+"""
+
+import random
+from collections.abc import Callable
+from contextvars import copy_context
+
+import numpy as np
+
+from numflow.cuda.scalar import Scalar
+from numflow.errors import DeviceError
+
+WARP = 32
+
+
+class SimulatorError(Exception):
+    """A kernel did what no kernel may: a barrier that not all threads reach, an address outside its memory."""
+
+
+class Span:
+    """A pointer: `array[start:]`, with every access checked against the array's bounds."""
+
+    __slots__ = ("array", "load", "space", "start")
+
+    def __init__(self, array: np.ndarray, start: int = 0, space: str = "global"):
+        self.array, self.start, self.space = array, start, space
+        # Floats stay NumPy's, for their arithmetic; integers become Python's, which kernels wrap as they say.
+        self.load = array.__getitem__ if array.dtype.kind == "f" else array.item
+
+    def at(self, index: int, count: int = 1) -> int:
+        """Checked place in the array of `count` elements from `index` on."""
+        place = self.start + int(index)
+        if place < 0 or place + count > self.array.size:
+            raise SimulatorError(f"{self.space} {self.array.dtype}[{self.array.size}] accessed at {place}"
+                                 + (f" .. {place + count - 1}" if count > 1 else ""))
+        return place
+
+    def __getitem__(self, index):
+        place = self.start + index
+        if place < 0 or place >= self.array.size:
+            self.at(index)
+        return self.load(place)
+
+    def __setitem__(self, index, value):
+        self.array[self.at(index)] = value
+
+    def __add__(self, count):
+        return Span(self.array, self.start + int(count), self.space)
+
+
+class Thread:
+    """What a thread knows of itself. waits: "warp" or "block" at a barrier; turn: exchanges it has taken part in.
+    copies: groups of background copies that have not landed, the open one last."""
+
+    __slots__ = ("block", "copies", "coroutine", "lane", "turn", "waits", "warp")
+
+    def __init__(self, block, warp, lane):
+        self.block, self.warp, self.lane, self.turn, self.waits = block, warp, lane, 0, ""
+        self.copies = [[]]
+
+
+class Warp:
+    """32 threads; slots: what they hand to each other, twice, so that one barrier per exchange is enough."""
+
+    __slots__ = ("first", "memo", "slots", "threads")
+
+    def __init__(self, first):
+        self.first, self.threads, self.slots, self.memo = first, [], ([None] * WARP, [None] * WARP), (-1, None)
+
+
+class Block:
+    """A block: its place in the grid, its size, its shared memory by declaration."""
+
+    __slots__ = ("grid", "index", "shared", "size")
+
+    def __init__(self, index, grid, size):
+        self.index, self.grid, self.size, self.shared = index, grid, size, {}
+
+    def memory(self, declaration, scalar: Scalar, count: int) -> Span:
+        """Shared memory of a declaration; garbage until written (NaN as a float)."""
+        if declaration not in self.shared:
+            array = np.full(count * scalar.size, 0xFF, np.uint8).view(scalar.dtype)
+            self.shared[declaration] = Span(array, 0, "shared")
+        return self.shared[declaration]
+
+
+class _Now:
+    """The thread that is running."""
+
+    thread: Thread
+
+
+NOW = _Now()
+
+
+def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple, seed: int = 0) -> None:
+    """Run a kernel on every block of the grid. The seed decides the order of blocks, warps and lanes.
+
+    Raises:
+        SimulatorError: the kernel is wrong; the message says how.
+        DeviceError: the package greenlet is missing.
+    """
+    try:
+        from greenlet import greenlet
+    except ImportError:
+        raise DeviceError("the simulator of the GPU needs the package greenlet") from None
+    rng = random.Random(seed)
+    indices = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    if seed:
+        rng.shuffle(indices)
+    if threads % WARP:
+        raise SimulatorError(f"blocks should be of whole warps, not of {threads} threads")
+    with np.errstate(all="ignore"):
+        for index in indices:
+            _run_block(greenlet, body, args, Block(index, grid, threads), rng if seed else None)
+
+
+def _run_block(greenlet, body, args, block, rng):
+    warps = [Warp(first) for first in range(0, block.size, WARP)]
+    for warp in warps:
+        for lane in range(WARP):
+            thread = Thread(block, warp, lane)
+            thread.coroutine = greenlet(lambda: body(*args))
+            thread.coroutine.gr_context = copy_context()  # where NumPy keeps what it warns of
+            warp.threads.append(thread)
+        if rng:
+            rng.shuffle(warp.threads)
+    if rng:
+        rng.shuffle(warps)
+    waiting = warps
+    while waiting:
+        waiting = [warp for warp in waiting if _run_warp(warp)]
+        if waiting and len(waiting) < len(warps):
+            raise SimulatorError(f"{len(waiting)} of {len(warps)} warps wait at a barrier of their block, "
+                                 "the others have ended")
+
+
+def _run_warp(warp) -> bool:
+    """Run the lanes until all have ended (False) or all wait for the block (True)."""
+    while True:
+        for thread in warp.threads:
+            NOW.thread, thread.waits = thread, "end"
+            thread.coroutine.switch()
+        states = {thread.waits for thread in warp.threads}
+        if len(states) > 1:
+            raise SimulatorError(f"the lanes of a warp part: some are at {' and some at '.join(sorted(states))}")
+        (state,) = states
+        if state != "warp":
+            return state == "block"
+
+
+def wait(kind: str) -> None:
+    """Wait for the "warp" or the "block"."""
+    thread = NOW.thread
+    thread.waits = kind
+    thread.coroutine.parent.switch()
+
+
+def exchange(value) -> list:
+    """Hand a value to the warp; the values of all lanes."""
+    thread = NOW.thread
+    slots = thread.warp.slots[thread.turn & 1]
+    slots[thread.lane] = value
+    thread.turn += 1
+    wait("warp")
+    return slots
+
+
+def together(value, function: Callable):
+    """function(values of all lanes), worked out once for the whole warp."""
+    thread = NOW.thread
+    slots, warp = exchange(value), thread.warp
+    if warp.memo[0] != thread.turn:
+        warp.memo = thread.turn, function(slots)
+    return warp.memo[1]
