@@ -1,9 +1,10 @@
 """The op set: what a step of a network may be, and the plain data a network is made of.
 
 Everything that runs a model (`reference`, `cpu`, `cuda`) implements exactly the rows of `OPS`; everything that
-builds or cuts a model (`network`, `partition`) emits exactly these rows. Letters for shapes: T rows of the batch
-(one per token), R rows whose logits are wanted, D width, H query heads, G key/value heads, E head size,
-V vocabulary, X experts, S routed experts per token, N output rows and K input columns of a matrix.
+builds or cuts a model (`network`, `partition`) emits exactly these rows, and those of `EXCHANGES` where devices meet.
+Letters for shapes: T rows of the batch (one per token), R rows whose logits are wanted, D width, H query heads, G
+key/value heads, E head size, V vocabulary, X experts, S routed experts per token, N output rows and K input columns of
+a matrix.
 """
 
 from collections.abc import Mapping
@@ -51,11 +52,14 @@ class Part:
     tensor:    name in the checkpoint.
     rows:      row indices (int64 array or range) after leading dimensions are flattened, None for all.
     transpose: the file stores [K, N]; float tensors only.
+    columns:   (begin, end) of the K columns, None for all. Of a quantised tensor whole blocks, so that they stay as
+               they are stored.
     """
 
     tensor: str
     rows: Any = None
     transpose: bool = False
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -222,11 +226,29 @@ OPS = {op.name: op for op in (
        {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
         "group_best": 2}),
     Op("expert_linear", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
-       "routes) or T*S rows; bias [X * N]", ("x", "ids"), ("y",), ("weight", "bias?")),
+       "routes) or T*S rows; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
+       "larger stack, and rows of routes to others become 0", ("x", "ids"), ("y",), ("weight", "bias?"), {"first": 0}),
     Op("expert_combine", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
 )}
+
+# What devices do together. Passes of `partition` put these steps between the others, where a plan has several devices;
+# a device is its index in the plan. Each pair and each group of devices meets in the order of the steps, which all of
+# them have in common.
+EXCHANGES = {op.name: op for op in (
+    Op("send", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
+    Op("receive", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
+    Op("all_reduce", "y = the sum of x over the devices `adds`, in that order; the others of `group` have no x and get "
+       "the same y", ("x?",), ("y",), (), {"group": REQUIRED, "adds": REQUIRED}),
+    Op("all_gather", "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans cover y; where "
+       "they overlap, devices have the same numbers", ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
+)}
+
+
+def op_of(step: Step) -> Op | None:
+    """The row of OPS or EXCHANGES, None if there is none of that name."""
+    return OPS.get(step.op) or EXCHANGES.get(step.op)
 
 
 def param(step: Step, name: str) -> Any:
     """The step's parameter, or the op's default."""
-    return step.params.get(name, OPS[step.op].params[name])
+    return step.params.get(name, (OPS.get(step.op) or EXCHANGES[step.op]).params[name])

@@ -24,20 +24,23 @@ def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_
     return ids.astype(np.int32), gates * np.float32(scale)
 
 
-def expert_linear(x, ids, weight, bias=None, *, groups):
+def expert_linear(x, ids, weight, bias=None, *, groups, first=0):
     """y[(t, s)] = weight[ids[t, s]] @ x row + bias[ids[t, s]]; weight [X * N, K], bias [X, N] -> y [T * S, N].
 
-    x [T, K] is shared by the S routes of its token, x [T * S, K] has a row for each route. groups: X.
+    x [T, K] is shared by the S routes of its token, x [T * S, K] has a row for each route. groups: X. The weight's
+    first expert is number `first`; routes to experts that it does not have become rows of zeros.
     """
     weight = weight.reshape(groups, -1, weight.shape[1])
-    experts = ids.ravel()
+    experts = ids.ravel() - first
     if len(x) == len(ids):
         x = np.repeat(x, ids.shape[1], axis=0)
-    y = np.empty((len(experts), weight.shape[1]), np.float32)
-    for expert in np.unique(experts):
+    y = np.zeros((len(experts), weight.shape[1]), np.float32)
+    for expert in np.unique(experts[(experts >= 0) & (experts < groups)]):
         rows = experts == expert
         y[rows] = x[: len(experts)][rows] @ weight[expert].T
-    return y if bias is None else y + bias.reshape(groups, -1)[experts]
+        if bias is not None:
+            y[rows] += bias.reshape(groups, -1)[expert]
+    return y
 
 
 def expert_combine(x, gates):
