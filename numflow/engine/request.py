@@ -1,72 +1,22 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from numflow.decoding.constraints import Constraints
-from numflow.decoding.sampler import Sampler
-from numflow.decoding.settings import Sampling
+from numflow.decoding.sampler import Grammar, Sampler
+from numflow.decoding.settings import Sampling, is_count
+from numflow.decoding.structured import KINDS, Grammars
 from numflow.engine.beam import Beams
 from numflow.engine.defaults import Defaults
 from numflow.engine.prompt import Prompts
 from numflow.engine.sequence import Runner
-from numflow.errors import RequestError, TokenizerError, did_you_mean
+from numflow.engine.settings import BREAKERS, Settings
+from numflow.errors import RequestError, TokenizerError
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How a caller wants text generated.
-
-    max_tokens:      new tokens at most; None: as many as the context holds.
-    temperature, top_k, top_p, min_p, seed: see Sampling.
-    ignore_eos:      go on where the model ends its text.
-    stop:            text (or texts) that end the generation; not part of the result.
-    chat:            put the prompt into the model's chat template.
-    decoder_ids:     encoder-decoders: the decoder's first tokens, instead of the model's own.
-    num_beams, length_penalty, early_stopping: num_beams above 1 is a beam search; see Beams.
-    no_repeat_ngram: no sequence of so many tokens comes twice; 0: off.
-    min_tokens:      so many new tokens come before an end token may.
-
-    None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
-    """
-
-    max_tokens: int | None = 64
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    chat: bool = False
-    decoder_ids: Sequence[int] | None = None
-    num_beams: int = 1
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
-    no_repeat_ngram: int | None = None
-    min_tokens: int | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """From keyword arguments.
-
-        Raises:
-            RequestError: one that does not exist.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise RequestError(f"there is no setting {name!r} for generating{did_you_mean(name, known)}")
-        return cls(**given)
-
-    @property
-    def sampling(self) -> Sampling:
-        """The part that concerns how tokens are drawn."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, seed=self.seed)
+SPECULATIONS = ("ngram", "draft", "off")
 
 
 @dataclass(frozen=True)
@@ -77,6 +27,10 @@ class Request:
                there is no encoder), of which the last `counted` are forced ones.
     stops:     texts that end the generation. continues: the new text goes on where the prompt ends.
     beams:     None: tokens are picked one by one, as `sampling` says.
+    samples:   texts to generate. n: how many of them are wanted, the best.
+    grammar:   what the text must follow, at its beginning.
+    prompt_logprobs: None, or how many tokens beside each of the prompt's. echo: the text begins with the prompt.
+    speculate: how tokens are guessed: "", "ngram" or "draft". draft_tokens: at once, at most; 0: as many as pay.
     """
 
     prompt: np.ndarray
@@ -87,10 +41,25 @@ class Request:
     sampling: Sampling
     beams: Beams | None
     constraints: Constraints
+    samples: int = 1
+    n: int = 1
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    speculate: str = ""
+    draft_tokens: int = 0
+    index: int = 0
 
     def sampler(self, index: int = 0) -> Sampler:
-        """What picks the tokens of the request's sample `index`."""
-        return Sampler(self.sampling, self.constraints, self.prefix, index)
+        """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
+        grammar = None if self.grammar is None else self.grammar.copy()
+        return Sampler(self.sampling, self.constraints, self.prefix, self.index + index, grammar)
+
+    def apart(self) -> list["Request"]:
+        """Its samples as requests of their own, which give the same texts."""
+        sampling = self.sampling if self.sampling.seed is not None else replace(
+            self.sampling, seed=self.sampler().seed)  # one seed for all: their index makes them differ
+        return [replace(self, sampling=sampling, samples=1, n=1, index=index) for index in range(self.samples)]
 
 
 class Requests:
@@ -99,6 +68,7 @@ class Requests:
     tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
     defaults:  function that reads what the model's own files say, called for the first request.
+    has_draft: whether there is a draft model to guess tokens.
     """
 
     def __init__(self, runner: Runner, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults):
@@ -108,6 +78,9 @@ class Requests:
         self._ends = ends
         self._bos = bos
         self._defaults = defaults
+        self._grammars: Grammars | None = None
+        self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {}
+        self.has_draft = False
 
     @cached_property
     def defaults(self) -> Defaults:
@@ -122,7 +95,7 @@ class Requests:
         Raises:
             RequestError, TokenizerError: as Model.generate says.
         """
-        runner, sampling = self._runner, settings.sampling
+        runner = self._runner
         if not runner.causal:
             raise RequestError(f"{self._name} is an encoder: it cannot generate text")
         if "logits" not in runner.network.outputs:
@@ -140,8 +113,11 @@ class Requests:
         elif settings.decoder_ids is not None:
             raise RequestError(f"{self._name} has no encoder: it takes no decoder_ids")
         constraints = self._constraints(settings, max_tokens, len(prefix))
-        continues = not settings.chat and not runner.has_encoder
-        return Request(prompt, prefix, counted, stops, continues, sampling, beams, constraints)
+        grammar = self._grammar(settings, constraints)
+        samples, n = self._samples(settings, beams)
+        return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
+                       self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
+                       *self._prompt_logprobs(settings), *self._speculation(settings, beams))
 
     @property
     def _name(self) -> str:
@@ -164,11 +140,91 @@ class Requests:
                 if value is not None:
                     raise RequestError(f"{key}={value} has no effect with one beam; give num_beams above 1")
             return None
-        if settings.temperature > 0:
-            raise RequestError("a beam search does not sample: leave out temperature or num_beams")
+        if not settings.greedy:
+            name = "fsd" if settings.fsd else "temperature"
+            raise RequestError(f"a beam search does not sample: leave out {name} or num_beams")
         if stops:
             raise RequestError("a beam search does not look for stop strings: leave out stop or num_beams")
+        alone = ("logprobs", "eos_bypassing_max", "best_of", *KINDS)
+        for name in [name for name in alone if getattr(settings, name) not in (None, 0)]:
+            raise RequestError(f"a beam search does not go with {name}: leave out {name} or num_beams")
         return beams
+
+    def _sampling(self, settings, ranked: bool) -> Sampling:
+        """ranked: the log-probabilities of several texts decide."""
+        changes: dict = {"logprobs": 0} if ranked and settings.logprobs is None else {}
+        texts = settings.dry_sequence_breakers
+        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+            raise RequestError(f"dry_sequence_breakers should be texts that are not empty, is {texts!r}")
+        if settings.dry_multiplier:
+            changes["dry_breakers"] = self._breakers(tuple(texts)) if self.tokenizer else frozenset()
+        elif tuple(texts) != BREAKERS:
+            raise RequestError("dry_sequence_breakers has no effect without dry_multiplier")
+        return settings.sampling(**changes)
+
+    def _breakers(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """Tokens that have one of the texts in them; remembered, as the whole vocabulary is looked at."""
+        if texts not in self._breaker_ids:
+            tokenizer, wanted = self.tokenizer, [text.encode() for text in texts]
+            known = (id for id in range(tokenizer.vocab_size) if tokenizer.vocabulary.text(id) is not None)
+            self._breaker_ids[texts] = frozenset(
+                id for id in known if any(text in tokenizer.token_bytes(id) for text in wanted))
+        return self._breaker_ids[texts]
+
+    def _grammar(self, settings, constraints) -> Grammar | None:
+        given = [(kind, getattr(settings, kind)) for kind in KINDS if getattr(settings, kind) is not None]
+        if not given:
+            return None
+        if len(given) > 1:
+            raise RequestError(f"{given[0][0]} contradicts {given[1][0]}: leave out one of them")
+        (kind, content), = given
+        if self._grammars is None:
+            self._grammars = Grammars(self._tokenizer(), self._runner.vocabulary)
+        return self._grammars.compile(kind, content, constraints.ends)
+
+    def _samples(self, settings, beams) -> tuple[int, int]:
+        """How many texts to generate, and how many of them are wanted."""
+        n = settings.n
+        samples = n if settings.best_of is None else settings.best_of
+        for name, value, least in (("n", n, 1), ("best_of", samples, n)):
+            if not is_count(value, least):
+                raise RequestError(f"{name} should be a whole number from {least}, is {value!r}")
+        if beams is not None:
+            if n > beams.num_beams:
+                raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
+            return 1, n
+        if samples > 1 and settings.deterministic:
+            name = "n" if n > 1 else "best_of"
+            raise RequestError(f"{name}={samples} would give the same text {samples} times: give a temperature above 0")
+        return samples, n
+
+    def _prompt_logprobs(self, settings) -> tuple[int | None, bool]:
+        top, echo = settings.prompt_logprobs, settings.echo
+        if not isinstance(echo, bool):
+            raise RequestError(f"echo should be a switch, is {echo!r}")
+        if echo and (settings.chat or self._runner.has_encoder):
+            raise RequestError("echo repeats a prompt that the text continues: leave out chat, "
+                               "and encoder-decoders have none")
+        if echo:
+            self._tokenizer()
+            top = settings.logprobs if top is None else top
+        return None if top is None else _count("prompt_logprobs", top), echo
+
+    def _speculation(self, settings, beams) -> tuple[str, int]:
+        how, count = settings.speculate, settings.draft_tokens
+        if how is None:
+            how = "draft" if self.has_draft and beams is None else "off"
+        if how not in SPECULATIONS:
+            raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {how!r}")
+        if how == "draft" and not self.has_draft:
+            raise RequestError('speculate="draft" needs a draft model: load the model with draft=')
+        if how != "off" and beams is not None:
+            raise RequestError(f"a beam search does not speculate: leave out speculate={how!r} or num_beams")
+        if count is not None and how == "off":
+            raise RequestError(f"draft_tokens={count} has no effect without speculate")
+        if count is not None and not is_count(count, 1):
+            raise RequestError(f"draft_tokens should be a whole number from 1, is {count!r}")
+        return "" if how == "off" else how, count or 0
 
     def first_ids(self) -> tuple[int, int | None]:
         """The decoder's start token, and the token that is forced after it.
@@ -189,6 +245,7 @@ class Requests:
 
     def _constraints(self, settings, max_tokens, prefix) -> Constraints:
         own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
+        stops = _ids("stop_token_ids", settings.stop_token_ids, self._runner)
         max_tokens = min(max_tokens, self._runner.context - prefix + 1)  # the last token is chosen, not run
         min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
         if min_tokens is None:
@@ -197,10 +254,12 @@ class Requests:
             raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
         size = own.no_repeat_ngram if size is None else _count("no_repeat_ngram", size)
         banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
+        banned += tuple(_ids("banned_tokens", [ids] if is_count(ids) else ids, self._runner)
+                        for ids in settings.banned_tokens)
         forced = own.forced_last if ends else None
         if forced is not None:
             self._runner.check([forced], "forced_eos_token_id of the model's files")
-        return Constraints(ends, size, min_tokens, max_tokens, forced, banned)
+        return Constraints(ends | frozenset(stops), size, min_tokens, max_tokens, forced, banned)
 
     @cached_property
     def tokenizer(self):
@@ -217,7 +276,11 @@ class Requests:
         return self._ends | self.tokenizer.eos_ids if self.tokenizer else self._ends
 
 
+def _ids(name: str, ids, runner) -> tuple[int, ...]:
+    return tuple(runner.check(ids, name).tolist()) if len(ids) or name == "banned_tokens" else ()
+
+
 def _count(name: str, value) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
+    if not is_count(value):
         raise RequestError(f"{name} should be a whole number from 0, is {value!r}")
     return int(value)

@@ -1,0 +1,143 @@
+"""Structured output: text that follows a JSON schema, a regular expression or a grammar, through llguidance.
+
+Before each token the matcher says which tokens may come; the others get the score -inf. There is no way around it: a
+grammar that cannot be used is an error, and so is a text that has left it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError, RequestError
+
+KINDS = ("json_schema", "regex", "grammar")
+# White space between the parts of JSON: a model that may write any amount of it sometimes never stops.
+WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer (what numflow.tokenizer.load_tokenizer returns) of `size` model ids.
+
+    Raises:
+        DeviceError: llguidance is not installed.
+    """
+
+    def __init__(self, tokenizer, size: int):
+        library = _library()
+        # An id that the model does not have stands for "the text may end here"; which ids end one, requests say.
+        self.size, self.end = size, max(size, tokenizer.vocab_size)
+        self._library = library
+        self._tokenizer = library.LLTokenizer(
+            library.TokenizerWrapper(_Vocabulary(tokenizer, self.end)), n_vocab=self.end + 1, eos_token=self.end)
+
+    def compile(self, kind: str, content: str | Mapping[str, Any], ends: Iterable[int]) -> "Matcher":
+        """A matcher at the beginning of a text.
+
+        kind: "json_schema" (a dict or JSON text), "regex", or "grammar" (Lark as llguidance writes it, or GBNF).
+        ends: ids that end a text.
+
+        Raises:
+            RequestError: the grammar is wrong, or asks for something that cannot be enforced.
+        """
+        grammar = self._grammar(kind, content)
+        if problem := self._library.LLMatcher.validate_grammar(grammar, self._tokenizer):
+            raise RequestError(f"{kind}: {_one_line(problem)}")
+        return Matcher(self._library.LLMatcher(self._tokenizer, grammar, log_level=0), self, frozenset(ends))
+
+    def _grammar(self, kind, content) -> str:
+        matcher = self._library.LLMatcher
+        try:
+            if kind == "json_schema":
+                schema = json.loads(content) if isinstance(content, str) else content
+                if not isinstance(schema, (Mapping, bool)):
+                    raise ValueError("a schema should be a JSON object")
+                options = {"whitespace_pattern": WHITE_SPACE}
+                return matcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+            if not isinstance(content, str) or not content:
+                raise ValueError("should be text that is not empty")
+            if kind == "regex":
+                return matcher.grammar_from_regex(content)
+            return self._library.grammar_from("gbnf", content)
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"{kind}: {_one_line(error)}") from None
+
+
+class Matcher:
+    """Where a text stands in its grammar.
+
+    complete: nothing more may come but an end token.
+    """
+
+    def __init__(self, matcher, grammars: Grammars, ends: frozenset[int]):
+        self._matcher, self._grammars, self._ends = matcher, grammars, ends
+        self._bits = np.zeros(-(-(grammars.end + 1) // 32), np.int32)
+        self._check()
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def apply(self, scores: np.ndarray) -> np.ndarray:
+        """Scores float [V], -inf for tokens that may not come."""
+        if self.complete:
+            allowed, may_end = np.zeros(len(scores), bool), True
+        else:
+            self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            self._check()
+            bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(bool)
+            allowed, may_end = bits[:len(scores)], bool(bits[self._grammars.end])
+        allowed[[id for id in self._ends if id < len(scores)]] = may_end
+        return np.where(allowed, scores, -np.inf).astype(scores.dtype)
+
+    def accept(self, id: int) -> None:
+        """A token has come that ends nothing.
+
+        Raises:
+            RequestError: the grammar does not allow it.
+        """
+        self._matcher.consume_token(id)
+        self._check()
+
+    def copy(self) -> "Matcher":
+        """One that goes its own way from here."""
+        return Matcher(self._matcher.deep_copy(), self._grammars, self._ends)
+
+    def _check(self):
+        if self._matcher.is_error():
+            raise RequestError(f"structured output: {_one_line(self._matcher.get_error())}")
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it: the bytes of every token, special ones marked by a byte no text has."""
+
+    def __init__(self, tokenizer, end: int):
+        special = tokenizer.special_ids
+        self.tokens = [
+            b"\xff" + tokenizer.token_text(id).encode("utf-8", "replace") if id in special else _bytes(tokenizer, id)
+            for id in range(tokenizer.vocab_size)]
+        self.tokens += [b""] * (end - len(self.tokens)) + [b"\xff<end of text>"]
+        self.eos_token_id, self.bos_token_id = end, None
+        self.special_token_ids = [*sorted(special), end]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text, add_special=False, parse_special=False)
+
+
+def _bytes(tokenizer, id: int) -> bytes:
+    """What a token adds to a text; b"" for a gap in the vocabulary."""
+    return b"" if tokenizer.vocabulary.text(id) is None else tokenizer.token_bytes(id)
+
+
+def _library():
+    try:
+        import llguidance
+    except ImportError:
+        raise DeviceError("structured output needs llguidance: pip install 'numflow[structured]'") from None
+    return llguidance
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:400]

@@ -1,0 +1,110 @@
+"""How a caller wants text generated: everything that `generate` takes as a keyword, with its default."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from numflow.decoding.names import inferflow
+from numflow.decoding.settings import Sampling
+from numflow.errors import RequestError, did_you_mean
+
+BREAKERS = ("\n", ":", '"', "*")
+
+
+@dataclass(frozen=True)
+class Settings(Sampling):
+    """How a caller wants text generated. How tokens are picked: see Sampling; besides:
+
+    max_tokens:      new tokens at most; None: as many as the context holds.
+    min_tokens:      so many new tokens come before an end token may.
+    ignore_eos:      go on where the model ends its text.
+    stop:            text (or texts) that end the generation; not part of the result.
+    stop_token_ids:  tokens that end the generation, beside the model's own; not part of the result.
+    banned_tokens:   ids, or lists of ids: tokens and sequences that never come.
+    no_repeat_ngram: no sequence of so many tokens comes twice; 0: off.
+    dry_sequence_breakers: texts; a repetition does not reach over a token that has one of them (dry_multiplier).
+    chat:            put the prompt into the model's chat template.
+    decoder_ids:     encoder-decoders: the decoder's first tokens, instead of the model's own.
+    num_beams, length_penalty, early_stopping: num_beams above 1 is a beam search; see Beams.
+    n:               so many texts, in Generation.choices. best_of: generate so many, and keep the n with the highest
+                     mean log-probability.
+    prompt_logprobs: also tell the log-probability of each token of the prompt, and of the N most probable ones.
+    echo:            the text begins with the prompt; with logprobs, prompt_logprobs is the same number.
+    json_schema, regex, grammar: the text follows a JSON schema (dict or JSON text), a regular expression, or a grammar
+                     (Lark or GBNF); an end token comes only where it is complete.
+    speculate:       how tokens are guessed ahead, so that several are checked at once: "ngram" (what came after the
+                     latest tokens earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if
+                     the model has one. The text is the same kind of text.
+    draft_tokens:    tokens guessed at once, at most; None: as many as pay.
+
+    None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
+    """
+
+    max_tokens: int | None = 64
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    banned_tokens: Sequence[int | Sequence[int]] = ()
+    no_repeat_ngram: int | None = None
+    dry_sequence_breakers: Sequence[str] = BREAKERS
+    chat: bool = False
+    decoder_ids: Sequence[int] | None = None
+    num_beams: int = 1
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    n: int = 1
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    speculate: str | None = None
+    draft_tokens: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Settings":
+        """From keyword arguments: fields, and decoding_alg, Inferflow's name or JSON configuration of a strategy.
+
+        A temperature of None is one that is not given.
+
+        Raises:
+            RequestError: one that does not exist, or values that are wrong or contradict each other.
+        """
+        known = [field.name for field in fields(cls) if field.name != "dry_breakers"]
+        own = {name: value for name, value in given.items() if (name, value) != ("temperature", None)}
+        algorithm = own.pop("decoding_alg", None)
+        for name in own:
+            if name not in known:
+                raise RequestError(f"there is no setting {name!r} for generating"
+                                   f"{did_you_mean(name, [*known, 'decoding_alg'])}")
+        if algorithm is not None:
+            own = _with_algorithm(algorithm, own)
+        if isinstance(own.get("samplers"), (list, str)):
+            names = own["samplers"]
+            own["samplers"] = tuple(names.replace(";", ",").split(",") if isinstance(names, str) else names)
+        if isinstance(own.get("logit_bias"), Mapping):  # JSON has only text as keys
+            own["logit_bias"] = {_id(id): value for id, value in own["logit_bias"].items()}
+        elif own.get("logit_bias", 0) is None:
+            del own["logit_bias"]
+        return cls(**own)
+
+    def sampling(self, **changes: Any) -> Sampling:
+        """The part that concerns how tokens are picked, with changes."""
+        return replace(Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)}), **changes)
+
+
+def _with_algorithm(algorithm, given: dict[str, Any]) -> dict[str, Any]:
+    """Settings of Inferflow's algorithm, with those that are given beside it."""
+    found = inferflow(algorithm)
+    if found["temperature"] == 0 and given.get("temperature", 1) == 1:
+        given = {name: value for name, value in given.items() if name != "temperature"}  # 1 changes nothing
+    for name, value in given.items():
+        if name == "temperature" and (value == 0) != (found["temperature"] == 0):
+            raise RequestError(f"temperature={value} contradicts decoding_alg {algorithm!r}: leave out one of them")
+    return found | given
+
+
+def _id(key) -> Any:
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
