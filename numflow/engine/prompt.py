@@ -1,8 +1,13 @@
 """From what a caller gives as a prompt (text, ids, chat messages) to token ids."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from numflow.errors import RequestError
+
+
+class Conversation(list[int]):
+    """Ids of a conversation in the model's template already; what comes next is a text of its own."""
 
 
 class Prompts:
@@ -34,22 +39,33 @@ class Prompts:
             RequestError: chat with ids, or a conversation for a template that holds one question.
             TokenizerError: text and no tokenizer, chat and no template, messages that the template refuses.
         """
+        if isinstance(prompt, Conversation):
+            return prompt
         if isinstance(prompt, str):
-            return self._chat([{"role": "user", "content": prompt}]) if chat else self._tokenizer().encode(prompt)
+            return self.conversation([{"role": "user", "content": prompt}]) if chat else self._tokenizer().encode(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            return self._chat(prompt)
+            return self.conversation(prompt)
         if chat:
             raise RequestError("chat needs text or messages, not token ids")
         return prompt  # type: ignore[return-value]
 
-    def _chat(self, messages) -> list[int]:
+    def conversation(self, messages: Sequence[Mapping], **variables: Any) -> Conversation:
+        """Ids of messages in the model's template. variables: more names for a Jinja template (tools, ...).
+
+        Raises:
+            RequestError: a conversation, or variables, for a template that holds one question.
+            TokenizerError: no tokenizer, no template, or messages that the template refuses.
+        """
         tokenizer = self._tokenizer()
         if not self._template:
-            return tokenizer.encode(tokenizer.apply_chat(messages))
+            return Conversation(tokenizer.encode(tokenizer.apply_chat(messages, **variables)))
+        if variables:
+            raise RequestError(f"this model's prompt template holds one question and no {next(iter(variables))}")
         from numflow.tokenizer.inferflow_template import encode_template
 
         texts = {message.get("role"): message.get("content", "") for message in messages}
         if len(texts) != len(messages) or not texts.keys() <= {"system", "user"} or "user" not in texts:
             raise RequestError("this model's prompt template holds one question: give one user message, and at most a "
                                "system message beside it")
-        return encode_template(self._template, tokenizer, texts["user"], texts.get("system", self._system_prompt))
+        system = texts.get("system", self._system_prompt)
+        return Conversation(encode_template(self._template, tokenizer, texts["user"], system))
