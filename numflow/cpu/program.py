@@ -10,7 +10,7 @@ from numflow.cpu.cache import ELEMENTS, KVCache
 from numflow.cpu.clock import Stamps
 from numflow.cpu.context import Context, Weights, overlap
 from numflow.cpu.cores import default_threads
-from numflow.cpu.kernel import ROW_FIELD
+from numflow.cpu.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.errors import RequestError, did_you_mean
@@ -46,7 +46,9 @@ class Program:
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self._progress = progress or (lambda what, done, total: None)
         self._threads: Threads = shared_threads(default_threads() if threads is None else threads)
-        n_threads, exact = self._threads.n_threads, activations == "f32" or _all_floats(network)
+        n_threads, compiling = self._threads.n_threads, compile_seconds["compiled"]
+        self.activations, self.threads = activations, n_threads
+        exact = activations == "f32" or _all_floats(network)
         kv_type = ("f32" if exact else "f16") if kv_type == "auto" else kv_type
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
         self._caches = {name: KVCache(cache, block_size, kv_type) for name, cache in network.caches.items()}
@@ -56,6 +58,7 @@ class Program:
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
         self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads)
         self._bind()
+        self.compile_s = compile_seconds["compiled"] - compiling
 
     @property
     def weights_bytes(self) -> int:

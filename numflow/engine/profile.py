@@ -1,0 +1,140 @@
+"""Where the time of a run goes, op by op, beside what this machine can do at most."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.ops import Network, Step, param
+
+_PRODUCTS = ("linear", "expert_linear")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step must do at least: bytes to read and write, float32 operations, int8 operations."""
+
+    nbytes: float
+    f32: float = 0.0
+    int8: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.nbytes + other.nbytes, self.f32 + other.f32, self.int8 + other.int8)
+
+    def seconds(self, limits) -> float:
+        """The least time: at the machine's rate of reads or of operations, whichever takes longer."""
+        return max(self.nbytes / limits.read_gb_s, self.f32 / limits.f32_gop_s + self.int8 / limits.int8_gop_s) / 1e9
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sizes of a batch of one sequence: `tokens` rows after `context` others; the logits of `rows` of them."""
+
+    tokens: int
+    context: int
+    rows: int = 1
+
+    @property
+    def visible(self) -> int:
+        """Keys that all rows see together, without windows."""
+        return self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
+
+
+def profile(model, tokens: int, context: int, repeat: int = 5) -> list[dict]:
+    """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
+
+    Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
+    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of the time they take.
+    Linears come apart by what they compute. What stays in a cache can be quicker than the limit, which is memory's.
+
+    Raises:
+        RequestError: the backend has no profile, or the model's context is too short.
+    """
+    program, network = model.program, model.network
+    if not hasattr(program, "weight_cost"):
+        raise RequestError("this backend has no profile: use the cpu")
+    from numflow.cpu.limits import measure_limits
+
+    limits = measure_limits(program.threads)
+    ids = model.runner.check(np.arange(context + tokens) % model.vocabulary)
+    samples: dict[str, list[float]] = defaultdict(list)
+    with model.runner.open(len(ids)) as sequence:
+        if context:
+            sequence.last(ids[:context])
+        for _ in range(repeat + 1):
+            run: dict[str, float] = defaultdict(float)
+            for row in model.runner.trace(sequence, ids[context:]):
+                run[_name(row.op, row.label)] += row.microseconds
+            for name, microseconds in run.items():
+                samples[name].append(microseconds)
+    costs: dict[str, Cost] = {}
+    counts: dict[str, int] = defaultdict(int)
+    for step in network.entries["main"]:
+        name = _name(step.op, step.label)
+        costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Work(tokens, context))
+        counts[name] += 1
+    medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first one warms up
+    return _table(medians, costs, counts, limits)
+
+
+def _name(op: str, label: str) -> str:
+    return f"{op} {label.rsplit('.', 1)[-1]}" if op in _PRODUCTS else op
+
+
+def _table(medians: Mapping[str, float], costs: Mapping[str, Cost], counts: Mapping[str, int], limits) -> list[dict]:
+    total = sum(medians.values())
+    return [{
+        "op": name, "steps": counts[name], "microseconds": us, "share": us / total if total else 0.0,
+        "megabytes": costs[name].nbytes / 1e6, "gb_s": _rate(costs[name].nbytes, us),
+        "gop_s": _rate(costs[name].f32 + costs[name].int8, us),
+        "at_limit": _rate(costs[name].seconds(limits), us) * 1e9,
+    } for name, us in sorted(medians.items(), key=lambda item: -item[1])]
+
+
+def _rate(amount: float, microseconds: float) -> float:
+    """10^9 a second."""
+    return amount / microseconds / 1e3 if microseconds else 0.0
+
+
+def cost(step: Step, network: Network, program, work: Work) -> Cost:
+    """The least that a step has to do."""
+    rows = {"tokens": work.tokens, "logits": work.rows, "routes": work.tokens * _routes(network)}
+    moved = Cost(sum(4 * view.width * rows[network.buffers[view.buffer].rows]
+                     for view in (*step.inputs, *step.outputs)))
+    if step.op in _PRODUCTS:
+        return moved + _product(step, network, program, rows)
+    if step.op == "attention":
+        return moved + _attention(step, network, program, work)
+    if step.op == "embed":
+        name = step.weights["table"]
+        return moved + Cost(program.weight_cost(name)[0] / network.weights[name].shape[0] * work.tokens)
+    return moved
+
+
+def _product(step: Step, network: Network, program, rows: Mapping[str, int]) -> Cost:
+    weight = network.weights[step.weights["weight"]]
+    count = rows[network.buffers[step.outputs[0].buffer].rows]
+    nbytes, int8 = program.weight_cost(weight.name)
+    nbytes *= min(1.0, count / weight.groups)  # of experts, those that are chosen
+    operations = 2.0 * count * step.outputs[0].width * step.inputs[0].width
+    return Cost(nbytes, *((0.0, operations) if int8 else (operations, 0.0)))
+
+
+def _attention(step: Step, network: Network, program, work: Work) -> Cost:
+    cache = network.caches[param(step, "cache")]
+    window = param(step, "window")
+    seen = min(work.visible, work.tokens * window) if window else work.visible
+    operations = 2.0 * seen * param(step, "heads") * (cache.k_dim + cache.v_dim)
+    numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
+    element = program.kv_bytes / max(1, program.blocks * program.block_size) / max(1, numbers)
+    keys = work.context + work.tokens
+    keys = min(keys, window + work.tokens) if window else keys
+    return Cost(keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * element, operations)
+
+
+def _routes(network: Network) -> int:
+    """Experts that a token goes to."""
+    return max((step.outputs[0].width for steps in network.entries.values() for step in steps
+                if step.op == "moe_route"), default=1)
