@@ -19,38 +19,45 @@ from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, PAIR_LEVELS
 class Grid:
     """The headers of a tile, opened: what its row headers say, as vectors of 16 rows.
 
+    A block's fields are brought to bits 0 .. 22 of a lane, Z on top of S. Under the exponent of 1 that makes
+    1 + Z * 2^(place of Z - 23), and S times a smaller D is S * D: neither needs a shift or a conversion of its own.
+
     heads: address of the tile's headers; columns: of the matrix.
     """
 
     def __init__(self, heads: Value, columns: Value, scheme: Scheme):
         self.heads, self.own, self.blocks = heads, scheme.own, 2 if scheme.header == GRID16 else 1
+        scale_bits, zero_bits = self.own.scale_bits, self.own.zero_bits
+        self.at = min(18 - scale_bits, 23 - zero_bits - scale_bits)  # the place of S; D is a multiple of 1 << 18 - its bits
         rows = load(heads + (columns >> 5) * (self.blocks * 2 * self.own.header_bits), "u16", 16).widen()
         base, step = rows >> 7, rows >> 2 & 31
         alive = base.compare(">", 0)
         self.base = alive.choose((base + BASE_BIAS) << BASE_SHIFT, 0)
-        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - self.own.scale_bits)), 0)
-        levels, codes = self.own.levels - 1, 1 << self.own.zero_bits
+        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - scale_bits - self.at)), 0)
+        levels, codes, one = self.own.levels - 1, 1 << zero_bits, 1 << (23 - scale_bits - self.at)
         whole = constant(rows, "f32", levels / codes).as_("i32", 16)
-        self.zero_step = (whole - ((rows & 3) << 23)).as_("f32", 16)  # levels / codes / 2^window
-        self.first = fma(self.zero_step, constant(rows, "f32", (1 - codes) / 2), constant(rows, "f32", levels / 2))
+        step = (whole - ((rows & 3) << 23)).as_("f32", 16)  # of zeros: levels / codes / 2^window
+        self.first = fma(step, constant(rows, "f32", (1 - codes) / 2 - one), constant(rows, "f32", levels / 2))
+        self.zero_step = step * float(one)
 
     def scale(self, unit: Value, half: int) -> Value:
         """Scale of a block, f32x16."""
-        s = self._fields(unit, half) & ((1 << self.own.scale_bits) - 1)
+        s = self._fields(unit, half) & ((1 << self.own.scale_bits) - 1) << self.at
         return (self.base + s * self.step).as_("f32", 16)
 
     def zero(self, unit: Value, half: int) -> Value:
         """Zero of a block, f32x16."""
-        z = self._fields(unit, half) >> self.own.scale_bits & ((1 << self.own.zero_bits) - 1)
-        return fma(z.to_f32(), self.zero_step, self.first)
+        z = self._fields(unit, half) & ((1 << self.own.zero_bits) - 1) << (self.own.scale_bits + self.at)
+        return fma((z | 0x3F800000).as_("f32", 16), self.zero_step, self.first)
 
     def _fields(self, unit: Value, half: int) -> Value:
-        """S | Z << scale_bits of 16 rows, i32, with more bits above; what is read too much are later headers."""
+        """The fields of 16 rows at bit `at`, i32, other bits around them; what is read too much are later headers."""
         bits = self.own.header_bits
         block = self.heads + (unit * self.blocks + (half if self.blocks == 2 else 0)) * (2 * bits)
         places = [divmod(bits * row, 8) for row in range(16)]
         picks = [byte + i % 2 for byte, _ in places for i in range(4)]
-        return load(block, "u8", 16 if bits == 6 else 32).pick(picks).as_("i32", 16) >> [bit for _, bit in places]
+        upper = load(block, "u8", 16 if bits == 6 else 32).pick(picks).as_("i32", 16)
+        return upper >> [16 + bit - self.at for _, bit in places]
 
 
 def pair_codes(codes: Value, pair: int, row: Value | None) -> Value:

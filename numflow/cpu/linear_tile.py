@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
-from numflow.cpu.layout import AUX_BYTES, BY_16, SCHEMES, UNIT, WITH_BASE, Scheme
+from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, SCHEMES, UNIT, WITH_BASE, Scheme
 from numflow.cpu.simd_dot import dot4, dot4_signed
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
@@ -55,7 +55,7 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 
         def unit(i, vectors):
             if m <= 4 and not kind.scheme.is_float:  # plain numbers do without, and many tokens leave time enough
-                ahead, cache = FAR if kind.scheme.bits in (5, 6) or kind.scheme.book else NEAR
+                ahead, cache = FAR if kind.scheme.bits in (3.5, 5, 6) or kind.scheme.book else NEAR
                 for line in range(0, UNIT * code_bytes, 64):
                     prefetch(codes + i * (UNIT * code_bytes) + ahead + line, cache)
             return emit(kind, vectors, x + i * (UNIT * m * x_bytes), aux + i * (AUX_BYTES * m),
@@ -98,6 +98,8 @@ def _zeros(total: list[Value], kind: str) -> list[Value]:
 
 def _unit_int8(kind, total, x, aux, codes, heads, unit):
     header, m = kind.scheme.header, len(total)
+    if header in GRIDS:
+        return _grid_int8(kind, total, x, aux, codes, heads, unit)
     if header in BY_16:
         return _halves_int8(kind, total, x, aux, codes, heads, unit)
     acc = _dot(kind.scheme, x, codes, range(8), each_i32(aux + 8 * m, m))
@@ -119,6 +121,23 @@ def _halves_int8(kind, total, x, aux, codes, heads, unit):
             minus_base = -base(heads, unit, half, header)
             parts = [fma(s.to_f32(), minus_base, p) for p, s in zip(parts, minus)]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
+
+
+def _grid_int8(kind, total, x, aux, codes, heads, unit):
+    """total + scale * (x_scale * dot - zero * x_sum), by 16 columns total + x_scale * (the same of both halves)."""
+    m, zeros = len(total), _zeros(total, "i32")
+    if kind.scheme.header == GRID:
+        scales, minus_zeros, acc = heads.scale(unit, 0), -heads.zero(unit, 0), _dot(kind.scheme, x, codes, range(8), zeros)
+        parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
+        return [fma(p, scales, t) for t, p in zip(total, parts)]
+    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
+    sums = None
+    for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
+        acc = _dot(kind.scheme, x, codes, range(4 * half, 4 * half + 4), zeros)
+        scales, zero = heads.scale(unit, half), heads.zero(unit, half)
+        parts = [fma(s.to_f32(), zero, a.to_f32()) for a, s in zip(acc, minus)]
+        sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
+    return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
 
 
 def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Value]) -> list[Value]:

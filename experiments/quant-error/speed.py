@@ -1,0 +1,130 @@
+"""Speed of `linear` on the CPU for every width: decoding against the memory's speed, and prefill in operations.
+
+A set of matrices larger than any cache is multiplied with one token (every byte of codes and headers is read once) or
+with a prompt of them. The bits are random: speed does not depend on them. All widths take their codes from the same
+memory, and they take turns, round by round, with a plain read of that memory; of each the best round counts.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from numflow.cpu.bind import Bound
+from numflow.cpu.context import Context
+from numflow.cpu.cores import default_threads
+from numflow.cpu.kernel import N_TOKENS
+from numflow.cpu.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
+from numflow.cpu.memory import aligned
+from numflow.cpu.threads import shared_threads
+from numflow.ops import Buffer, Network, Step, View, Weight
+from numflow.quant.layout import ROW_SCHEMES
+
+PEERS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")  # file types that are kept as they are, for comparison
+
+
+def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PEERS), threads: int | None = None,
+                mebibytes: int = 1024, columns: int = 4096, rounds: int = 5, tokens: int = 128) -> list[dict]:
+    """One row for each type:
+
+    type, bits_per_weight (in memory), bytes (of the matrices), decode_gb_s and decode_fraction (of read_gb_s, the
+    plain read), decode_gweights_s, prefill_gop_s (2 operations for each weight and token), threads.
+    """
+    if quick:
+        mebibytes, columns, rounds, tokens = 8, 512, 1, 16
+    threads = threads or default_threads()
+    memory = _random(mebibytes << 20)
+    sets = {kind: _matrices(kind, memory, columns) for kind in types}
+    decode = {kind: _Walk(matrices, columns, 1, threads) for kind, matrices in sets.items()}
+    few = {kind: matrices[:max(1, len(matrices) // 32)] for kind, matrices in sets.items()}
+    prefill = {kind: _Walk(matrices, columns, tokens, threads) for kind, matrices in few.items()}
+    read, best = [], {}
+    for _ in range(rounds):
+        read.append(_read_seconds(memory, threads))
+        for walks in (decode, prefill):
+            for walk in walks.values():
+                best[walk] = min(best.get(walk, np.inf), walk.seconds())
+    read_gb_s, rows = memory.nbytes / min(read) / 1e9, []
+    for kind, matrices in sets.items():
+        weights, nbytes = (sum(m.shape[0] * m.shape[1] for m in matrices), sum(m.nbytes for m in matrices))
+        gb_s = nbytes / best[decode[kind]] / 1e9
+        operations = 2 * tokens * sum(m.shape[0] * m.shape[1] for m in few[kind])
+        rows.append({"type": kind, "bits_per_weight": 8 * nbytes / weights, "bytes": nbytes, "decode_gb_s": gb_s,
+                     "decode_fraction": gb_s / read_gb_s, "decode_gweights_s": weights / best[decode[kind]] / 1e9,
+                     "prefill_gop_s": operations / best[prefill[kind]] / 1e9, "read_gb_s": read_gb_s,
+                     "threads": threads})
+    return rows
+
+
+def _random(nbytes: int) -> np.ndarray:
+    """uint8 [nbytes], which repeats after a while."""
+    some = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+    return np.resize(some, nbytes)
+
+
+def _matrices(kind: str, memory: np.ndarray, columns: int) -> list[Packed]:
+    """As many square matrices as the memory has codes for."""
+    scheme = SCHEMES[NATIVE[kind]]
+    code_bytes, head_bytes = (columns // ROWS * size for size in scheme.tile_bytes(columns))
+    headers = _headers(scheme, columns)
+    starts = range(0, len(memory) - code_bytes - head_bytes + 1, code_bytes + head_bytes)
+    return [Packed(NATIVE[kind], kind, (columns, columns), 1, memory[start:start + code_bytes], headers.copy())
+            for start in (start // 64 * 64 for start in starts)]
+
+
+def _headers(scheme, columns: int) -> np.ndarray:
+    """Headers of a square matrix whose weights are ordinary numbers."""
+    tiles, size = columns // ROWS, scheme.tile_bytes(columns)[1]
+    if scheme.header in GRIDS:
+        headers = np.random.default_rng(1).integers(0, 256, (tiles, size), dtype=np.uint8)
+        rows = np.full((tiles, ROWS), 360 << 7 | 8 << 2, np.uint16)
+        headers[:, -2 * ROWS:] = rows.view(np.uint8)
+        return headers.reshape(-1)
+    headers = np.full(tiles * size, 1, np.uint8).reshape(-1, 2)
+    headers[:, 1] = 0x20 if scheme.header < SUPER else 1  # float16 of some 2^-7
+    return headers.reshape(-1)
+
+
+class _Walk:
+    """`linear` of some tokens with one matrix after the other."""
+
+    def __init__(self, matrices: list[Packed], columns: int, tokens: int, threads: int):
+        names = [f"m{i}" for i in range(len(matrices))]
+        x, y = View("x", 0, columns), View("y", 0, columns)
+        steps = tuple(Step("linear", (x,), (y,), {"weight": name}, {}, name) for name in names)
+        network = Network("speed", {"main": steps}, {b: Buffer(b, "tokens", columns) for b in ("x", "y")},
+                          {name: Weight(name, (columns, columns)) for name in names}, {}, {"hidden": y}, {})
+        weights = _Weights(dict(zip(names, matrices, strict=True)))
+        self._ctx = Context(network, weights, {}, {"tokens": tokens, "logits": 1, "routes": 1}, "int8", threads)
+        self._ctx.buffers.arrays["x"][:] = np.random.default_rng(2).standard_normal((tokens, columns))
+        self._ctx.header_fields[N_TOKENS] = tokens
+        self._bound, self._threads = Bound(steps, self._ctx), shared_threads(threads)
+        self._bound.compile(lambda: None)
+
+    def seconds(self) -> float:
+        """Time of one pass."""
+        begin = time.perf_counter()
+        self._threads.run(self._bound.table, len(self._bound.table))
+        return time.perf_counter() - begin
+
+
+class _Weights:
+    """What a Context needs of weights that are packed already."""
+
+    def __init__(self, matrices: dict[str, Packed]):
+        self.packed, self.vector = matrices.__getitem__, None
+
+
+def _read_seconds(memory: np.ndarray, threads: int) -> float:
+    """Time to read all of the memory."""
+    parts = np.array_split(memory.view(np.float32), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        begin = time.perf_counter()
+        list(pool.map(np.max, parts))
+        return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    for row in speed_table():
+        print("{type:5} {bits_per_weight:6.3f} bpw  decode {decode_gb_s:5.1f} GB/s = {decode_fraction:4.0%} of reading,"
+              " {decode_gweights_s:5.1f} Gweights/s; prefill {prefill_gop_s:4.0f} GOP/s".format(**row))
