@@ -6,6 +6,7 @@ An argument of a kernel is a number or a Ref, which becomes a pointer of the typ
 Everything that is put into a device's queue runs in order; `record` and `wait` order queues of different devices.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -137,8 +138,6 @@ def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
     Raises:
         DeviceError: no driver, no GPU, or no such device.
     """
-    import os
-
     chosen = os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
     if chosen == "simulator":
         return Simulated(index, seed)

@@ -10,7 +10,7 @@ from numflow.cuda.bind import bind
 from numflow.cuda.cache import ELEMENTS, KVCache
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
-from numflow.cuda.device import Device, open_device
+from numflow.cuda.device import Device, Launch, open_device
 from numflow.errors import RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -79,7 +79,7 @@ class Program:
     @property
     def kernels(self) -> list[str]:
         """Names of the kernels that a single token uses."""
-        return sorted({call.kernel.name for bound in self._bound.values() for _, calls in bound for call in calls})
+        return sorted({work.kernel.name for work in self.launches(Sizes((1,) * 4, 1))})
 
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
@@ -158,6 +158,10 @@ class Program:
             rows.append(TraceRow(index, step.label, step.op, self._shapes(step, sizes),
                                  calls[-1].plan(sizes).kernel.location, microseconds))
         return rows
+
+    def launches(self, sizes: Sizes) -> list[Launch]:
+        """What runs for a batch of these sizes, all entries one after the other."""
+        return [call.plan(sizes) for bound in self._bound.values() for _, calls in bound for call in calls]
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""

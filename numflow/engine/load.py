@@ -14,7 +14,7 @@ from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.partition.plan import single_device
 
 # Executors by name; a module is imported only when its executor is chosen.
-BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program"}
+BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
 ACTIVATIONS = ("int8", "f32")
 
 
@@ -25,7 +25,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     """Load a model, ready to run.
 
     path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
-    backend:      "cpu" (compiled kernels) or "reference" (NumPy, slow, always float32).
+    backend:      "cpu" (compiled kernels), "cuda" (an NVIDIA GPU) or "reference" (NumPy, slow, always float32).
     spec:         a specification file or name; None: detected from the checkpoint.
     activations:  "int8" (fast: quantised weights times int8 activations) or "f32". Checkpoints of float weights
                   compute in float32 either way.

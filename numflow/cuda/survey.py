@@ -1,0 +1,54 @@
+"""Which kernels networks need, found by binding them to a device that keeps launches and runs none."""
+
+import numpy as np
+
+from numflow.cuda.call import Sizes
+from numflow.cuda.device import Launch, Memory, Ref
+from numflow.cuda.kernel import Kernel
+from numflow.cuda.program import Program
+from numflow.ops import Network
+
+SIZES = tuple((rows, keys) for rows in (1, 2, 3, 5, 16, 64, 500) for keys in (40, 5000))
+
+
+class Notebook:
+    """A device without memory."""
+
+    name, graphs = "notebook", False
+
+    def __init__(self):
+        self.launches: list[Launch] = []
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(self, nbytes, None)
+
+    def free(self, memory: Memory) -> None:
+        """Nothing is held."""
+
+    def upload(self, to: Ref, data: np.ndarray) -> None:
+        """Goes nowhere."""
+
+    def download(self, source: Ref, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
+        """Goes nowhere."""
+
+    def launch(self, work: Launch) -> None:
+        self.launches.append(work)
+
+    def synchronize(self) -> None:
+        """Nothing is running."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
+    """Every kernel that a network may launch, by name, over batches of SIZES; options: those of a Program."""
+    device = Notebook()
+    program = Program(network, weights, device=device, **options)
+    found = {launch.kernel.name: launch.kernel for rows, keys in SIZES
+             for launch in program.launches(Sizes((rows,) * 4, keys))}
+    program.close()
+    return found

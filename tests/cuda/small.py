@@ -1,0 +1,26 @@
+"""The op cases at sizes that the simulator runs in about a second each."""
+
+from dataclasses import replace
+
+from numflow.cuda.bind import BINDERS
+from tests.ops.attention_cases import SHORT
+from tests.ops.cases import CASES as ALL
+
+SLOW = {"attention-long": (((0, 70),), ((0, 1),)), "attention-window-long": (((0, 110),), ((0, 1),)),
+        "linear-130x256-33-rows": (((0, 9),),)}
+
+
+def _ops(case):
+    return {step.op for steps in case.network.entries.values() for step in steps}
+
+
+def _small(case):
+    if case.name in SLOW:
+        return replace(case, schedule=SLOW[case.name])
+    heavy = case.name.startswith("attention") and sum(n for run in case.schedule for _, n in run) > 45
+    return replace(case, schedule=SHORT) if heavy and not case.encoder and case.schedule[0][0][1] == 37 else case
+
+
+CASES = [_small(case) for case in ALL if _ops(case) <= set(BINDERS)]
+# The last op of each kind of case.
+ONE_PER_OP = list({max(_ops(case) - {"select_rows", "embed"}, default="embed"): case for case in CASES}.values())

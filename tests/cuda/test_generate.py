@@ -1,0 +1,40 @@
+"""A toy model on the simulator: the same greedy tokens as the CPU; what a machine without GPU is told."""
+
+import numpy as np
+import pytest
+
+import numflow
+from numflow.cuda.compat import driver
+from numflow.errors import DeviceError
+from tests.engine.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def _no_gpu():
+    try:
+        driver()
+    except DeviceError:
+        return True
+    return False
+
+
+def test_the_same_greedy_tokens_as_the_cpu(folder):
+    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+    results = {}
+    for backend, options in (("cpu", {}), ("cuda", {"device": "simulator"})):
+        with numflow.load(folder, backend=backend, activations="f32", **options) as model:
+            results[backend] = [model.generate([1, 7, 30, 4], max_tokens=6, ignore_eos=True).ids,
+                                model.logits([5, 6, 7])]
+    assert results["cuda"][0] == results["cpu"][0]
+    assert len(results["cuda"][0]) == 6
+    np.testing.assert_allclose(results["cuda"][1], results["cpu"][1], atol=1e-4)
+
+
+@pytest.mark.skipif(not _no_gpu(), reason="this machine has a GPU")
+def test_without_a_driver(folder):
+    with pytest.raises(DeviceError, match="device 'cuda' needs"):
+        numflow.load(folder, backend="cuda")

@@ -1,0 +1,149 @@
+"""The twins of intrinsics, against NumPy and against what the instruction set says."""
+
+import numpy as np
+import pytest
+
+from numflow.cuda import intrinsics as i
+from numflow.cuda.device import Launch, Simulated
+from numflow.cuda.kernel import REGISTRY, kernel
+from numflow.cuda.scalar import f32, i32, u32
+from numflow.cuda.simulator import SimulatorError, Span
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+
+
+def run(made, grid, *args, seed=0):
+    """Run a kernel on NumPy arrays and numbers; the arrays afterwards."""
+    del REGISTRY[made.name]
+    device, memories = Simulated(seed=seed), []
+    values = []
+    for value in args:
+        if isinstance(value, np.ndarray):
+            memories.append((device.alloc(value.nbytes), value.dtype))
+            device.upload(memories[-1][0].at(), value)
+            value = memories[-1][0].at()
+        values.append(value)
+    device.launch(Launch(made, (*grid, 1, 1)[:3], tuple(values)))
+    return [device.download(memory.at(), memory.nbytes).view(dtype) for memory, dtype in memories]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dot_products_of_bytes(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(-128, 128, (2, 4), dtype=np.int8)
+    words = [int(v.view(np.uint32)[0]) for v in (a, b)]
+    assert i.dp4a(*words, 7) == 7 + int(a.astype(int) @ b.astype(int))
+    assert i.dp4a_us(*words, -7) == -7 + int(a.view(np.uint8).astype(int) @ b.astype(int))
+
+
+def test_bytes_are_permuted():
+    a, b = 0x03020100, 0x87068504
+    assert i.prmt(a, b, 0x3210) == a
+    assert i.prmt(a, b, 0x7654) == b
+    assert i.prmt(a, b, 0x0246) == 0x00020406
+    assert i.prmt(a, b, 0x080D) == 0x000000FF  # the signs of bytes 0 and 5
+
+
+def test_halves():
+    assert i.pack_halves(1.0, -2.0) == 0xC0003C00
+    assert i.low_half(0xC0003C00) == 1.0
+    assert i.high_half(0xC0003C00) == -2.0
+    assert i.half_to_float(i.float_to_half(0.1)) == np.float32(np.float16(0.1))
+    assert i.pack_bfloats(1.0, 1.00390625) == 0x3F803F80  # ties to even
+    assert i.round_to_int(2.5) == 2
+    assert i.round_to_int(float("nan")) == 0
+
+
+def test_integers_wrap():
+    assert u32(-1) == 0xFFFFFFFF
+    assert i32(0x80000000) == -0x80000000
+
+
+@pytest.mark.parametrize(("op", "dtype", "k"), [(i.mma_f16, np.float16, 16), (i.mma_s8, np.int8, 32)])
+def test_matrices_of_a_warp(op, dtype, k):
+    """Fragments as the instruction set lays them out, built here element by element."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-5, 6, (16, k)).astype(dtype), rng.integers(-5, 6, (k, 8)).astype(dtype)
+    per_word = 4 // a.itemsize
+    words_a, words_b = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
+    for lane in range(32):
+        group, t = lane // 4, lane % 4
+        for half in range(2):
+            columns = slice(t * per_word + half * k // 2, (t + 1) * per_word + half * k // 2)
+            words_a[lane, 2 * half] = a[group, columns].copy().view(np.uint32)[0]
+            words_a[lane, 2 * half + 1] = a[group + 8, columns].copy().view(np.uint32)[0]
+            words_b[lane, half] = b[columns, group].copy().view(np.uint32)[0]
+    zero = f32 if dtype == np.float16 else i32
+
+    @kernel("mma_probe", 32)
+    def _probe(y: f32.ptr, a: u32.ptr, b: u32.ptr):
+        lane = i.lane_index()
+        a0, a1, a2, a3 = i.load4(a, 4 * lane)
+        b0, b1 = i.load2(b, 2 * lane)
+        c0, c1, c2, c3 = op(a0, a1, a2, a3, b0, b1, zero(1), zero(0), zero(0), zero(0))
+        row, column = lane // 4, lane % 4 * 2
+        y[row * 8 + column], y[row * 8 + column + 1] = f32(c0), f32(c1)
+        y[(row + 8) * 8 + column], y[(row + 8) * 8 + column + 1] = f32(c2), f32(c3)
+
+    y = run(_probe, (1,), np.zeros(128, np.float32), words_a.ravel(), words_b.ravel(), seed=2)[0].reshape(16, 8)
+    expected = a.astype(np.float32) @ b.astype(np.float32)
+    expected[:8, ::2] += 1
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_loading_matrices():
+    """Row r of matrix m is at 4 * (8 m + r) words; lane l gets word l % 4 of row l // 4 of each."""
+    memory = i.SharedArray(u32, 128)
+
+    @kernel("ldmatrix_probe", 32)
+    def _probe(y: u32.ptr):
+        lane, shared = i.lane_index(), memory()
+        for j in range(4):
+            shared[4 * lane + j] = u32(4 * lane + j)
+        i.sync_warp()
+        a, b, c, d = i.load_matrices(shared, 4 * lane)
+        i.store4(y, 4 * lane, a, b, c, d)
+
+    y = run(_probe, (1,), np.zeros(128, np.uint32), seed=1)[0].reshape(32, 4)
+    for lane in range(32):
+        assert y[lane].tolist() == [4 * (8 * m + lane // 4) + lane % 4 for m in range(4)]
+
+
+def test_shuffles_and_ballots():
+    @kernel("shuffle_probe", 64)
+    def _probe(y: i32.ptr, z: u32.ptr):
+        t = i.thread_index()
+        y[t] = i.shuffle_xor(t, 5) + 100 * i.shuffle(t, 3)
+        z[t] = i.ballot(i.lane_index() % 3 == 0)
+
+    y, z = run(_probe, (1,), np.zeros(64, np.int32), np.zeros(64, np.uint32), seed=4)
+    lanes = np.arange(64)
+    np.testing.assert_array_equal(y, (lanes ^ 5) + 100 * (lanes // 32 * 32 + 3))
+    assert set(z.tolist()) == {sum(1 << lane for lane in range(0, 32, 3))}
+
+
+def test_background_copies_land_when_they_are_waited_for():
+    memory = i.SharedArray(u32, 128)
+
+    @kernel("copy_probe", 32)
+    def _probe(y: u32.ptr, x: u32.ptr, wait: u32):
+        lane, shared = i.lane_index(), memory()
+        i.copy_async(shared, 4 * lane, x, 4 * lane)
+        i.copy_commit()
+        if wait:
+            i.copy_wait()
+        i.sync_warp()
+        y[lane] = shared[(4 * lane + 4) % 128]
+
+    x = np.arange(128, dtype=np.uint32)
+    assert run(_probe, (1,), np.zeros(32, np.uint32), x, 1)[0].tolist() == [(4 * n + 4) % 128 for n in range(32)]
+    REGISTRY[_probe.name] = _probe
+    assert set(run(_probe, (1,), np.zeros(32, np.uint32), x, 0)[0].tolist()) == {0xFFFFFFFF}
+
+
+def test_vectors_must_be_aligned():
+    words = np.zeros(16, np.uint32)
+    assert i.load4(Span(words[:8]), 0) == (0, 0, 0, 0) or words.ctypes.data % 16
+    offset = (-words.ctypes.data % 16) // 4
+    with pytest.raises(SimulatorError, match="not aligned"):
+        i.load4(Span(words), offset + 2)
