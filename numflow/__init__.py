@@ -16,6 +16,7 @@ from numflow.errors import (
     ModelNotFoundError,
     NetworkError,
     NumflowError,
+    QueueFullError,
     RequestError,
     SpecError,
     TokenizerError,
@@ -23,6 +24,8 @@ from numflow.errors import (
 )
 
 if TYPE_CHECKING:
+    from numflow.engine.aio import AsyncEngine
+    from numflow.engine.engine import Engine
     from numflow.engine.generation import Generation
     from numflow.engine.load import load
     from numflow.engine.model import Model
@@ -30,11 +33,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "Model", "Generation", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
-    "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError", "DeviceError", "__version__",
+    "load", "Model", "Generation", "Engine", "AsyncEngine", "NumflowError", "SpecError", "FormatError",
+    "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
+    "QueueFullError", "DeviceError", "__version__",
 ]
 
-_LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation"}
+_LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation",
+         "Engine": "numflow.engine.engine", "AsyncEngine": "numflow.engine.aio"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@
     ├── ModelNotFoundError       no model, spec or file of that name
     ├── DownloadError            fetching a model failed, or its bytes are not the expected ones
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
+    │   └── QueueFullError       too many requests wait already: try again later
     └── DeviceError              an executor, a device or an optional package that is not there
 """
 
@@ -53,6 +54,10 @@ class DownloadError(NumflowError):
 
 class RequestError(NumflowError):
     """A request that cannot be served as asked."""
+
+
+class QueueFullError(RequestError):
+    """The engine's queue is full; the same request may be taken later."""
 
 
 class DeviceError(NumflowError):

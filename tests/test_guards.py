@@ -73,7 +73,7 @@ def test_nothing_looks_unfinished():
 
 def test_public_names():
     assert set(numflow.__all__) == {
-        "load", "Model", "Generation", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
+        "load", "Model", "Generation", "Engine", "AsyncEngine", "QueueFullError", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
         "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError", "DeviceError", "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None

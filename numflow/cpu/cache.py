@@ -49,7 +49,8 @@ class KVCache:
         self.v_stride = padded(cache.v_dim)
         self.addresses = np.zeros(2, np.int64)
         self._dtype = ELEMENTS[kv_type]
-        self._arrays = [aligned((0, 1), self._dtype)] * 2
+        self._widths = [cache.kv_heads * block_size * size for size in (cache.k_dim, self.v_stride)]
+        self._arrays = [aligned((0, width), self._dtype) for width in self._widths]
 
     @property
     def nbytes(self) -> int:
@@ -67,13 +68,37 @@ class KVCache:
         """Hold `blocks` blocks; the content of those that remain is kept."""
         if blocks == self.blocks:
             return
-        sizes = self.shape.k_dim, self.v_stride
-        for i, size in enumerate(sizes):
-            new = aligned((blocks, self.shape.kv_heads * self.block_size * size), self._dtype)
+        for i, width in enumerate(self._widths):
+            new = aligned((blocks, width), self._dtype)
             kept = min(blocks, self.blocks)
             new[:kept] = self._arrays[i][:kept]
             self._arrays[i], self.addresses[i] = new, new.ctypes.data
         self.blocks = blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return sum(rows.shape[1] for rows in self._rows())
+
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy blocks, int64 [n] each; no target is a source."""
+        for rows in self._rows():
+            rows[targets] = rows[sources]
+
+    def save(self, blocks: np.ndarray) -> np.ndarray:
+        """The bytes of blocks int64 [n], uint8 [n, block_bytes], whatever their elements are."""
+        return np.concatenate([rows[blocks] for rows in self._rows()], axis=1)
+
+    def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        """Put back what `save` returned, uint8 [n, block_bytes]."""
+        at = 0
+        for rows in self._rows():
+            rows[blocks] = data[:, at:at + rows.shape[1]]
+            at += rows.shape[1]
+
+    def _rows(self) -> list[np.ndarray]:
+        """The memory as bytes, uint8 [blocks, n] of each array."""
+        return [array.view(np.uint8) for array in self._arrays]
 
 
 def cache_write(step: Step, ctx) -> list[Call]:

@@ -1,6 +1,6 @@
 """Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -80,6 +80,47 @@ class Program:
         for cache in self._caches.values():
             cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
         self.blocks, self.cross_blocks = blocks, cross_blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one self-attention KV block, all layers."""
+        return sum(cache.block_bytes for cache in self._self_caches)
+
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers."""
+        return sum(cache.block_bytes for cache in self._caches.values() if cache.shape.kind == "cross")
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy self-attention KV blocks, all layers; no target is a source."""
+        moved = self._block_ids(sources), self._block_ids(targets)
+        for cache in self._self_caches:
+            cache.copy(*moved)
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """The content of self-attention KV blocks, uint8 [n, block_bytes]."""
+        ids = self._block_ids(blocks)
+        saved = [cache.save(ids) for cache in self._self_caches]
+        return np.concatenate(saved, axis=1) if saved else np.zeros((len(ids), 0), np.uint8)
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+        """Put what `save_blocks` returned into blocks, the same or others."""
+        ids, at = self._block_ids(blocks), 0
+        if data.shape != (len(ids), self.block_bytes):
+            raise RequestError(f"{len(ids)} KV blocks are {[len(ids), self.block_bytes]} bytes, not {list(data.shape)}")
+        for cache in self._self_caches:
+            cache.load(ids, data[:, at:at + cache.block_bytes])
+            at += cache.block_bytes
+
+    @property
+    def _self_caches(self) -> list[KVCache]:
+        return [cache for cache in self._caches.values() if cache.shape.kind == "self"]
+
+    def _block_ids(self, blocks: Sequence[int]) -> np.ndarray:
+        ids = np.asarray(blocks, np.int64)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.blocks):
+            raise RequestError(f"KV blocks {ids.tolist()[:8]} are not all in 0 .. {self.blocks - 1}")
+        return ids
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
         """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.

@@ -11,8 +11,8 @@ class Generation:
 
     text:          decoded new tokens, "" without a tokenizer; a stop string and what follows it are cut off.
     ids:           new tokens; an end-of-text token that ended them is not among them.
-    finish_reason: "stop" (end-of-text token), "stop_string", or "length" (max_tokens or the context is full);
-                   None while tokens come, and when the stream was closed early.
+    finish_reason: "stop" (end-of-text token), "stop_string", "length" (max_tokens or the context is full), or
+                   "cancelled" (it was wanted no more, or failed); None while tokens come.
     stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s.
     score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
     """
@@ -30,13 +30,17 @@ class Generation:
 
 
 class Piece(str):
-    """Text that became certain with the token `id` (None: flushed at the end); may be empty."""
+    """Text that became certain with the token `id` (None: flushed at the end); may be empty.
+
+    index: which sample of the request it belongs to.
+    """
 
     id: int | None
+    index: int
 
-    def __new__(cls, text: str, id: int | None = None):
+    def __new__(cls, text: str, id: int | None = None, index: int = 0):
         piece = super().__new__(cls, text)
-        piece.id = id
+        piece.id, piece.index = id, index
         return piece
 
 

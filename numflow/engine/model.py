@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numflow.engine.batch import Text, outputs
+from numflow.engine.core import Core
 from numflow.engine.decode import stream as stream_tokens
 from numflow.engine.decode import together
 from numflow.engine.defaults import Defaults
@@ -40,11 +41,12 @@ class Model:
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
+        self.core = Core(self.runner)
         self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
-        self._prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
-        self._requests = Requests(self.runner, self._prompts, lambda: self.tokenizer, ends, bos, defaults)
+        self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
+        self._requests = Requests(self.runner, self.prompts, lambda: self.tokenizer, ends, bos, defaults)
 
     @cached_property
     def tokenizer(self):
@@ -64,7 +66,7 @@ class Model:
         Raises:
             TokenizerError: the model has no tokenizer.
         """
-        return self._prompts.has_template
+        return self.prompts.has_template
 
     @property
     def context(self) -> int:
@@ -199,9 +201,9 @@ class Model:
         if request.beams is not None:
             if stream:
                 raise RequestError("a beam search knows its text only at the end: leave out stream or num_beams")
-            return together(self.runner, [request], self._decoder)[0]
+            return together(self.core, [request], self.text_decoder)[0]
         result = Generation()
-        run = Stream(stream_tokens(self.runner, request, result, self._decoder), result)
+        run = Stream(stream_tokens(self.core, request, result, self.text_decoder), result)
         if stream:
             return run
         for _ in run:
@@ -218,7 +220,7 @@ class Model:
             RequestError, TokenizerError: as `generate` does.
         """
         chosen = Settings.of(settings)
-        return together(self.runner, [self._requests.make(prompt, chosen) for prompt in prompts], self._decoder)
+        return together(self.core, [self._requests.make(prompt, chosen) for prompt in prompts], self.text_decoder)
 
     @cached_property
     def languages(self) -> Languages:
@@ -246,11 +248,22 @@ class Model:
         if not self.runner.has_encoder:
             raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
         requests = translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings)
-        results = together(self.runner, requests, self._decoder)
+        results = together(self.core, requests, self.text_decoder)
         return results[0] if isinstance(texts, str) else results
 
-    def _decoder(self, request: Request):
-        """Text decoder of the new tokens. It keeps a leading space where the text goes on after a prompt."""
+    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings) -> Request:
+        """A checked request, for an engine.
+
+        Raises:
+            RequestError, TokenizerError: as `generate` does.
+        """
+        return self._requests.make(prompt, settings)
+
+    def text_decoder(self, request: Request):
+        """Text decoder of a request's new tokens, None without a tokenizer.
+
+        It keeps a leading space where the text goes on after a prompt.
+        """
         if not self._requests.tokenizer:
             return None
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)

@@ -11,7 +11,6 @@ from numflow.engine.blocks import BlockAllocator, BlockTable
 from numflow.errors import RequestError
 from numflow.ops import Batch, TraceRow
 
-GROW_TOKENS = 256  # KV memory is reserved for at least this many more tokens at a time
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
 
 
@@ -29,7 +28,7 @@ class Part:
 
 
 class Runner:
-    """Owns a program and its KV blocks. Each batch runs under a lock, so sequences of several threads may alternate.
+    """Owns a program and its KV blocks. Each batch runs under `lock`, so sequences of several threads may alternate.
 
     chunk: rows of a prompt that run at once, where the network lets a prompt be cut (causal attention).
     """
@@ -44,7 +43,9 @@ class Runner:
         self.chunk = chunk if self.causal else self.context
         self.blocks = BlockAllocator()
         self.cross_blocks = BlockAllocator()
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.blocks.on_grow = lambda blocks: program.reserve(blocks, self.cross_blocks.capacity)
+        self.cross_blocks.on_grow = lambda blocks: program.reserve(self.blocks.capacity, blocks)
 
     def check(self, ids, what: str = "prompt") -> np.ndarray:
         """Ids as i32 [n].
@@ -85,7 +86,7 @@ class Runner:
         free again afterwards.
         """
         scratch = [BlockTable(self.blocks, self.program.block_size) for _ in parts]
-        with self._lock:
+        with self.lock:
             try:
                 counts = [len(part.ids) for part in parts]
                 self._reserve(scratch, counts, counts)
@@ -99,7 +100,7 @@ class Runner:
 
     def run(self, parts: Ids[Part], output: str | None) -> np.ndarray:
         """One batch. Returns the wanted rows of `output`, part by part, float32 [R, N]; R = 0 if it is None."""
-        with self._lock:
+        with self.lock:
             self._reserve([part.sequence.table for part in parts],
                           [part.sequence.length + len(part.ids) for part in parts],
                           [part.sequence.limit for part in parts])
@@ -108,28 +109,15 @@ class Runner:
                 part.sequence.length += len(part.ids)
             return result
 
+    def execute(self, parts: Ids[Part], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
+        """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
+        return self.program.run(self._batch(parts, tables), entry, output)
+
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""
-        with self._lock:
+        with self.lock:
             self._reserve([sequence.table], [sequence.length + len(ids)], [sequence.limit])
             return self.program.trace(self._batch([Part(sequence, ids, np.zeros(1, np.int32))]))
-
-    def fork(self, sequence: "Sequence") -> "Sequence":
-        """A sequence that goes on after the same tokens. All but a block that is not full is shared.
-
-        That block is copied if the program can; else the fork is shorter by the tokens in it, and its caller runs
-        them again.
-        """
-        with self._lock:
-            twin, full = Sequence(self, sequence.limit), sequence.length // self.program.block_size
-            twin.cross, twin.encoded = sequence.cross.fork(), sequence.encoded
-            twin.table, twin.length = sequence.table.fork(full), full * self.program.block_size
-            copy = getattr(self.program, "copy_blocks", None)
-            if copy is not None and twin.length < sequence.length:
-                self._reserve([twin.table], [sequence.length], [sequence.limit])
-                copy([sequence.table.blocks[full]], [twin.table.blocks[full]])
-                twin.length = sequence.length
-        return twin
 
     def _batch(self, parts: Ids[Part], tables: Ids[BlockTable] | None = None) -> Batch:
         """The parts side by side, without padding. tables: instead of the sequences' own."""
@@ -149,17 +137,10 @@ class Runner:
         return batch
 
     def _reserve(self, tables: Ids[BlockTable], tokens: Ids[int], limits: Ids[int]) -> None:
-        """Let each table hold its tokens, growing the program's KV memory in steps of up to `limits` tokens."""
-        allocator, missing = tables[0].allocator, sum(map(BlockTable.missing, tables, tokens))
-        if missing > allocator.free:
-            step = max(missing, GROW_TOKENS // tables[0].block_size, allocator.capacity // 2)
-            capacity = allocator.used + max(missing, min(step, sum(map(BlockTable.missing, tables, limits))))
-            sizes = {id(a): a.capacity for a in (self.blocks, self.cross_blocks)} | {id(allocator): capacity}
-            try:
-                self.program.reserve(*sizes.values())
-            except MemoryError:
-                raise RequestError(f"no memory for the keys and values of {sum(tokens)} tokens") from None
-            allocator.grow(capacity)
+        """Let each table hold its tokens; the program's KV memory grows in steps of up to `limits` tokens."""
+        missing, wanted = (sum(map(BlockTable.missing, tables, counts)) for counts in (tokens, limits))
+        if missing and not tables[0].allocator.room(missing, wanted, tables[0].block_size):
+            raise RequestError(f"no memory for the keys and values of {sum(tokens)} tokens")
         for table, count in zip(tables, tokens):
             table.extend(count)
 
@@ -215,7 +196,7 @@ class Sequence:
 
     def close(self) -> None:
         """Give the KV blocks back; may be called twice."""
-        with self.runner._lock:
+        with self.runner.lock:
             self.table.release()
             self.cross.release()
 

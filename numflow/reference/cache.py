@@ -19,6 +19,26 @@ class KVCache:
         """Hold `blocks` blocks; the content of those that remain is kept."""
         self.k, self.v = (_resized(a, blocks) for a in (self.k, self.v))
 
+    @property
+    def block_bytes(self):
+        """Bytes of one block, K and V."""
+        return sum(4 * int(np.prod(a.shape[1:])) for a in (self.k, self.v))
+
+    def copy(self, sources, targets):
+        """Copy blocks."""
+        for a in (self.k, self.v):
+            a[targets] = a[sources]
+
+    def save(self, blocks):
+        """Content of blocks, uint8 [n, block_bytes]."""
+        return np.concatenate([a[blocks].reshape(len(blocks), -1) for a in (self.k, self.v)], 1).view(np.uint8)
+
+    def load(self, blocks, data):
+        """Put back what `save` returned."""
+        values = np.ascontiguousarray(data).view(np.float32)
+        k, v = np.split(values, [int(np.prod(self.k.shape[1:]))], axis=1)
+        self.k[blocks], self.v[blocks] = k.reshape(-1, *self.k.shape[1:]), v.reshape(-1, *self.v.shape[1:])
+
     def table(self, batch):
         """Block ids [B, M] of each sequence in this cache."""
         return batch.cross_blocks if self.kind == "cross" else batch.blocks

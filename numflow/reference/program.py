@@ -33,6 +33,7 @@ class Program:
         self.network = network
         self.block_size = block_size
         self.activations = "f32"
+        self.observer = None  # called as observer(step, inputs) before each step that runs
         self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
         self._source = weights
         self._weights = {}
@@ -44,6 +45,36 @@ class Program:
         """Make room for this many KV blocks, keeping the content of those that remain."""
         for memory in self._caches.values():
             memory.resize(cross_blocks if memory.kind == "cross" else blocks)
+
+    @property
+    def block_bytes(self):
+        """Bytes of one self-attention KV block, all layers."""
+        return sum(memory.block_bytes for memory in self._self_caches())
+
+    @property
+    def cross_block_bytes(self):
+        """Bytes of one block of encoder memory, all layers."""
+        return sum(memory.block_bytes for memory in self._caches.values() if memory.kind == "cross")
+
+    def copy_blocks(self, sources, targets):
+        """Copy self-attention KV blocks, all layers."""
+        for memory in self._self_caches():
+            memory.copy(sources, targets)
+
+    def save_blocks(self, blocks):
+        """The content of self-attention KV blocks, uint8 [n, block_bytes]."""
+        empty = np.zeros((len(blocks), 0), np.uint8)
+        return np.concatenate([empty, *(memory.save(blocks) for memory in self._self_caches())], 1)
+
+    def load_blocks(self, blocks, data):
+        """Put what `save_blocks` returned into blocks, the same or others."""
+        at = 0
+        for memory in self._self_caches():
+            memory.load(blocks, data[:, at:at + memory.block_bytes])
+            at += memory.block_bytes
+
+    def _self_caches(self):
+        return [memory for memory in self._caches.values() if memory.kind == "self"]
 
     def run(self, batch, entry="main", output="logits"):
         """Run `entry` on the batch.
@@ -104,6 +135,8 @@ class Program:
 
     def _step(self, step, batch, buffers):
         inputs = [_columns(buffers, view) for view in step.inputs]
+        if self.observer is not None:
+            self.observer(step, inputs)
         weights = {role: self.weight(name) for role, name in step.weights.items()}
         params = {**OPS[step.op].params, **step.params}
         if "cache" in params:

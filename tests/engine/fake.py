@@ -17,7 +17,7 @@ class FakeProgram:
     weights_bytes = 0
 
     def __init__(self, rule):
-        self.rule, self.memory, self.blocks, self.batches, self.closed = rule, {}, 0, [], False
+        self.rule, self.memory, self.blocks, self.batches, self.closed, self.moved = rule, {}, 0, [], False, 0
 
     def reserve(self, blocks, cross_blocks=0):
         self.blocks = blocks
@@ -36,6 +36,20 @@ class FakeProgram:
 
     def place(self, batch, sequence, position):
         return int(batch.blocks[sequence, position // 4]), int(position % 4)
+
+    block_bytes = 16  # four int32 tokens
+
+    def copy_blocks(self, sources, targets):
+        self.load_blocks(targets, self.save_blocks(sources))
+
+    def save_blocks(self, blocks):
+        self.moved += len(blocks)
+        tokens = [[self.memory.get((block, place), -1) for place in range(4)] for block in blocks]
+        return np.array(tokens, np.int32).view(np.uint8)
+
+    def load_blocks(self, blocks, data):
+        for block, tokens in zip(blocks, data.view(np.int32), strict=True):
+            self.memory.update({(block, place): int(token) for place, token in enumerate(tokens)})
 
     def close(self):
         self.closed = True

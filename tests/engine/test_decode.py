@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from numflow.engine import decode
 from numflow.engine.load import load
 from numflow.engine.model import Model
+from numflow.engine.scheduler import Limits
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 from tests.engine.published import write_case
@@ -19,21 +19,10 @@ def noisy(history):
     return row
 
 
-class CopyingProgram(FakeProgram):
-    """Can copy blocks."""
-
-    copied = 0
-
-    def copy_blocks(self, sources, targets):
-        for source, target in zip(sources, targets, strict=True):
-            self.copied += 1
-            for place in range(self.block_size):
-                if (source, place) in self.memory:
-                    self.memory[target, place] = self.memory[source, place]
-
-
-def model_of(program, context=64, chunk=512):
-    return Model(network(context), program, FakeTokenizer, ends=frozenset({EOS}), chunk=chunk)
+def model_of(program, context=64, chunk=512, lanes=64, tokens=512):
+    model = Model(network(context), program, FakeTokenizer, ends=frozenset({EOS}), chunk=chunk)
+    model.core.open(Limits(lanes, tokens))
+    return model
 
 
 def plain_beams(prompt, width, steps):
@@ -49,26 +38,21 @@ def plain_beams(prompt, width, steps):
     return list(beams[0][0]), beams[0][1] / steps
 
 
-@pytest.mark.parametrize("kind", [FakeProgram, CopyingProgram])
 @pytest.mark.parametrize("prompt", [[1], [1, 2, 3, 4], list(range(1, 11))])
-def test_every_beam_keeps_its_own_history(kind, prompt):
-    model = model_of(kind(noisy), chunk=3)
+def test_every_beam_keeps_its_own_history(prompt):
+    model = model_of(FakeProgram(noisy), chunk=3)
     result = model.generate(prompt, max_tokens=9, num_beams=4, ignore_eos=True)
     ids, score = plain_beams(prompt, 4, 9)
     assert result.ids == ids
     assert result.score == pytest.approx(score)
     assert used_blocks(model) == 0
-    assert kind is FakeProgram or model.program.copied > 0
+    assert model.program.moved > 0
 
 
-def test_a_fork_is_copied_or_run_again():
-    rows = {}
-    for kind in (FakeProgram, CopyingProgram):
-        model = model_of(kind(noisy))
-        model.generate([1, 2], max_tokens=12, num_beams=4, ignore_eos=True)
-        rows[kind] = sum(model.program.batches)
-    assert rows[CopyingProgram] == 2 + 11 * 4
-    assert rows[FakeProgram] > rows[CopyingProgram]
+def test_beams_run_only_their_new_tokens():
+    model = model_of(FakeProgram(noisy))
+    model.generate([1, 2], max_tokens=12, num_beams=4, ignore_eos=True)
+    assert sum(model.program.batches) == 2 + 11 * 4
 
 
 PROMPTS = [[1], [2, 3, 4, 5, 6], "hello", list(range(40)), [9, 9], "wörld"]
@@ -77,13 +61,10 @@ SETTINGS = [{}, {"temperature": 1.0, "seed": 4}, {"num_beams": 3}, {"num_beams":
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("kind", [FakeProgram, CopyingProgram])
-def test_requests_do_not_notice_each_other(settings, kind, monkeypatch):
-    alone = [model_of(kind(noisy)).generate(prompt, **{"max_tokens": 8, **settings}) for prompt in PROMPTS]
-    for beams, rows in ((64, 512), (4, 512), (64, 5)):  # all at once, some at once, texts one by one
-        monkeypatch.setattr(decode, "MAX_BEAMS", beams)
-        monkeypatch.setattr(decode, "BATCH_ROWS", rows)
-        model = model_of(kind(noisy))
+def test_requests_do_not_notice_each_other(settings):
+    alone = [model_of(FakeProgram(noisy)).generate(prompt, **{"max_tokens": 8, **settings}) for prompt in PROMPTS]
+    for lanes, tokens in ((64, 512), (4, 512), (64, 5)):  # all at once, some at once, a few tokens at a time
+        model = model_of(FakeProgram(noisy), lanes=lanes, tokens=tokens)
         together = model.generate_batch(PROMPTS, **{"max_tokens": 8, **settings})
         for one, other in zip(alone, together, strict=True):
             assert (one.ids, one.text, one.finish_reason, one.score) == (
@@ -91,9 +72,8 @@ def test_requests_do_not_notice_each_other(settings, kind, monkeypatch):
         assert used_blocks(model) == 0
 
 
-def test_requests_wait_for_room(monkeypatch):
-    monkeypatch.setattr(decode, "MAX_BEAMS", 4)
-    model = model_of(FakeProgram(lambda history: (history[-1] + 1) % 256))
+def test_requests_wait_for_room():
+    model = model_of(FakeProgram(lambda history: (history[-1] + 1) % 256), lanes=4)
     model.generate_batch([[1], [2], [3], [4], [5]], max_tokens=3)
     assert model.program.batches == [4, 4, 4, 1, 1, 1]
     model = model_of(FakeProgram(noisy))
@@ -121,11 +101,10 @@ def test_memory_is_free_after_an_exception():
             raise KeyboardInterrupt
         return noisy(history)
 
-    for kind in (FakeProgram, CopyingProgram):
-        model = model_of(kind(fails))
-        with pytest.raises(KeyboardInterrupt):
-            model.generate_batch([[1], [2, 3]], max_tokens=20, num_beams=3, ignore_eos=True)
-        assert used_blocks(model) == 0
+    model = model_of(FakeProgram(fails))
+    with pytest.raises(KeyboardInterrupt):
+        model.generate_batch([[1], [2, 3]], max_tokens=20, num_beams=3, ignore_eos=True)
+    assert used_blocks(model) == 0
 
 
 def test_min_tokens_and_a_reason_to_stop():

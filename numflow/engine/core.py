@@ -1,0 +1,259 @@
+"""Runs what the scheduler plans: the steps of all requests of a model."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from numflow.engine.generation import Piece
+from numflow.engine.job import Job
+from numflow.engine.lane import Group, Plan
+from numflow.engine.prefix import PrefixCache
+from numflow.engine.scheduler import Limits, Scheduler
+from numflow.engine.sequence import ROW_VALUES, Part, Runner
+from numflow.engine.swap import HostBlocks
+from numflow.errors import RequestError
+
+MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
+COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
+          "cancelled": 0, "step_s": 0.0}
+NO_ROWS = np.zeros(0, np.int32)
+
+
+class Core:
+    """Steps the requests of a runner. Whoever waits for one may step; each step moves them all.
+
+    scheduler: who runs next. counts: totals since the beginning.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self.jobs: dict[Group, Job] = {}
+        self.counts = dict(COUNTS)
+        self.signal = threading.Condition()
+        self._inbox: deque[Job] = deque()
+        self._leaving: deque[Job] = deque()
+        self._stepping = False
+        self.host = HostBlocks(runner.program)
+        self._open = False
+        self.scheduler = self._scheduler(self._plain(), False)
+
+    def open(self, limits: Limits, blocks: int | None = None, keep_up_to: int = 0) -> None:
+        """Set what steps and memory may hold, while no request is here.
+
+        blocks: KV blocks at most, reserved at once; None: what the machine has. keep_up_to: above 0 there is a prefix
+        cache; memory grows up to so many blocks before anything of it is forgotten.
+
+        Raises:
+            RequestError: it is open already, requests are running, or the memory is not to be had.
+        """
+        memory = self.runner.blocks, self.runner.cross_blocks
+        with self.runner.lock:
+            if self._open or self.busy:
+                raise RequestError("the model has an engine already, or requests are running")
+            if blocks is not None:
+                if max(allocator.capacity for allocator in memory) > blocks:
+                    raise RequestError(f"{memory[0].capacity} KV blocks are reserved already, more than the {blocks} "
+                                       "that are allowed now: load the model anew")
+                try:
+                    self.runner.program.reserve(blocks, blocks if self.runner.has_encoder else 0)
+                except MemoryError:
+                    raise RequestError(f"no memory for {blocks} KV blocks") from None
+                for allocator in memory[:1 + self.runner.has_encoder]:
+                    allocator.grow(blocks)
+            self._set(limits, blocks, keep_up_to)
+            self._open, self.counts = True, dict(COUNTS)
+
+    def close(self) -> None:
+        """As it was before `open`; requests that are here go on."""
+        with self.runner.lock:
+            self._open = False
+            if not self.busy:
+                self._set(self._plain(), None, 0)
+
+    def _plain(self) -> Limits:
+        return Limits(MODEL_LANES, max(MODEL_TOKENS, self.runner.chunk))
+
+    def _set(self, limits: Limits, blocks: int | None, keep_up_to: int) -> None:
+        self.runner.blocks.forget_idle()
+        self.runner.blocks.limit = self.runner.cross_blocks.limit = blocks
+        self.runner.blocks.keep_up_to = keep_up_to
+        self.scheduler = self._scheduler(limits, keep_up_to > 0)
+
+    def _scheduler(self, limits: Limits, prefix: bool) -> Scheduler:
+        runner = self.runner
+        size = runner.program.block_size
+        limits = replace(limits, chunk=runner.chunk, rows=max(1, ROW_VALUES // runner.vocabulary))
+        return Scheduler(runner.blocks, runner.cross_blocks, size, limits,
+                         PrefixCache(runner.blocks, size) if prefix and runner.causal else None, self.host.allocator)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._inbox or self._leaving or self.scheduler.busy)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not started."""
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    def submit(self, job: Job) -> Job:
+        """Take a job in; from any thread.
+
+        Raises:
+            RequestError: it could not run even alone.
+        """
+        self.scheduler.check(job.group)
+        with self.signal:
+            self._inbox.append(job)
+            self.signal.notify_all()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job as soon as the step that runs is over; from any thread."""
+        with self.signal:
+            self._leaving.append(job)
+            self.signal.notify_all()
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """End jobs, and wait until they have."""
+        for job in jobs:
+            if not job.done.is_set():
+                self.cancel(job)
+        with self.runner.lock:
+            if not self._stepping:  # else a generator was collected in the midst of a step
+                self._sweep()
+
+    def drive(self, job: Job) -> None:
+        """Step until a job has ended."""
+        for _ in self.pieces(job, deque()):
+            pass
+
+    def pieces(self, job: Job, pieces: deque[Piece | None]) -> Iterator[Piece]:
+        """The pieces that the job's sink appends, stepping as long as there is none.
+
+        Raises:
+            whatever ended the job.
+        """
+        while not (job.done.is_set() and not pieces):
+            while pieces:
+                if (piece := pieces.popleft()) is not None:
+                    yield piece
+            if not job.done.is_set() and self.runner.lock.acquire(timeout=0.01):
+                try:
+                    if not pieces and not job.done.is_set():
+                        self.step()
+                finally:
+                    self.runner.lock.release()
+        if job.error is not None:
+            raise job.error
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to do. What goes wrong ends the requests concerned, not the others."""
+        with self.runner.lock:
+            self._sweep()
+            begin, self._stepping, plan = time.perf_counter(), True, Plan()
+            try:
+                for group in self.scheduler.running:
+                    self.jobs[group].propose()
+                plan = self.scheduler.plan()
+                for group, tokens in plan.refused:
+                    self._end(self.jobs[group], error=RequestError(_no_memory(tokens)))
+                if not plan:
+                    return False
+                self._run(plan)
+            except BaseException as error:
+                for group in {span.lane.group for span in plan.spans} | {group for group, _ in plan.encodes}:
+                    if group in self.jobs:
+                        self._end(self.jobs[group], error=error)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                for _, scratch in plan.encodes:
+                    scratch.release()
+                self._stepping = False
+            self.counts["steps"] += 1
+            self.counts["tokens"] += plan.tokens
+            self.counts["step_s"] += time.perf_counter() - begin
+            return True
+
+    def _sweep(self) -> None:
+        """Take in what other threads have sent."""
+        while self._inbox:
+            job = self._inbox.popleft()
+            self.jobs[job.group] = job
+            self.scheduler.add(job.group)
+            if job.finished:
+                self._end(job)
+        while self._leaving:
+            self._end(self._leaving.popleft(), "cancelled")
+
+    def _run(self, plan: Plan) -> None:
+        program, runner = self.runner.program, self.runner
+        if plan.saves:
+            self.host.save(plan.saves)
+        if plan.loads:
+            self.host.load(plan.loads)
+        if plan.copies:
+            program.copy_blocks(*map(list, zip(*plan.copies)))
+        if plan.encodes:
+            self._encode(plan)
+        parts = [Part(span.lane, np.array([*span.lane.ids[span.start:], *span.drafts][:span.count], np.int32),
+                      np.arange(span.rows.start, span.rows.stop, dtype=np.int32)) for span in plan.spans]
+        if not parts:
+            return
+        wanted = any(span.rows for span in plan.spans)
+        result = runner.execute(parts, "main", plan.output if wanted else None)
+        self._deliver(plan, result)
+
+    def _encode(self, plan: Plan) -> None:
+        parts = [Part(EncoderSpan(group), self.jobs[group].request.prompt, NO_ROWS) for group, _ in plan.encodes]
+        self.runner.execute(parts, "encode", None, [scratch for _, scratch in plan.encodes])
+
+    def _deliver(self, plan: Plan, result: np.ndarray) -> None:
+        """Hand each request its rows; one that cannot use them ends alone."""
+        at, rows = 0, {}
+        for span in plan.spans:
+            count = len(span.rows)
+            if count:
+                rows.setdefault(span.lane.group, {})[span.lane] = result[at:at + count], span.drafts
+            at += count
+            self.scheduler.ran(span)
+        for group, own in rows.items():
+            job = self.jobs[group]
+            before = sum(len(sample.generation.ids) for sample in job.samples)
+            try:
+                job.advance(own, self.scheduler)
+            except Exception as error:
+                self._end(job, error=error)
+                continue
+            new = sum(len(sample.generation.ids) for sample in job.samples) - before
+            drafts = sum(len(tokens) for _, tokens in own.values())
+            self.counts["new_tokens"] += new
+            self.counts["drafts"] += drafts
+            self.counts["accepted_drafts"] += max(0, min(new - 1, drafts)) if drafts else 0
+            if job.finished:
+                self._end(job)
+
+    def _end(self, job: Job, reason: str | None = None, error: BaseException | None = None) -> None:
+        if self.jobs.pop(job.group, None) is None:
+            return
+        self.scheduler.remove(job.group)
+        self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
+        job.end(reason, error)
+
+
+def _no_memory(tokens: int) -> str:
+    return f"no memory for the keys and values of {tokens} tokens"
+
+
+class EncoderSpan:
+    """An encoder's text as a batch sees it: nothing has been read yet."""
+
+    __slots__ = ("cross", "encoded", "length")
+
+    def __init__(self, group: Group):
+        self.length, self.cross, self.encoded = 0, group.cross, group.encoder

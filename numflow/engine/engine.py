@@ -1,0 +1,156 @@
+"""The engine: requests from any thread, one thread that runs them side by side."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numflow.engine.handle import Handle
+from numflow.engine.job import Job, Sink
+from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within, parse_bytes
+from numflow.engine.model import Model
+from numflow.engine.request import Request, Settings
+from numflow.engine.scheduler import Limits
+from numflow.errors import QueueFullError, RequestError
+
+Prompt = str | Sequence[int] | Sequence[Mapping]
+
+
+class Engine:
+    """Continuous batching for a model.
+
+        with numflow.Engine(model) as engine:
+            handle = engine.submit("Once upon a time", max_tokens=100)
+            for piece in handle:
+                print(piece, end="")
+
+    Requests join the running batch at the next step. Each gives the tokens that it gives alone. While an engine is
+    open, `model.generate` and the others take part in its steps; they do not count for `max_queue`.
+
+    max_batch:    sequences that run side by side (samples and beams count each).
+    kv_memory:    bytes for keys and values, or a size such as "2GB", reserved at once; None: as much as is needed.
+    max_queue:    requests that may wait.
+    max_step_tokens: tokens of one step; longer prompts are cut, so that others go on meanwhile.
+    batching:     "dynamic", or "static": a new batch starts when the last one has ended (for experiments).
+    preemption:   what becomes of keys and values when memory runs out: "swap" (to the host's memory) or "recompute".
+    prefix_cache: keep keys and values of finished texts, so that requests that begin alike start sooner.
+
+    Raises:
+        RequestError: a value out of range, or the model has an engine or requests already.
+    """
+
+    def __init__(self, model: Model, max_batch: int = 32, kv_memory: int | str | None = None, *, max_queue: int = 1024,
+                 max_step_tokens: int = 512, batching: str = "dynamic", preemption: str = "swap",
+                 prefix_cache: bool = True):
+        if not isinstance(max_queue, int) or isinstance(max_queue, bool) or max_queue < 0:
+            raise RequestError(f"max_queue should be a whole number from 0, is {max_queue!r}")
+        limits = Limits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
+        self.model, self.max_queue, self._core = model, max_queue, model.core
+        program = model.program
+        budget = None if kv_memory is None else blocks_within(parse_bytes(kv_memory), program)
+        kept = 0 if not prefix_cache else budget or max(1, CACHE_BYTES // max(1, block_bytes(program)))
+        self._core.open(limits, budget, kept)
+        self._begin, self._closing, self._jobs = time.perf_counter(), False, set[Job]()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="numflow-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float = 0.0,
+               seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> Handle:
+        """Queue a request; returns at once.
+
+        prompt_or_ids: as in Model.generate. priority: higher ones start first, and may interrupt lower ones.
+        n:        samples; sample i is drawn with random numbers of its own, sample 0 with those of n=1.
+        decoding: further settings of Model.generate.
+
+        Raises:
+            QueueFullError: max_queue requests wait already.
+            RequestError, TokenizerError: as Model.generate does, or the engine is closed.
+        """
+        handle = Handle(self._core)
+        handle._job = self.start(self.request(prompt_or_ids, max_tokens, temperature, seed, **decoding), n, priority,
+                                 handle._pieces.put)
+        return handle
+
+    def request(self, prompt: Prompt, max_tokens: int | None = 64, temperature: float = 0.0, seed: int | None = None,
+                **decoding: Any) -> Request:
+        """A checked request, ready for `start`."""
+        settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | decoding
+        return self.model.request(prompt, Settings.of(settings))
+
+    def start(self, request: Request, n: int, priority: int, sink: Sink) -> Job:
+        """Queue a checked request whose pieces go to `sink`."""
+        for name, value, least in (("n", n, 1), ("priority", priority, None)):
+            if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+                raise RequestError(f"{name} should be a whole number{'' if least is None else f' from {least}'}, "
+                                   f"is {value!r}")
+        if n > 1 and request.beams is not None:
+            raise RequestError(f"a beam search has one result: leave out n={n} or num_beams")
+        job = Job(request, self.model.text_decoder, n, priority, sink, self._core.runner.has_encoder)
+        with self._lock:
+            if self._closing:
+                raise RequestError("the engine is closed")
+            if self._core.waiting >= self.max_queue + self._free_lanes:
+                raise QueueFullError(f"{self._core.waiting} requests wait already, max_queue={self.max_queue}")
+            self._jobs = {other for other in self._jobs if not other.done.is_set()} | {job}
+            self._core.submit(job)
+        return job
+
+    @property
+    def _free_lanes(self) -> int:
+        """Requests that will leave the queue at once."""
+        return max(0, self._core.scheduler.limits.lanes - self._core.scheduler.lanes)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """How it is doing: requests running and waiting, KV blocks, and totals since the engine was made."""
+        core, scheduler = self._core, self._core.scheduler
+        blocks, seconds = scheduler.blocks, time.perf_counter() - self._begin
+        prompt, hit = scheduler.counts["prompt_tokens"], scheduler.counts["prefix_tokens"]
+        drafts = core.counts["drafts"]
+        return {
+            "running": len(scheduler.running), "waiting": core.waiting, "sequences": scheduler.lanes,
+            "kv_blocks_used": blocks.used, "kv_blocks_free": blocks.free, "kv_blocks_cached": blocks.idle,
+            "kv_blocks_capacity": blocks.capacity, "kv_blocks_limit": blocks.limit,
+            "kv_block_tokens": scheduler.block_size, "kv_bytes": blocks.capacity * block_bytes(self.model.program),
+            "swapped_bytes": core.host.nbytes, **core.counts, **scheduler.counts,
+            "prefix_hit_rate": hit / prompt if prompt else 0.0,
+            "acceptance_rate": core.counts["accepted_drafts"] / drafts if drafts else 0.0,
+            "uptime_s": seconds, "new_tok_s": core.counts["new_tokens"] / seconds,
+            "busy_tok_s": core.counts["new_tokens"] / core.counts["step_s"] if core.counts["step_s"] else 0.0,
+        }
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Take no more requests, and end. The model stays open. May be called twice.
+
+        drain: let those that are here come to their end, for `timeout` seconds at most; else cancel them.
+        """
+        with self._lock:
+            self._closing, jobs = True, list(self._jobs)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for job in jobs:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not drain or not job.done.wait(left):
+                self._core.cancel(job)
+        for job in jobs:
+            job.done.wait()
+        with self._core.signal:
+            self._core.signal.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._core.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        self.close(drain=kind is None)
+
+    def _loop(self) -> None:
+        core = self._core
+        while True:
+            with core.signal:
+                core.signal.wait_for(lambda: core.busy or (self._closing and not core.busy))
+                if not core.busy:
+                    return
+            core.step()

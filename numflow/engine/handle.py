@@ -1,0 +1,111 @@
+"""What a caller holds of a request that the engine runs: pieces as they come, results, and the way to stop it."""
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterator
+
+from numflow.engine.core import Core
+from numflow.engine.generation import Generation, Piece
+from numflow.engine.job import Job
+
+
+class Handle:
+    """A submitted request. Iterating it yields each Piece once, as it comes; `piece.index` says of which sample.
+
+    Any thread may use it; pieces go to whoever asks first.
+    """
+
+    def __init__(self, core: Core):
+        self._core = core
+        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._job: Job
+
+    def __iter__(self) -> Iterator[Piece]:
+        while (piece := self._pieces.get()) is not None:
+            yield piece
+        self._pieces.put(None)  # whoever asks again finds the end again
+        self._raise()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._job.done.is_set()
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """The first sample, complete.
+
+        Raises:
+            TimeoutError: it is not done after `timeout` seconds.
+            NumflowError or whatever ended it.
+        """
+        return self.results(timeout)[0]
+
+    def results(self, timeout: float | None = None) -> list[Generation]:
+        """All samples, complete, in order.
+
+        Raises:
+            as `result` does.
+        """
+        if not self._job.done.wait(timeout):
+            raise TimeoutError(f"the request is not done after {timeout} s")
+        self._raise()
+        return self._job.results
+
+    def cancel(self) -> None:
+        """End it after the step that runs; its results keep what there is, with finish_reason "cancelled"."""
+        self._core.cancel(self._job)
+
+    def _raise(self) -> None:
+        if self._job.error is not None:
+            raise self._job.error
+
+
+class AsyncHandle:
+    """A Handle for asyncio: `async for piece in handle`, `await handle.result()`."""
+
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop):
+        self._core, self._loop = core, loop
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._job: Job
+
+    def tell(self, piece: Piece | None) -> None:
+        """A piece has come; called from the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, piece)
+        except RuntimeError:  # the loop was closed: nobody waits any more
+            self._core.cancel(self._job)
+
+    def _take(self, piece: Piece | None) -> None:
+        self._pieces.put_nowait(piece)
+        if piece is None:
+            self._ended.set()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+        self._pieces.put_nowait(None)
+        self._raise()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._job.done.is_set()
+
+    async def result(self, timeout: float | None = None) -> Generation:
+        """As Handle.result."""
+        return (await self.results(timeout))[0]
+
+    async def results(self, timeout: float | None = None) -> list[Generation]:
+        """As Handle.results."""
+        await asyncio.wait_for(self._ended.wait(), timeout)
+        self._raise()
+        return self._job.results
+
+    def cancel(self) -> None:
+        """As Handle.cancel."""
+        self._core.cancel(self._job)
+
+    def _raise(self) -> None:
+        if self._job.error is not None:
+            raise self._job.error

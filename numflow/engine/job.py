@@ -1,0 +1,166 @@
+"""A request on its way: its samples, their text, and what is told to whoever waits."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from numflow.engine.beam import BeamSearch, Hypothesis
+from numflow.engine.drafting import MAX_DRAFTS
+from numflow.engine.generation import Generation, Piece, TextStream, Timing
+from numflow.engine.lane import Group, Lane
+from numflow.engine.request import Request
+from numflow.engine.search import Search, searches
+
+Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
+Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
+
+
+class Sample:
+    """One text of a request, with a lane for each hypothesis of its search."""
+
+    def __init__(self, search: Search, text: TextStream, timing: Timing, index: int, emit: Sink):
+        self.search, self.text, self.timing, self.index = search, text, timing, index
+        self.generation = Generation()
+        self.lanes: list[Lane] = []
+        self.done = search.done
+        self._emit = emit
+
+    def propose(self, limit: int) -> None:
+        """Let the lane run drafts in the next step."""
+        if isinstance(self.search, BeamSearch) or self.done:
+            return
+        lane, = self.lanes
+        lane.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(lane.ids)))]
+
+    def advance(self, rows: np.ndarray, drafts: Sequence[int], scheduler) -> None:
+        """Take the logits [n, V] of the lanes, and give each new hypothesis its lane with its new token."""
+        self.timing.token()
+        if isinstance(self.search, BeamSearch):
+            self._branch(self.search.advance(rows), scheduler)
+        else:
+            before = len(self.search.new)
+            self.search.advance(rows, drafts)
+            new, (lane,) = self.search.new[before:], self.lanes
+            lane.ids += new
+            self._write(new)
+            self.done = self.search.done or self.text.stopped
+            if len(drafts) and not self.done:
+                scheduler.accept(lane, len(new) - 1)
+        if self.done:
+            self.drop(scheduler)
+
+    def _branch(self, parents: Sequence[int], scheduler) -> None:
+        before, after = list(self.lanes), []
+        for at, parent in enumerate(parents):
+            if parent in parents[:at]:
+                self.lanes.append(scheduler.fork(before[parent]))  # before it gets its next token
+                after.append(self.lanes[-1])
+            else:
+                after.append(before[parent])
+        for lane in self.lanes:
+            if lane not in after:
+                scheduler.drop(lane)
+        self.lanes, self.done = after, self.search.done
+        for lane, hypothesis in zip(after, self.search.running, strict=True):
+            lane.ids.append(hypothesis.ids[-1])
+
+    def drop(self, scheduler) -> None:
+        """Give the lanes back."""
+        for lane in self.lanes:
+            scheduler.drop(lane)
+        self.lanes = []
+
+    def _write(self, ids: Sequence[int]) -> None:
+        """Add ids and their text to the generation, up to a stop string."""
+        for id in ids:
+            if self.text.stopped:
+                break
+            self.generation.ids.append(id)
+            self._emit(self.generation.add(Piece(self.text.push(id), id, self.index)))
+
+    def finish(self, request: Request, reason: str | None = None) -> Generation:
+        """The finished generation; `reason` in place of its own."""
+        best, result = self.search.result, self.generation
+        if isinstance(self.search, BeamSearch):
+            if reason is None:
+                self._write(best.ids)
+                result.score = best.score
+        else:
+            self.search.close()
+        if result.finish_reason is None:
+            self._emit(result.add(Piece(self.text.flush(), None, self.index)))
+            result.finish_reason = reason or ("stop_string" if self.text.stopped else reason_of(best, request))
+            result.stats = self.timing.stats(result)
+        return result
+
+
+def reason_of(hypothesis: Hypothesis, request: Request) -> str:
+    """Why a text ended that no stop string ended."""
+    limits = request.constraints
+    forced = limits.forced_last is not None and len(hypothesis.ids) + 1 == limits.max_tokens
+    return "stop" if hypothesis.ended and not forced else "length"
+
+
+class Job:
+    """A request for `count` samples.
+
+    sink: called from the thread that runs the steps, with each piece as it comes and with None at the end.
+    done: set when it has ended. error: what ended it, if it was no good end.
+    """
+
+    def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
+                 sink: Sink = lambda piece: None, encoder: bool = False):
+        self.request, self.sink, self.error = request, sink, None
+        self.done = threading.Event()
+        self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
+                               self._tell) for index, search in enumerate(searches(request, count))]
+        prefix = request.prefix.tolist()
+        width = request.beams.num_beams if request.beams else count
+        self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
+                           len(request.prompt) if encoder else 0,
+                           root=tuple(request.prompt.tolist()) if encoder else 0)
+
+    def _tell(self, piece: Piece | None) -> None:
+        self.sink(piece)
+
+    @property
+    def results(self) -> list[Generation]:
+        """What there is of each sample."""
+        return [sample.generation for sample in self.samples]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.done for sample in self.samples)
+
+    def propose(self) -> None:
+        """Let the samples guess what comes next."""
+        for sample in self.samples:
+            if sample.lanes:
+                sample.propose(self.group.limit)
+
+    def advance(self, rows: Mapping[Lane, tuple[np.ndarray, Sequence[int]]], scheduler) -> None:
+        """Take lane -> (logits [n, V], the drafts that ran) of all lanes of the request."""
+        if not any(sample.lanes for sample in self.samples):  # the prompt has run: every sample starts from it
+            root, = rows
+            lanes = [root, *(scheduler.fork(root) for _ in self.samples[1:])]
+            rows = dict.fromkeys(lanes, rows[root])
+            for sample, lane in zip(self.samples, lanes):
+                sample.lanes = [lane]
+        for sample in self.samples:
+            if sample.lanes:
+                own = [rows[lane] for lane in sample.lanes]
+                logits = own[0][0] if len(own) == 1 else np.concatenate([logits for logits, _ in own])
+                sample.advance(logits, own[0][1], scheduler)
+
+    def end(self, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Complete the results and wake whoever waits. reason: why, if the samples did not end by themselves."""
+        if self.done.is_set():
+            return
+        self.error = error
+        for sample in self.samples:
+            sample.finish(self.request, None if sample.done else reason)
+        self.done.set()
+        self.sink(None)

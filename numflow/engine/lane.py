@@ -1,0 +1,119 @@
+"""What the scheduler moves: sequences, the requests they belong to, and the plan of one step. Integers only."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from numflow.engine.blocks import BlockTable
+from numflow.engine.prefix import START
+
+
+class Lane:
+    """One sequence of tokens.
+
+    ids:    all tokens that are known. length: the first so many have keys and values in the blocks of `table`.
+    drafts: tokens that are guessed to come after `ids`; forgotten when they have run.
+    parked: blocks in the host's memory that hold the keys and values while the request is swapped out.
+    node, registered: the prefix cache's node of the first `registered` blocks.
+    """
+
+    __slots__ = ("drafts", "group", "ids", "length", "node", "parked", "registered", "table")
+
+    def __init__(self, group: "Group", ids: list[int], table: BlockTable):
+        self.group, self.ids, self.table, self.length = group, ids, table, 0
+        self.drafts: list[int] = []
+        self.parked: list[int] = []
+        self.node, self.registered = group.root, 0
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that have not run."""
+        return len(self.ids) - self.length
+
+    @property
+    def cross(self) -> BlockTable:
+        """Blocks of the encoder's memory."""
+        return self.group.cross
+
+    @property
+    def encoded(self) -> int:
+        """Tokens in the encoder's memory."""
+        return self.group.encoder if self.group.encoded else 0
+
+
+@dataclass(eq=False)
+class Group:
+    """A request as the scheduler sees it: lanes that start, wait and leave together.
+
+    prompt:    ids of the first lane. limit: tokens that a lane may come to hold. width: lanes at most.
+    encoder:   tokens that an encoder reads before the lanes run; 0 without one.
+    output:    what is wanted of the rows. every_row: of all tokens, not only of the last known one and of drafts.
+    whole:     the prompt cannot be cut (attention to both sides).
+    cached:    may use the prefix cache, below `root`, which stands for what else its keys and values depend on.
+    """
+
+    prompt: list[int]
+    limit: int
+    width: int = 1
+    priority: int = 0
+    encoder: int = 0
+    output: str = "logits"
+    every_row: bool = False
+    whole: bool = False
+    cached: bool = True
+    root: Hashable = START
+    lanes: list[Lane] = field(default_factory=list)
+    arrival: int = -1
+    running: bool = False
+    encoded: bool = False
+    started: bool = False
+    cross: BlockTable = field(init=False)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of service: higher priority first, then first come, first served."""
+        return -self.priority, self.arrival
+
+    @property
+    def parked(self) -> bool:
+        """Whether its keys and values are in the host's memory."""
+        return any(lane.parked for lane in self.lanes)
+
+
+@dataclass(eq=False)
+class Span:
+    """Tokens of one lane in a step: `count` from `start` on, of which the last ones are `drafts`.
+
+    rows: which of them are wanted, counted from `start`.
+    """
+
+    lane: Lane
+    start: int
+    count: int
+    rows: range
+    drafts: list[int]
+
+
+@dataclass(eq=False)
+class Plan:
+    """One step. In this order: save, load and copy blocks, let the encoder read, run the spans.
+
+    saves: (block, host block); loads: (host block, block); copies: (from, to).
+    encodes: requests whose encoder text is read, with scratch blocks for each. output: of the spans' rows.
+    refused: requests that do not fit into the memory there is, with the tokens they need.
+    """
+
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    encodes: list[tuple[Group, BlockTable]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    output: str = "logits"
+    refused: list[tuple[Group, int]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that run, the encoder's included."""
+        return sum(span.count for span in self.spans) + sum(group.encoder for group, _ in self.encodes)
+
+    def __bool__(self) -> bool:
+        return bool(self.spans or self.encodes or self.refused)

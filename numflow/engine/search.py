@@ -1,0 +1,76 @@
+"""What picks the tokens of a text: one after the other, or by a beam search. The engine runs them, and nothing else.
+
+A search has
+    running                  hypotheses whose next token is wanted; the engine keeps a sequence for each
+    done, result             whether there is no more to run, and the Hypothesis that was found
+    propose(limit)           tokens that may come next, for speculation (see numflow.engine.drafting)
+    advance(logits, drafts)  takes float32 [n, V], a row for each running hypothesis (or, of one, the rows of its
+                             drafts too); returns for each new hypothesis which of the old ones it continues
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.engine.beam import BeamSearch, Hypothesis
+from numflow.engine.drafting import Draft
+from numflow.engine.request import Request
+
+
+class OneByOne:
+    """Picks one token after the other, greedily or at random: a BeamSearch with one beam that ends at an end token.
+
+    new: ids so far, without an end token. ended: whether one came. done: whether there is no more to pick.
+    index: which of a request's samples this is. draft: proposes tokens, if there is any speculation.
+    """
+
+    def __init__(self, request: Request, index: int = 0, draft: Draft | None = None):
+        self.new: list[int] = []
+        self.ended, self.done = False, request.constraints.max_tokens == 0
+        self._constraints, self.sampler, self._draft = request.constraints, request.sampler(index), draft
+
+    @property
+    def running(self) -> list[Hypothesis]:
+        """What to run next."""
+        return [self.result]
+
+    @property
+    def result(self) -> Hypothesis:
+        """What there is."""
+        return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
+
+    def propose(self, limit: int) -> list[int]:
+        """At most `limit` tokens that may come next."""
+        return self._draft.propose(self.sampler.ids, limit) if self._draft is not None and limit > 0 else []
+
+    def advance(self, logits: np.ndarray, drafts: Sequence[int] = ()) -> list[int]:
+        """Take the logits [1 + len(drafts), V] behind the last token and behind each draft."""
+        for count, row in enumerate(logits):
+            self.take(self.sampler.pick(row))
+            if self.done or count == len(drafts) or self.new[-1] != drafts[count]:
+                break
+        if self._draft is not None and len(drafts):
+            self._draft.accepted(len(drafts), count)
+        return [0]
+
+    def take(self, id: int) -> None:
+        """The sampler has picked `id`."""
+        self.ended = id in self._constraints.ends
+        if not self.ended:
+            self.new.append(id)
+        self.done = self.ended or self.sampler.complete or self.sampler.new == self._constraints.max_tokens
+
+    def close(self) -> None:
+        """The text has ended, or is wanted no more."""
+        if self._draft is not None:
+            self._draft.close()
+
+
+Search = OneByOne | BeamSearch
+
+
+def searches(request: Request, count: int = 1) -> list[Search]:
+    """The searches of `count` samples of a request."""
+    if request.beams is not None:
+        return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted)]
+    return [OneByOne(request, index) for index in range(count)]

@@ -1,0 +1,53 @@
+"""Which tokens of which lanes a step runs. Integers only."""
+
+from collections.abc import Callable, Sequence
+
+from numflow.engine.lane import Group, Lane, Span
+
+
+def choose_spans(running: Sequence[Group], output: str, limits, skip_known: Callable[[Lane], None]) -> list[Span]:
+    """The spans of a step, for the running groups that want this output, in their order.
+
+    First what generates: of every lane the last known token and its drafts; the drafts are the first to be cut. Then
+    pieces of prompts with what is left of the budget. A request of several lanes goes on when all of them are ready.
+
+    limits:     numflow.engine.scheduler.Limits. skip_known: lets a lane take over tokens that have run elsewhere.
+    """
+    groups = [group for group in running if group.output == output and (group.encoded or not group.encoder)]
+    ready = [group for group in groups if not group.every_row and all(lane.pending == 1 for lane in group.lanes)]
+    lanes = [lane for group in ready for lane in group.lanes]
+    spare = max(0, limits.tokens - len(lanes))
+    spans = []
+    for lane in lanes:
+        drafts = lane.drafts[:spare]
+        spare -= len(drafts)
+        spans.append(Span(lane, lane.length, 1 + len(drafts), range(1 + len(drafts)), drafts))
+    spare, rows = max(1, limits.tokens - sum(span.count for span in spans)), limits.rows
+    for group in groups:
+        if group in ready:
+            continue
+        for lane in group.lanes:
+            if spare <= 0 or rows <= 0:
+                return spans
+            if span := _piece(lane, spare, rows, limits.chunk, skip_known, alone=not spans):
+                spare -= span.count
+                rows -= len(span.rows) if group.every_row else 0
+                spans.append(span)
+    return spans
+
+
+def _piece(lane: Lane, spare: int, rows: int, chunk: int, skip_known, alone: bool) -> Span | None:
+    """What of a lane's known tokens runs now. Lanes of several wait with their last one."""
+    group = lane.group
+    skip_known(lane)
+    due = lane.pending if len(group.lanes) == 1 else lane.pending - 1
+    count = min(due, spare, chunk, rows if group.every_row else due)
+    if group.whole:
+        count = due if alone or due <= spare else 0
+    if count <= 0:
+        return None
+    if group.every_row:
+        wanted = range(count)
+    else:
+        wanted = range(count - 1, count) if count == lane.pending else range(0)
+    return Span(lane, lane.length, count, wanted, [])

@@ -1,0 +1,37 @@
+"""The host's copy of KV blocks whose requests had to make place."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.engine.blocks import BlockAllocator
+
+
+class HostBlocks:
+    """Memory for blocks of a program outside of it; grows as the allocator does. nbytes: what it takes."""
+
+    def __init__(self, program):
+        self.program = program
+        self.allocator = BlockAllocator()
+        self.allocator.on_grow = self._grow
+        self._data = np.zeros((0, 0), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return self._data.nbytes
+
+    def save(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy program blocks to host blocks: (block, host block)."""
+        blocks, places = zip(*moves)
+        self._data[list(places)] = self.program.save_blocks(list(blocks))
+
+    def load(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy host blocks to program blocks: (host block, block)."""
+        places, blocks = zip(*moves)
+        self.program.load_blocks(list(blocks), self._data[list(places)])
+
+    def _grow(self, capacity: int) -> None:
+        data = np.zeros((capacity, self.program.block_bytes), np.uint8)
+        data[:len(self._data)] = self._data
+        self._data = data
