@@ -1,4 +1,4 @@
-"""`numflow bench`, `numflow perplexity` and `numflow warmup`."""
+"""`numflow perplexity` and `numflow warmup`."""
 
 import sys
 import time
@@ -9,46 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import compile_notice, loaded, print_json, read_text
+from numflow.cli.running import loaded, print_json, read_text
 from numflow.cli.tables import print_fields
-
-
-def bench(
-    model: options.Model = None,
-    prompt_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of the prompt.")] = 512,
-    gen_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens.")] = 128,
-    repeat: Annotated[int, typer.Option(metavar="N", help="Runs; median, least and most are shown.")] = 5,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    spec: options.SpecFile = None,
-    json: options.Json = False,
-    offline: options.Offline = False,
-) -> None:
-    """Measure how fast a model loads, reads and writes."""
-    from numflow import registry
-    from numflow.engine.bench import bench as run
-    from numflow.engine.bench import process_start
-
-    with compile_notice(device) as notice:
-        def progress(line: str) -> None:
-            notice.clear()
-            print(line, file=sys.stderr, flush=True)
-
-        result = run(model or registry.default_model(), prompt_tokens, gen_tokens, repeat, process_start(), progress,
-                     backend=device, activations=activations, threads=threads, spec=spec, offline=offline,
-                     weights=weights, imatrix=imatrix)
-    if json:
-        print_json(result)
-        return
-    for key in ("prefill_tok_s", "decode_tok_s"):
-        spread = result[key]
-        result[key] = f"{spread['median']:.1f} (least {spread['min']:.1f}, most {spread['max']:.1f})"
-    host = result.pop("host")
-    print_fields((key, f"{value:.3f}" if isinstance(value, float) else value)
-                 for key, value in {**result, **host}.items() if value is not None)
 
 
 def perplexity(

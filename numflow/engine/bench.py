@@ -2,67 +2,86 @@
 
 import os
 import platform
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
-
+from numflow.engine.bench_runs import Measure, spread
 from numflow.engine.load import load
 from numflow.errors import RequestError
 
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is waited for after loading
 
 
-def bench(path_or_name: str | Path, prompt_tokens: int = 512, gen_tokens: int = 128, repeat: int = 5,
-          since: float | None = None, progress: Callable[[str], None] | None = None, **load_options) -> dict:
+def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, gen_tokens: int = 128, repeat: int = 5,
+          since: float | None = None, progress: Callable[[str], None] | None = None, *,
+          contexts: Sequence[int] = (), batches: Sequence[int] = (), profiled: bool = False, **load_options) -> dict:
     """Load a model and measure it: a prompt of random tokens, then greedy decoding that no end token stops.
 
-    since: time.time() from which first_token_s counts, as process_start() gives it; None: the start of loading.
+    prompt_tokens: one length, or several.
+    since:    time.time() from which first_token_s counts, as process_start() gives it; None: the start of loading.
+    contexts: also decode after so many tokens. batches: also decode so many sequences side by side.
+    profiled: also tell where the time of a prompt and of one more token goes, and the machine's limits.
     load_options: as in `load`.
 
     Returns:
-        prefill_tok_s, decode_tok_s: {median, min, max, samples}; load_s; first_token_s (to the first new token of a
-        16-token prompt) and first_token_from; compile_s; peak_rss_mib; weights_bytes; the settings; host facts.
+        prefill_tok_s (of the first length), decode_tok_s: {median, min, max, samples}; load_s; first_token_s (to the
+        first new token of a 16-token prompt) and first_token_from; compile_s; peak_rss_mib; weights_bytes; the
+        settings; host facts. Where asked for: prefill, decode, batched {size: spread}; limits; profile {prefill,
+        decode}, rows as of engine.profile.
 
     Raises:
         RequestError: sizes out of range; and whatever `load` raises.
     """
-    for name, value, least in (("prompt_tokens", prompt_tokens, 1), ("gen_tokens", gen_tokens, 2),
-                               ("repeat", repeat, 1)):
-        if value < least:
-            raise RequestError(f"{name} should be at least {least}, is {value}")
+    lengths = [prompt_tokens] if isinstance(prompt_tokens, int) else list(prompt_tokens)
+    _check(lengths, contexts, batches, gen_tokens, repeat)
     begin, load_begin = since or time.time(), time.perf_counter()
     with load(path_or_name, **load_options) as model:
         load_s = time.perf_counter() - load_begin
-        ids = np.random.default_rng(0).integers(0, model.vocabulary, prompt_tokens).tolist()
-        model.generate(ids[:FIRST_PROMPT], max_tokens=1, ignore_eos=True)
+        model.generate([0] * min(FIRST_PROMPT, model.context - 1), max_tokens=1, ignore_eos=True)
         first_token_s = time.time() - begin
-        runs = []
-        for number in range(1, repeat + 1):
-            runs.append(model.generate(ids, max_tokens=gen_tokens, ignore_eos=True).stats)
-            if progress is not None:
-                progress(f"run {number} of {repeat}")
-        return {
+        measure = Measure(model, repeat, progress or (lambda line: None))
+        runs = measure.generate(lengths[0], gen_tokens)
+        result = {
             "model": str(path_or_name), "backend": load_options.get("backend", "cpu"),
             "activations": getattr(model.program, "activations", load_options.get("activations", "int8")),
             "threads": getattr(model.program, "threads", load_options.get("threads")),
-            "prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "repeat": repeat,
-            "prefill_tok_s": _spread([run["prefill_tok_s"] for run in runs]),
-            "decode_tok_s": _spread([run["decode_tok_s"] for run in runs]),
+            "prompt_tokens": lengths[0], "gen_tokens": gen_tokens, "repeat": repeat,
+            "prefill_tok_s": spread([run["prefill_tok_s"] for run in runs]),
+            "decode_tok_s": spread([run["decode_tok_s"] for run in runs]),
             "load_s": load_s, "first_token_s": first_token_s,
             "first_token_from": "start of loading" if since is None else "start of the process",
-            "compile_s": float(getattr(model.program, "compile_s", 0.0)), "peak_rss_mib": peak_rss_mib(),
+            "compile_s": float(getattr(model.program, "compile_s", 0.0)),
             "weights_bytes": int(model.program.weights_bytes), "bits_per_weight": model.bits_per_weight,
             "host": host(),
         }
+        more = (("prefill", measure.prefill, (lengths[1:],)), ("decode", measure.decode, (contexts, gen_tokens)),
+                ("batched", measure.batched, (batches, gen_tokens)))
+        result |= {name: fn(*sizes) for name, fn, sizes in more if sizes[0]}
+        result["peak_rss_mib"] = peak_rss_mib()  # before the limits, whose measuring takes memory of its own
+        return result | (_profile(model, lengths[0]) if profiled else {})
 
 
-def _spread(samples: list[float]) -> dict:
-    return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "samples": samples}
+def _check(lengths: Sequence[int], contexts: Sequence[int], batches: Sequence[int], gen_tokens: int,
+           repeat: int) -> None:
+    given = [("prompt_tokens", n, 1) for n in lengths] + [("contexts", n, 0) for n in contexts]
+    given += [("batches", n, 1) for n in batches] + [("gen_tokens", gen_tokens, 2), ("repeat", repeat, 1)]
+    for name, value, least in given:
+        if value < least:
+            raise RequestError(f"{name} should be at least {least}, is {value}")
+    if not lengths:
+        raise RequestError("prompt_tokens should name at least one length")
+
+
+def _profile(model, tokens: int) -> dict:
+    from numflow.engine.profile import machine_limits, profile
+
+    limits = machine_limits(model.program)
+    return {"limits": asdict(limits), "profile": {"prefill": profile(model, limits, tokens, 0),
+                                                  "decode": profile(model, limits, 1, tokens)}}
 
 
 def process_start() -> float | None:

@@ -42,7 +42,20 @@ class Work:
         return self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
 
 
-def profile(model, tokens: int, context: int, repeat: int = 5) -> list[dict]:
+def machine_limits(program):
+    """Limits (cpu/limits.py) of the machine with as many threads as the program has.
+
+    Raises:
+        RequestError: the backend has no profile.
+    """
+    if not hasattr(program, "weight_cost"):
+        raise RequestError("this backend has no profile: use the cpu")
+    from numflow.cpu.limits import measure_limits
+
+    return measure_limits(program.threads)
+
+
+def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[dict]:
     """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
 
     Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
@@ -50,14 +63,9 @@ def profile(model, tokens: int, context: int, repeat: int = 5) -> list[dict]:
     Linears come apart by what they compute. What stays in a cache can be quicker than the limit, which is memory's.
 
     Raises:
-        RequestError: the backend has no profile, or the model's context is too short.
+        RequestError: the model's context is too short.
     """
     program, network = model.program, model.network
-    if not hasattr(program, "weight_cost"):
-        raise RequestError("this backend has no profile: use the cpu")
-    from numflow.cpu.limits import measure_limits
-
-    limits = measure_limits(program.threads)
     ids = model.runner.check(np.arange(context + tokens) % model.vocabulary)
     samples: dict[str, list[float]] = defaultdict(list)
     with model.runner.open(len(ids)) as sequence:

@@ -1,0 +1,107 @@
+"""`numflow bench`."""
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import compile_notice, print_json, read_text
+from numflow.cli.tables import print_fields, print_table
+from numflow.errors import RequestError
+
+_SIZES = {"prefill": "prompt of {}", "decode": "decoding after {}", "batched": "{} sequences decoding"}
+
+
+def bench(
+    model: options.Model = None,
+    prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Tokens of the prompt; of several lengths the first "
+                                               "is measured in full.")] = "512",
+    gen_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens.")] = 128,
+    context: Annotated[str, typer.Option(metavar="N,N", show_default=False,
+                                         help="Also decode after so many tokens.")] = "",
+    batch: Annotated[str, typer.Option(metavar="N,N", show_default=False,
+                                       help="Also decode so many sequences side by side.")] = "",
+    repeat: Annotated[int, typer.Option(metavar="N", help="Runs; median, least and most are shown.")] = 5,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes, op by op, beside what this "
+                                          "machine can do.")] = False,
+    compare: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Show speeds beside those "
+                                                 "that --json has written earlier.")] = None,
+    threads: options.Threads = None,
+    device: options.Device = "cpu",
+    activations: options.Activations = "int8",
+    weights: options.Weights = None,
+    imatrix: options.Imatrix = None,
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Measure how fast a model loads, reads and writes."""
+    from numflow import registry
+    from numflow.engine.bench import bench as run
+    from numflow.engine.bench import process_start
+
+    earlier = None if compare is None else _earlier(compare)
+    with compile_notice(device) as notice:
+        def progress(line: str) -> None:
+            notice.clear()
+            print(line, file=sys.stderr, flush=True)
+
+        result = run(model or registry.default_model(), _numbers("--prompt-tokens", prompt_tokens), gen_tokens, repeat,
+                     process_start(), progress, contexts=_numbers("--context", context),
+                     batches=_numbers("--batch", batch), profiled=profile, backend=device, activations=activations,
+                     threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix)
+    if earlier is not None:
+        from numflow.engine.bench_runs import compare as rows_of
+
+        result["compare"] = rows_of(result, earlier)
+    if json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise RequestError(f"{option} should be whole numbers with commas between them, is {text!r}") from None
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        found = json_module.loads(read_text(path))
+    except ValueError as error:
+        raise RequestError(f"{path}: not JSON ({error})") from None
+    if not isinstance(found, dict) or not isinstance(found.get("decode_tok_s"), dict):
+        raise RequestError(f"{path}: not what `numflow bench --json` writes (no decode_tok_s)")
+    return found
+
+
+def _print(result: dict[str, Any]) -> None:
+    fields = {}
+    for key, value in result.items():
+        if key in ("prefill_tok_s", "decode_tok_s"):
+            fields[key] = _spread(value)
+        elif key in _SIZES:
+            fields |= {_SIZES[key].format(size): f"{_spread(spread)} tok/s" for size, spread in value.items()}
+        elif key not in ("host", "profile", "compare") and value is not None:
+            fields |= value if key == "limits" else {key: value}
+    facts = {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in fields.items()}
+    print_fields((*facts.items(), *((k, v) for k, v in result["host"].items() if v is not None)))
+    for phase, rows in result.get("profile", {}).items():
+        print(f"\n{phase}: {sum(row['microseconds'] for row in rows) / 1e3:.2f} ms")
+        print_table(("op", ">steps", ">us", ">share", ">MB", ">GB/s", ">GOP/s", ">of limit"), [
+            (row["op"], row["steps"], f"{row['microseconds']:.0f}", f"{row['share']:.1%}", f"{row['megabytes']:.2f}",
+             f"{row['gb_s']:.1f}", f"{row['gop_s']:.1f}", f"{row['at_limit']:.0%}") for row in rows])
+    if "compare" in result:
+        print()
+        print_table(("tokens/s", ">now", ">then", ">ratio"), [
+            (row["what"], f"{row['ours']:.1f}", f"{row['theirs']:.1f}", f"{row['ratio']:.2f}")
+            for row in result["compare"]])
+
+
+def _spread(value: dict[str, float]) -> str:
+    return f"{value['median']:.1f} (least {value['min']:.1f}, most {value['max']:.1f})"
