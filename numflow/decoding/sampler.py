@@ -13,9 +13,10 @@ from numflow.decoding.logprobs import TokenLogprob, token_logprobs
 from numflow.decoding.mirostat import Mirostat
 from numflow.decoding.select import Candidates, draw, greedy, uniform
 from numflow.decoding.settings import Sampling
+from numflow.decoding.speculative import Distribution, verify
 from numflow.errors import RequestError
 
-COIN = 1  # the random number of a position that decides on FSD; 0 draws the token, from 2 on speculation draws
+DRAW, COIN, CHECK = 0, 1, 2  # random numbers of a position: the token, whether FSD picks it, two of speculation
 
 
 class Grammar(Protocol):
@@ -91,6 +92,16 @@ class Sampler:
         c = self._narrowed(candidates(scores, settings.pool_size))
         return c.ids, c.probabilities
 
+    def check(self, logits: np.ndarray, guess: int, q: Distribution) -> int:
+        """As `pick`, where a guess was drawn from q: the guess if it passes, else another token. Not the token that
+        `pick` would give, but one of the same distribution. See numflow.decoding.speculative."""
+        if self.settings.eos_bypassing_max:
+            return self.pick(logits)
+        p = Distribution(*self.distribution(logits))
+        id = verify(p, guess, q, self.uniform(CHECK), self.uniform(CHECK + 1))
+        self.accept(id, logits)
+        return id
+
     def scores(self, logits: np.ndarray) -> np.ndarray:
         """Logits [V] with penalties, -inf for tokens that may not come."""
         if not np.isfinite(logits[np.argmax(logits)]):
@@ -102,7 +113,7 @@ class Sampler:
             raise RequestError("no token may come next: the model's files or the request rule out all of them")
         return scores
 
-    def uniform(self, number: int = 0) -> float:
+    def uniform(self, number: int = DRAW) -> float:
         """A random number 0 .. 1 of the next token's position."""
         return uniform(self.seed, self.index, self.new, number)
 

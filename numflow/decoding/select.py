@@ -47,6 +47,8 @@ def largest(scores: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
 def descending(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` largest values, the largest first; of equal ones the lower place first."""
     places = np.arange(len(values))
+    if count <= 0:
+        return places[:0]
     if count < len(values):
         places = largest(values, places, count)
     return places[np.argsort(-values[places], kind="stable")]

@@ -1,6 +1,6 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -48,18 +48,11 @@ class Request:
     echo: bool = False
     speculate: str = ""
     draft_tokens: int = 0
-    index: int = 0
 
     def sampler(self, index: int = 0) -> Sampler:
         """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
         grammar = None if self.grammar is None else self.grammar.copy()
-        return Sampler(self.sampling, self.constraints, self.prefix, self.index + index, grammar)
-
-    def apart(self) -> list["Request"]:
-        """Its samples as requests of their own, which give the same texts."""
-        sampling = self.sampling if self.sampling.seed is not None else replace(
-            self.sampling, seed=self.sampler().seed)  # one seed for all: their index makes them differ
-        return [replace(self, sampling=sampling, samples=1, n=1, index=index) for index in range(self.samples)]
+        return Sampler(self.sampling, self.constraints, self.prefix, index, grammar)
 
 
 class Requests:
