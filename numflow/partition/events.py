@@ -14,16 +14,15 @@ from numflow.partition.hardware import Cluster
 
 @dataclass(frozen=True)
 class Work:
-    """What a device does alone. Seconds when nobody else is there: `memory` of reading, `compute` of calculating,
-    which overlap, then `fixed` for launches and barriers."""
+    """What a device does alone. Seconds when nobody else is there: `memory` of waiting for bytes, `compute` of all
+    else."""
 
     memory: float
     compute: float
-    fixed: float = 0.0
 
     def seconds(self, memory_share: float = 1.0, core_share: float = 1.0) -> float:
         """Time with a share of the host's memory bandwidth and of a core."""
-        return max(self.memory / memory_share, self.compute / core_share) + self.fixed / core_share
+        return self.memory / memory_share + self.compute / core_share
 
 
 @dataclass(frozen=True)

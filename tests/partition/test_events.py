@@ -26,9 +26,9 @@ def simulate(cluster, *jobs, again=()):
     return simulator, ended
 
 
-def test_memory_and_compute_overlap_and_the_rest_does_not():
-    _, ended = simulate(CLUSTER, {"0": [Work(2, 1, 0.25), Work(1, 3)]})
-    assert ended == {0: pytest.approx(5.25)}
+def test_work_adds_up():
+    _, ended = simulate(CLUSTER, {"0": [Work(2, 1), Work(0, 3)]})
+    assert ended == {0: pytest.approx(6)}
 
 
 def test_a_message_takes_latency_and_bandwidth():

@@ -1,0 +1,162 @@
+"""What a plan costs on a cluster: memory of each device, and scripts of a batch for the simulator."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from numflow.network.cost import Cost, Load, step_cost, weight_bytes
+from numflow.ops import EXCHANGES, Network, Step, Weight, param
+from numflow.partition.events import Receive, Script, Send, Together, Work
+from numflow.partition.hardware import Cluster, Link
+from numflow.partition.plan import DevicePart, Plan
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an engine executes a plan.
+
+    element:   bytes of an activation on a link. step: seconds beside those of the device for every step.
+    start:     seconds for every device at the start of a batch (threads that are made or woken).
+    star:      partial sums go to one device, are added there and copied back, one message after the other; else every
+               device takes part in a ring, or reads all others' at once where that is quicker.
+    poll:      seconds until a device notices that others are done.
+    overlaps:  batches of several lanes are under way at the same time.
+    """
+
+    name: str
+    element: int = 4
+    step: float = 0.0
+    start: float = 0.0
+    star: bool = False
+    poll: float = 0.0
+    overlaps: bool = True
+
+
+NUMFLOW = Style("numflow")
+# Half-precision partial sums merged by one worker, a synchronisation after nearly every kernel, a thread made for every
+# worker and step, waiting by sleeps of a microsecond, which Linux rounds up to its timer slack of 50; no pipelining.
+INFERFLOW = Style("as Inferflow executes", 2, 8e-6, 40e-6, True, 55e-6, False)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device: weights, keys and values of all queries, scratch memory for a batch; limit: what it has."""
+
+    weights: float
+    cache: float
+    scratch: float
+    limit: float
+
+    @property
+    def used(self) -> float:
+        """All together."""
+        return self.weights + self.cache + self.scratch
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has that much."""
+        return self.used <= self.limit
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices the steps of a plan on a cluster.
+
+    kv_bytes: bytes of a cached value. weigh: bytes of a weight as the executor holds it.
+    factors:  by op, measured time / priced time, where a run was measured.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    style: Style = NUMFLOW
+    kv_bytes: float = 2.0
+    weigh: Callable[[Weight], float] = weight_bytes
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
+        """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
+        return {part.name: Memory(sum(map(self.weigh, part.network.weights.values())),
+                                  tokens * cached_values(part.network) * self.kv_bytes,
+                                  rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
+                                  self.cluster.devices[part.name].memory)
+                for part in self.plan.devices}
+
+    def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
+        """What each device does for a batch of these loads."""
+        return {part.name: self._script(part, loads, entry) for part in self.plan.devices}
+
+    def _script(self, part: DevicePart, loads, entry: str) -> Script:
+        script: list = []
+        memory, compute = 0.0, self.style.start
+        for step in part.network.entries[entry]:
+            if step.op not in EXCHANGES:
+                waited, calculated = self._work(part, step, loads)
+                memory, compute = memory + waited, compute + calculated
+                continue
+            if memory or compute:
+                script.append(Work(memory, compute))
+                memory = compute = 0.0
+            script.append(self._exchange(part, step, loads))
+        if memory or compute:
+            script.append(Work(memory, compute))
+        return script
+
+    def _work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
+        """Seconds of waiting for memory and of calculating: the longer of the two hides the other."""
+        device = self.cluster.devices[part.name]
+        costs = [step_cost(part.network, step, load, self.kv_bytes) for load in loads]
+        cost = sum(costs, Cost())
+        weights = min(sum(c.weights for c in costs), max(1.0, _whole(part.network, step)))
+        memory = (weights + cost.cache + cost.activations) / device.bandwidth
+        compute = cost.operations / device.operations
+        factor, fixed = self.factors.get(step.op, 1.0), device.step + self.style.step
+        if memory > compute:
+            return memory * factor, fixed * factor
+        return 0.0, (compute + fixed) * factor
+
+    def _exchange(self, part: DevicePart, step: Step, loads):
+        names = [device.name for device in self.plan.devices]
+        view = (*step.inputs, *step.outputs)[0]
+        wanted = part.network.buffers[view.buffer].rows == "logits"
+        rows = sum(load.sequences * load.wanted if wanted else load.tokens for load in loads)
+        if step.op == "send":
+            return Send(names[param(step, "peer")], rows * view.width * self.style.element)
+        if step.op == "receive":
+            return Receive(names[param(step, "peer")])
+        group = tuple(names[i] for i in param(step, "group"))
+        if step.op == "all_gather":
+            pieces = [end - begin for begin, end in param(step, "spans")]
+            return Together(group, self.gather_seconds(group, [rows * n * self.style.element for n in pieces]))
+        adds = len(param(step, "adds"))
+        return Together(group, self.reduce_seconds(group, adds, rows * step.outputs[0].width * self.style.element))
+
+    def reduce_seconds(self, group: Sequence[str], adds: int, nbytes: float) -> float:
+        """Time to add `adds` partial sums of `nbytes` and to hand the sum to a group."""
+        link, others = self._slowest(group), len(group) - 1
+        if self.style.star:
+            device = self.cluster.devices[group[0]]
+            added = (adds - 1) * (device.step + self.style.step + 3 * nbytes / device.bandwidth)
+            return 2 * others * link.seconds(nbytes) + added + 2 * self.style.poll
+        at_once = link.latency + others * nbytes / link.bandwidth
+        ring = 2 * link.latency + 2 * others / len(group) * nbytes / link.bandwidth
+        return min(at_once, ring) + self.style.poll
+
+    def gather_seconds(self, group: Sequence[str], pieces: Sequence[float]) -> float:
+        """Time until every device of a group has all pieces (bytes of each)."""
+        link = self._slowest(group)
+        if self.style.star:
+            return 2 * sum(link.seconds(nbytes) for nbytes in pieces[1:]) + 2 * self.style.poll
+        return link.latency + (sum(pieces) - min(pieces)) / link.bandwidth + self.style.poll
+
+    def _slowest(self, group: Sequence[str]) -> Link:
+        links = [self.cluster.between(a, b) for a in group for b in group if a != b]
+        return Link(min(link.bandwidth for link in links), max(link.latency for link in links))
+
+
+def cached_values(network: Network) -> int:
+    """Numbers that one token leaves in the caches of self-attention."""
+    return sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values() if c.kind == "self")
+
+
+def _whole(network: Network, step: Step) -> float:
+    """Bytes of a step's weights: loads that run in one batch read them once."""
+    return sum(weight_bytes(network.weights[name]) for name in step.weights.values())
