@@ -1,7 +1,7 @@
 """Whether the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
 
 from numflow.errors import NetworkError, did_you_mean
-from numflow.ops import ACTIVATIONS, OPS, REQUIRED, Cache, Network, Op, Step, View, param
+from numflow.ops import ACTIVATIONS, OPS, REQUIRED, Cache, Network, Op, Step, View, op_of, param
 
 
 def verify(network: Network) -> None:
@@ -38,7 +38,7 @@ def check_step(step: Step, network: Network) -> None:
     Raises:
         NetworkError: naming the step, what was expected and what was found.
     """
-    op = OPS.get(step.op)
+    op = op_of(step)
     if op is None:
         raise NetworkError(f"{step}: no op named {step.op!r}{did_you_mean(step.op, OPS)}")
     _check_names(step, op)
@@ -205,10 +205,33 @@ def _combine(step: Step, network: Network) -> None:
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
+def _all_reduce(step: Step, network: Network) -> None:
+    _same(step, network)
+    group, adds = param(step, "group"), param(step, "adds")
+    if not adds or not set(adds) <= set(group):
+        raise NetworkError(f"{step}: devices {adds} that add should be some of the group {group}")
+
+
+def _all_gather(step: Step, network: Network) -> None:
+    group, spans, y = param(step, "group"), param(step, "spans"), step.outputs[0]
+    _expect(step, "number of spans", len(group), len(spans))
+    if not _covered(0, y.width, list(spans)) or max(end for _, end in spans) > y.width:
+        raise NetworkError(f"{step}: spans {spans} do not make {y.width} columns")
+    for x in step.inputs:
+        _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+        if x.width not in {end - begin for begin, end in spans}:
+            raise NetworkError(f"{step}: {x.width} columns are none of the spans {spans}")
+
+
+def _any_view(step: Step, network: Network) -> None:
+    """`send` and `receive` take whatever the other side has."""
+
+
 _SHAPES = {
     "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows,
     "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
     "moe_route": _route, "expert_linear": _expert_linear, "expert_combine": _combine,
+    "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

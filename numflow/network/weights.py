@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.errors import NetworkError
 from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.columns import stored_columns
 from numflow.ops import Network, Part, Weight
 
 
@@ -39,7 +40,7 @@ class WeightSource:
         if not plain:
             rows = self.f32(name).reshape(shape)
             return RawMatrix(name, "F32", rows.view(np.uint8).reshape(shape[0], columns * 4), shape, weight.groups)
-        pieces = [_chosen(self._tensor(part).raw(), part.rows) for part in weight.parts]
+        pieces = [self._stored(part, name) for part in weight.parts]
         rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return RawMatrix(name, weight.types[0], rows, shape, weight.groups)
 
@@ -64,7 +65,23 @@ class WeightSource:
     def _tensor(self, part: Part) -> Tensor:
         return self.checkpoint.tensors[part.tensor]
 
+    def _stored(self, part: Part, name: str) -> np.ndarray:
+        """uint8 [rows, row_bytes]: the part's bytes, columns between whole blocks."""
+        tensor = self._tensor(part)
+        rows = _chosen(tensor.raw(), part.rows)
+        if part.columns is None:
+            return rows
+        begin, end = part.columns
+        if begin % tensor.type.block or end % tensor.type.block:
+            raise NetworkError(f"weight {name!r}: columns {begin} .. {end} of tensor {part.tensor!r} cut a block of "
+                               f"{tensor.type.block} {tensor.type.name} weights")
+        return stored_columns(rows, tensor.type, tensor.columns, begin, end)
+
     def _part(self, part: Part, vector: bool) -> np.ndarray:
+        values = self._all_columns(part, vector)
+        return values if part.columns is None else values[:, slice(*part.columns)]
+
+    def _all_columns(self, part: Part, vector: bool) -> np.ndarray:
         tensor = self._tensor(part)
         if vector:
             return _chosen(tensor.f32().reshape(-1), part.rows)

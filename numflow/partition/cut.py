@@ -1,0 +1,94 @@
+"""From a network and a device string to a Plan: by layer, each stage by tensor, then a network for each device."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from numflow.errors import DeviceError
+from numflow.network.checks import verify
+from numflow.network.passes import fuse_linears
+from numflow.ops import Buffer, Network, Step, View
+from numflow.partition.by_layer import cut_by_layer
+from numflow.partition.by_tensor import PIECES, DeviceSteps, cut_by_tensor
+from numflow.partition.choose import cut_caches
+from numflow.partition.devices import Devices, parse_devices
+from numflow.partition.plan import DevicePart, Plan, layers_by_stack
+
+PLACES = ("split", "placed")
+
+
+def partition(network: Network, devices: str | Devices, executor: str | Mapping[str, str] = "cpu", *,
+              layers: Mapping[str, tuple[int, ...]] | None = None, embedding: str = "split", head: str = "split",
+              fuse: bool = True) -> Plan:
+    """Cut a network for devices.
+
+    network:   with every matrix product on its own (`network.build(..., fuse=False)`): q, k and v that are one step
+               cannot be cut between heads.
+    executor:  who runs the devices, for all or by the device's name.
+    layers:    for each stack ("", or "enc." and "dec."), how many layers each group takes, instead of by the shares.
+    embedding: within a group, the table "split" by columns or "placed" on its first device.
+    head:      the output matrix "split" by rows or "placed" on the last group's first device.
+    fuse:      merge neighbouring matrix products on each device.
+
+    Raises:
+        DeviceError: the device string is wrong, or there are fewer layers than groups.
+        NetworkError: the network cannot be cut there.
+    """
+    placement = parse_devices(devices) if isinstance(devices, str) else devices
+    for what, value in (("embedding", embedding), ("head", head)):
+        if value not in PLACES:
+            raise DeviceError(f"{what} should be one of {', '.join(PLACES)}, is {value!r}")
+    groups = _indices(placement)
+    stages = cut_by_layer(network, placement.group_shares, layers)
+    parts: list[DevicePart] = []
+    for number, (stage, group) in enumerate(zip(stages, placement.groups, strict=True)):
+        shares = tuple(device.share for device in group)
+        cut = cut_by_tensor(network, stage, groups[number], shares, groups, cut_caches(network, shares), embedding,
+                            head)
+        for device, index, steps in zip(group, groups[number], cut, strict=True):
+            own = _network(network, steps, fuse)
+            verify(own)
+            parts.append(DevicePart(
+                device.name, executor if isinstance(executor, str) else executor[device.name], index, number,
+                device.share, stage.layers or layers_by_stack(own), own))
+    return Plan(network, placement, tuple(parts), groups)
+
+
+def _indices(placement: Devices) -> tuple[tuple[int, ...], ...]:
+    groups, first = [], 0
+    for group in placement.groups:
+        groups.append(tuple(range(first, first + len(group))))
+        first += len(group)
+    return tuple(groups)
+
+
+def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
+    """A device's steps with the buffers they name, those of pieces as narrow as the pieces are."""
+    views = {view for steps in device.entries.values() for step in steps for view in (*step.inputs, *step.outputs)}
+    starts = _places({view for view in views if view.buffer.endswith(PIECES)})
+
+    def placed(view: View) -> View:
+        return replace(view, start=starts[view.buffer, view.start]) if view.buffer.endswith(PIECES) else view
+
+    def moved(step: Step) -> Step:
+        return replace(step, inputs=tuple(map(placed, step.inputs)), outputs=tuple(map(placed, step.outputs)))
+
+    buffers = {}
+    for name in dict.fromkeys(view.buffer for view in sorted(views, key=lambda v: (v.buffer, v.start))):
+        whole = network.buffers[name.removesuffix(PIECES)]
+        width = max(placed(view).start + view.width for view in views if view.buffer == name)
+        buffers[name] = Buffer(name, whole.rows, width if name.endswith(PIECES) else whole.width, whole.dtype)
+    own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
+                  buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs)
+    return fuse_linears(own) if fuse else own
+
+
+def _places(views: set[View]) -> dict[tuple[str, int], int]:
+    """Where the piece of each whole view begins: next to each other, in the order of the whole ones."""
+    widths: dict[tuple[str, int], int] = {}
+    for view in views:
+        widths[view.buffer, view.start] = max(view.width, widths.get((view.buffer, view.start), 0))
+    places, ends = {}, {}
+    for buffer, start in sorted(widths):
+        places[buffer, start] = ends.get(buffer, 0)
+        ends[buffer] = places[buffer, start] + widths[buffer, start]
+    return places

@@ -1,0 +1,69 @@
+"""Slices of weights: rows, columns or experts of a matrix, as a choice of stored rows and columns.
+
+Nothing is computed and nothing is re-quantised: a slice names the rows of the checkpoint's tensors that it consists
+of, and a range of columns that begins and ends between stored blocks.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from numflow.formats.types import tensor_type
+from numflow.ops import Part, Weight
+
+_OPERAND_UNIT = 32  # columns that share a scale where activations are quantised: a cut between keeps their numbers
+
+
+def column_unit(weight: Weight) -> int:
+    """Cuts between columns of this matrix lie at multiples of this; 0 if its rows must stay whole."""
+    if weight.normalize_rows:
+        return 0
+    blocks = [tensor_type(name).block for name in weight.types]
+    return math.lcm(*blocks, _OPERAND_UNIT) if any(block > 1 for block in blocks) else 1
+
+
+def rows_of(weight: Weight, begin: int, end: int) -> Weight:
+    """Rows begin .. end - 1 of a matrix, or elements of a vector."""
+    if (begin, end) == (0, weight.shape[0]):
+        return weight
+    name, shape = f"{weight.name}[{begin}:{end}]", (end - begin, *weight.shape[1:])
+    if weight.constant is not None:
+        return replace(weight, name=name, shape=shape, constant=weight.constant[begin:end])
+    parts, types, at = [], [], 0
+    for part, type_name, count in zip(weight.parts, weight.types, _row_counts(weight), strict=True):
+        first, last = max(begin - at, 0), min(end - at, count)
+        at += count
+        if first < last:
+            parts.append(replace(part, rows=(range(count) if part.rows is None else part.rows)[first:last]))
+            types.append(type_name)
+    return replace(weight, name=name, shape=shape, parts=tuple(parts), types=tuple(types))
+
+
+def columns_of(weight: Weight, begin: int, end: int) -> Weight:
+    """Columns begin .. end - 1 of a matrix."""
+    if (begin, end) == (0, weight.shape[1]):
+        return weight
+    name, shape = f"{weight.name}[:, {begin}:{end}]", (weight.shape[0], end - begin)
+    if weight.constant is not None:
+        return replace(weight, name=name, shape=shape, constant=np.ascontiguousarray(weight.constant[:, begin:end]))
+    return replace(weight, name=name, shape=shape, parts=tuple(_columns_of(part, begin, end) for part in weight.parts))
+
+
+def experts_of(weight: Weight, begin: int, end: int) -> Weight:
+    """Matrices (or vectors) begin .. end - 1 of a stack of `groups`."""
+    size = weight.shape[0] // weight.groups
+    return replace(rows_of(weight, begin * size, end * size), groups=end - begin)
+
+
+def _columns_of(part: Part, begin: int, end: int) -> Part:
+    offset = part.columns[0] if part.columns else 0
+    return replace(part, columns=(offset + begin, offset + end))
+
+
+def _row_counts(weight: Weight) -> list[int]:
+    """Rows of each part; those that are whole tensors share equally what the others leave."""
+    known = [None if part.rows is None else len(part.rows) for part in weight.parts]
+    left = weight.shape[0] - sum(count for count in known if count is not None)
+    each = left // max(1, known.count(None))
+    return [each if count is None else count for count in known]
