@@ -10,6 +10,8 @@ Two ways, both exact:
   can be.
 """
 
+from collections import deque
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -43,23 +45,44 @@ def verify(p: Distribution, guess: int, q: Distribution, accept: float, other: f
     return draw(p.ids, rest, other)
 
 
+class StepTimes:
+    """What a step takes that runs so many guesses behind a token: medians of the latest ones, in seconds.
+
+    Shared by all texts of a model. A number that was never run is estimated from the nearest one that was.
+    """
+
+    LATEST = 7
+    EXTRA = 0.1  # of a step, for a guess: what is assumed before anything is known
+
+    def __init__(self):
+        self._latest: dict[int, deque[float]] = {}
+
+    def observe(self, guesses: int, seconds: float) -> None:
+        """A step with so many guesses took so long."""
+        self._latest.setdefault(guesses, deque(maxlen=self.LATEST)).append(seconds)
+
+    def estimate(self, guesses: int) -> float:
+        """Seconds of a step with so many guesses; without any observation, in steps without guesses."""
+        if not self._latest:
+            return 1 + self.EXTRA * guesses
+        nearest = min(self._latest, key=lambda known: (abs(known - guesses), known))
+        return median(self._latest[nearest]) * (1 + self.EXTRA * guesses) / (1 + self.EXTRA * nearest)
+
+
 class DraftLength:
     """How many tokens to guess: the number that promises the most tokens for the time.
 
-    cost:  of guessing a token, as a part of what a step of the model costs.
-    extra: of running one more row in a step, likewise.
-    most:  tokens at once, at most.
-    rate:  how often the latest guesses were right; follows the last twenty or so.
+    most: tokens at once, at most. rate: how often the latest guesses were right.
 
     The first k guesses of a step all pass with the probability rate ** k, so a step with k of them gives
-    1 + rate + ... + rate ** k tokens, for the time 1 + k (cost + extra).
+    1 + rate + ... + rate ** k tokens.
     """
 
     MEMORY = 0.9  # weight of what was, with every step
     PROBE = 16  # where guessing does not pay, one token is tried every so many steps
 
-    def __init__(self, most: int, cost: float = 0.0, extra: float = 0.1, rate: float = 0.7):
-        self.most, self.cost, self.extra = most, cost, extra
+    def __init__(self, most: int, rate: float = 0.7):
+        self.most = most
         self._right, self._tried = rate, 1.0
         self._idle = 0
 
@@ -70,18 +93,19 @@ class DraftLength:
 
     def update(self, guessed: int, right: int) -> None:
         """Of so many guesses in a row the first `right` were right. What comes after a wrong one tells nothing."""
-        self._right = self.MEMORY * self._right + right
-        self._tried = self.MEMORY * self._tried + min(right + 1, guessed)
+        if guessed:
+            self._right = self.MEMORY * self._right + right
+            self._tried = self.MEMORY * self._tried + min(right + 1, guessed)
 
-    def choose(self) -> int:
-        """Tokens to guess now."""
-        best, most, tokens = 1.0, 0, 1.0
+    def choose(self, times: StepTimes, guess_s: float = 0.0) -> int:
+        """Tokens to guess now. guess_s: seconds that a guess takes."""
+        best, chosen, tokens = 1 / times.estimate(0), 0, 1.0
         for count in range(1, self.most + 1):
             tokens += self.rate**count
-            speed = tokens / (1 + count * (self.cost + self.extra))
+            speed = tokens / (times.estimate(count) + count * guess_s)
             if speed > best:
-                best, most = speed, count
-        self._idle = 0 if most else self._idle + 1
+                best, chosen = speed, count
+        self._idle = 0 if chosen else self._idle + 1
         if self._idle == self.PROBE:
-            self._idle, most = 0, 1
-        return most
+            self._idle, chosen = 0, 1
+        return chosen

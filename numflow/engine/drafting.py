@@ -18,6 +18,8 @@ come without drafts. A drafter that knows the probabilities its tokens were draw
 from collections.abc import Sequence
 from typing import Protocol
 
+from numflow.decoding.speculative import Distribution
+
 MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
 
 
@@ -27,8 +29,11 @@ class Draft(Protocol):
     def propose(self, ids: Sequence[int], limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
 
+    def drawn_from(self, place: int) -> Distribution | None:
+        """What the latest proposal at `place` was drawn from; None: it is compared with what the sampler picks."""
+
     def accepted(self, proposed: int, accepted: int) -> None:
-        """Of so many proposals that ran, so many were right: a drafter may adapt how many it makes."""
+        """Of so many proposals that ran (0 as well), so many were right: a drafter may adapt how many it makes."""
 
     def close(self) -> None:
         """The text has ended."""

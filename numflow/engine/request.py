@@ -1,5 +1,6 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,9 +9,12 @@ import numpy as np
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Grammar, Sampler
 from numflow.decoding.settings import Sampling, is_count
+from numflow.decoding.speculative import StepTimes
 from numflow.decoding.structured import KINDS, Grammars
 from numflow.engine.beam import Beams
 from numflow.engine.defaults import Defaults
+from numflow.engine.drafters import ModelDraft, NgramDraft
+from numflow.engine.drafting import MAX_DRAFTS, Draft
 from numflow.engine.prompt import Prompts
 from numflow.engine.sequence import Runner
 from numflow.engine.settings import BREAKERS, Settings
@@ -30,7 +34,7 @@ class Request:
     samples:   texts to generate. n: how many of them are wanted, the best.
     grammar:   what the text must follow, at its beginning.
     prompt_logprobs: None, or how many tokens beside each of the prompt's. echo: the text begins with the prompt.
-    speculate: how tokens are guessed: "", "ngram" or "draft". draft_tokens: at once, at most; 0: as many as pay.
+    drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
     """
 
     prompt: np.ndarray
@@ -46,8 +50,7 @@ class Request:
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
-    speculate: str = ""
-    draft_tokens: int = 0
+    drafting: Callable[[Sampler], Draft] | None = None
 
     def sampler(self, index: int = 0) -> Sampler:
         """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
@@ -61,7 +64,7 @@ class Requests:
     tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
     defaults:  function that reads what the model's own files say, called for the first request.
-    has_draft: whether there is a draft model to guess tokens.
+    draft:     a smaller model that may guess tokens, or None.
     """
 
     def __init__(self, runner: Runner, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults):
@@ -73,7 +76,8 @@ class Requests:
         self._defaults = defaults
         self._grammars: Grammars | None = None
         self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {}
-        self.has_draft = False
+        self._step_times = StepTimes()
+        self.draft = None
 
     @cached_property
     def defaults(self) -> Defaults:
@@ -110,7 +114,8 @@ class Requests:
         samples, n = self._samples(settings, beams)
         return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
-                       *self._prompt_logprobs(settings), *self._speculation(settings, beams))
+                       *self._prompt_logprobs(settings),
+                       self._drafting(settings, beams, prompt, len(prefix) + constraints.max_tokens))
 
     @property
     def _name(self) -> str:
@@ -203,21 +208,28 @@ class Requests:
             top = settings.logprobs if top is None else top
         return None if top is None else _count("prompt_logprobs", top), echo
 
-    def _speculation(self, settings, beams) -> tuple[str, int]:
+    def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Draft] | None:
         how, count = settings.speculate, settings.draft_tokens
         if how is None:
-            how = "draft" if self.has_draft and beams is None else "off"
+            how = "draft" if self.draft is not None and beams is None else "off"
         if how not in SPECULATIONS:
             raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {how!r}")
-        if how == "draft" and not self.has_draft:
+        if how == "draft" and self.draft is None:
             raise RequestError('speculate="draft" needs a draft model: load the model with draft=')
         if how != "off" and beams is not None:
             raise RequestError(f"a beam search does not speculate: leave out speculate={how!r} or num_beams")
         if count is not None and how == "off":
             raise RequestError(f"draft_tokens={count} has no effect without speculate")
-        if count is not None and not is_count(count, 1):
-            raise RequestError(f"draft_tokens should be a whole number from 1, is {count!r}")
-        return "" if how == "off" else how, count or 0
+        if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):
+            raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {count!r}")
+        if how == "off":
+            return None
+        times, most = self._step_times, count or 0
+        if how == "ngram":
+            before = prompt if self._runner.has_encoder else None
+            return lambda sampler: NgramDraft(times, most, before)
+        runner = self.draft.runner
+        return lambda sampler: ModelDraft(runner, sampler, limit, times, most)
 
     def first_ids(self) -> tuple[int, int | None]:
         """The decoder's start token, and the token that is forced after it.

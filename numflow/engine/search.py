@@ -27,7 +27,8 @@ class OneByOne:
     def __init__(self, request: Request, index: int = 0, draft: Draft | None = None):
         self.new: list[int] = []
         self.ended, self.done = False, request.constraints.max_tokens == 0
-        self._constraints, self.sampler, self._draft = request.constraints, request.sampler(index), draft
+        self._constraints, self.sampler = request.constraints, request.sampler(index)
+        self._draft = request.drafting(self.sampler) if draft is None and request.drafting else draft
 
     @property
     def running(self) -> list[Hypothesis]:
@@ -46,10 +47,11 @@ class OneByOne:
     def advance(self, logits: np.ndarray, drafts: Sequence[int] = ()) -> list[int]:
         """Take the logits [1 + len(drafts), V] behind the last token and behind each draft."""
         for count, row in enumerate(logits):
-            self.take(self.sampler.pick(row))
+            source = self._draft.drawn_from(count) if self._draft is not None and count < len(drafts) else None
+            self.take(self.sampler.pick(row) if source is None else self.sampler.check(row, drafts[count], source))
             if self.done or count == len(drafts) or self.new[-1] != drafts[count]:
                 break
-        if self._draft is not None and len(drafts):
+        if self._draft is not None:
             self._draft.accepted(len(drafts), count)
         return [0]
 

@@ -9,7 +9,7 @@ from numflow.decoding.lookup import lookup
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
 from numflow.decoding.settings import Sampling
-from numflow.decoding.speculative import Distribution, DraftLength, verify
+from numflow.decoding.speculative import Distribution, DraftLength, StepTimes, verify
 
 
 def distribution(p):
@@ -129,17 +129,37 @@ def test_look_up(text, count, expected):
 
 
 def test_the_length_follows_success():
-    length = DraftLength(8, cost=0.2, extra=0.05)
+    length, times = DraftLength(8), StepTimes()
+    for guesses in range(9):
+        for seconds in (9.0, 1 + 0.05 * guesses, 1 + 0.05 * guesses):  # the median is not moved by one long step
+            times.observe(guesses, seconds)
     for _ in range(30):
         length.update(4, 4)
-    assert (length.rate, length.choose()) == (pytest.approx(1, abs=0.02), 8)
+    assert (length.rate, length.choose(times, 0.2)) == (pytest.approx(1, abs=0.02), 8)
     for _ in range(60):
         length.update(4, 0)
     assert length.rate < 0.05
-    chosen = [length.choose() for _ in range(64)]
+    chosen = [length.choose(times, 0.2) for _ in range(64)]
     assert set(chosen) == {0, 1} and sum(chosen) == 4
     for _ in range(60):
         length.update(3, 1)
     assert length.rate == pytest.approx(0.5, abs=0.02)
     speeds = [sum(0.5**i for i in range(k + 1)) / (1 + 0.25 * k) for k in range(9)]
-    assert length.choose() == int(np.argmax(speeds))
+    assert length.choose(times, 0.2) == int(np.argmax(speeds))
+
+
+def test_steps_that_were_never_run_are_estimated():
+    times = StepTimes()
+    assert [times.estimate(k) for k in (0, 5)] == [1, 1.5]
+    times.observe(0, 0.010)
+    assert times.estimate(4) == pytest.approx(0.014)
+    times.observe(4, 0.028)  # four guesses take twice as long as was assumed, and five will
+    assert (times.estimate(5), times.estimate(1)) == (pytest.approx(0.030), pytest.approx(0.011))
+
+
+def test_a_dear_step_is_avoided():
+    """Four rows fit into what the kernels do at once, a fifth costs as much as all of them."""
+    length, times = DraftLength(8, rate=0.8), StepTimes()
+    for guesses in range(9):
+        times.observe(guesses, 1.0 if guesses < 4 else 2.0)
+    assert length.choose(times) == 3
