@@ -1,0 +1,121 @@
+"""Checkpoints of a given shape with random weights: sizes can be planned and timed without downloading a model."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import RequestError, did_you_mean
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TYPES, tensor_type
+
+_DRAWN = 32  # rows that are drawn; the others repeat them
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a plain gated decoder (rms norm, rotary positions, grouped query heads)."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    context: int
+
+    @property
+    def weights(self) -> int:
+        """Weights of all matrices, with the embedding and the head."""
+        return sum(int(np.prod(size)) for size in self.tensors().values() if len(size) == 2)
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Tensor names, as a hub's files have them, and shapes."""
+        d, kv = self.width, self.width // self.heads * self.kv_heads
+        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, d)}
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}."
+            rows = {"self_attn.q_proj": d, "self_attn.k_proj": kv, "self_attn.v_proj": kv, "self_attn.o_proj": d,
+                    "mlp.gate_proj": self.ffn, "mlp.up_proj": self.ffn}
+            found |= {f"{at}{name}.weight": (n, d) for name, n in rows.items()}
+            found[f"{at}mlp.down_proj.weight"] = (d, self.ffn)
+            found |= {f"{at}{name}.weight": (d,) for name in ("input_layernorm", "post_attention_layernorm")}
+        return found | {"model.norm.weight": (d,), "lm_head.weight": (self.vocabulary, d)}
+
+    def config(self) -> dict:
+        """As in config.json."""
+        return {"hidden_size": self.width, "intermediate_size": self.ffn, "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads, "num_hidden_layers": self.layers, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": self.context, "rope_theta": 10000.0, "tie_word_embeddings": False}
+
+
+@cache
+def _table() -> dict:
+    return tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
+
+
+def shape_names() -> list[str]:
+    """The shapes that have names, smallest first."""
+    return [name for name, value in _table().items() if isinstance(value, dict)]
+
+
+def find_shape(name: str, **changes: int) -> Shape:
+    """A shape by name ("7b"), with some sizes changed.
+
+    Raises:
+        RequestError: no such shape.
+    """
+    if name not in shape_names():
+        raise RequestError(f"no shape {name!r}{did_you_mean(name, shape_names())}")
+    return replace(Shape(**_table()[name]), **changes)
+
+
+def random_checkpoint(shape: Shape, weights: str = "F16", seed: int = 0) -> Checkpoint:
+    """A checkpoint of normal random weights, matrices in tensor type `weights`, made when they are read.
+
+    Rows repeat after the first few: timing does not mind, and a large model is there in a moment.
+
+    Raises:
+        FormatError: no such tensor type.
+    """
+    kind = tensor_type(weights)
+
+    def tensor(name: str, size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return Tensor(name, size, TYPES["F32"], lambda: np.ones((1, size[0]), np.float32).view(np.uint8))
+        return Tensor(name, size, kind, _drawn(size, weights, seed))
+
+    tensors = {name: tensor(name, size) for name, size in shape.tensors().items()}
+    return Checkpoint(Path("random"), "safetensors", "hf", tensors, shape.config())
+
+
+def random_network(shape: Shape, weights: str = "F16", fuse: bool = True):
+    """(network, its checkpoint) of random weights."""
+    from numflow import network
+    from numflow.spec.reader import load_spec
+
+    checkpoint = random_checkpoint(shape, weights)
+    return network.build(load_spec(_table()["spec"]), checkpoint, fuse=fuse), checkpoint
+
+
+def _drawn(size: tuple[int, int], weights: str, seed: int) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
+        rows, columns = size
+        values = np.random.default_rng(seed + columns).standard_normal((min(rows, _DRAWN), columns), np.float32)
+        raw = _encoded(values / np.float32(columns) ** 0.5, weights)
+        return np.ascontiguousarray(raw[np.arange(rows) % len(raw)])
+
+    return read
+
+
+def _encoded(values: np.ndarray, weights: str) -> np.ndarray:
+    from gguf import GGMLQuantizationType, quants
+
+    from numflow.quant import SCHEMES, encode, find
+
+    if weights in SCHEMES:
+        return encode(values, find(weights))
+    return quants.quantize(values, GGMLQuantizationType[weights]).view(np.uint8).reshape(len(values), -1)
