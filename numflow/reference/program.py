@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from numflow.errors import NetworkError, RequestError, did_you_mean
-from numflow.ops import OPS, TraceRow
-from numflow.reference import act, attention, cache, embed, linear, moe, norm, rope, select
+from numflow.ops import EXCHANGES, TraceRow, op_of
+from numflow.reference import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
 
 KERNELS = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
@@ -19,6 +19,11 @@ KERNELS = {
     "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_linear": moe.expert_linear,
     "expert_combine": moe.expert_combine,
 }
+BETWEEN_DEVICES = {
+    "send": exchange.send, "receive": exchange.receive, "all_reduce": exchange.all_reduce,
+    "all_gather": exchange.all_gather,
+}
+World = exchange.World
 USES_BATCH = {"embed", "embed_position", "embed_type", "rope_angles", "cache_write", "attention", "select_rows"}
 
 
@@ -27,15 +32,16 @@ class Program:
 
     activations, threads: accepted because every executor has them; the attribute `activations` says what is used.
     The threads are those of NumPy's BLAS.
+    world, device: of a plan with several devices, where they meet and which of them this is.
     """
 
-    def __init__(self, network, weights, block_size=16, activations="f32", threads=None):
+    def __init__(self, network, weights, block_size=16, activations="f32", threads=None, world=None, device=0):
         self.network = network
         self.block_size = block_size
         self.activations = "f32"
         self.observer = None  # called as observer(step, inputs) before each step that runs
         self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
-        self._source = weights
+        self._source, self._world, self._device = weights, world, device
         self._weights = {}
         self._caches = {name: cache.KVCache(c, block_size) for name, c in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
@@ -138,7 +144,7 @@ class Program:
         if self.observer is not None:
             self.observer(step, inputs)
         weights = {role: self.weight(name) for role, name in step.weights.items()}
-        params = {**OPS[step.op].params, **step.params}
+        params = {**op_of(step).params, **step.params}
         if "cache" in params:
             params["cache"] = self._caches[params["cache"]]
         if step.op in USES_BATCH:
@@ -147,7 +153,9 @@ class Program:
             params["width"] = step.outputs[0].width
         if step.op == "expert_linear":
             params["groups"] = self.network.weights[step.weights["weight"]].groups
-        results = KERNELS[step.op](*inputs, **weights, **params)
+        if step.op in EXCHANGES:
+            params |= {"world": self._world, "device": self._device}
+        results = (KERNELS.get(step.op) or BETWEEN_DEVICES[step.op])(*inputs, **weights, **params)
         for view, result in zip(step.outputs, _as_tuple(results), strict=True):
             y = _columns(buffers, view)
             if len(result) > len(y) or result.shape[1] != view.width:
@@ -176,5 +184,5 @@ def _shapes(step, buffers):
 
 def _where(op):
     """file:line of the function that implements an op."""
-    code = inspect.unwrap(KERNELS[op]).__code__
+    code = inspect.unwrap(KERNELS.get(op) or BETWEEN_DEVICES[op]).__code__
     return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"

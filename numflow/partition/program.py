@@ -1,0 +1,245 @@
+"""A plan as one program: the same contract as an executor's Program, with a worker for each device."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.ops import Batch, Network, TraceRow
+from numflow.partition.plan import Plan
+from numflow.partition.workers import Answers, ProcessWorker, Resident, ThreadWorker
+
+TRANSPORTS = {"threads": ThreadWorker, "processes": ProcessWorker}
+PROGRESS_S = 120.0  # without any progress of any device after which a run is given up
+START_S = 900.0     # for weights to be read and kernels to be compiled
+_LOOK_S = 0.5       # how often to look whether there is progress
+_GRACE_S = 10.0     # for the other devices to stop after one has failed
+
+
+@dataclass
+class _Make:
+    """Makes a device's program; called where the device lives. It can be pickled if its parts can."""
+
+    program: Callable[..., Any]
+    world: Any
+    network: Network
+    source: Callable[[Network], Any]
+    index: int
+    options: dict
+
+    def __call__(self) -> Any:
+        return Resident(self.program(self.network, self.source(self.network), world=self.world, device=self.index,
+                                     **self.options))
+
+
+class PlanProgram:
+    """Runs a plan on an executor's devices, all at once.
+
+    executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program).
+    source:    gives the weights of a device's network, as a WeightSource. Called by each device; for "processes" it
+               can be pickled.
+    transport: "threads": devices are threads of this process; "processes": a process each, with shared memory between.
+    timeout:   seconds without progress after which a run is given up.
+    threads:   of each device; None: the cores there are, shared out.
+    options:   of the executor's Program.
+
+    Raises:
+        DeviceError: no such transport, or a device cannot be started.
+        What the executor's Program raises.
+    """
+
+    def __init__(self, plan: Plan, executor: Any, source: Callable[[Network], Any], transport: str = "threads",
+                 timeout: float = PROGRESS_S, threads: int | None = None, **options: Any):
+        if transport not in TRANSPORTS:
+            raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, TRANSPORTS)}")
+        self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
+        self._answers: Answers = queue.SimpleQueue()
+        self._lock, self._broken = threading.Lock(), ""
+        self._world = executor.World([part.network for part in plan.devices], threads, transport == "processes")
+        self._workers: list[Any] = []
+        try:
+            for part, count in zip(plan.devices, self._world.threads, strict=True):
+                make = _Make(executor.Program, self._world, part.network, source, part.index,
+                             {**options, "threads": count})
+                self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
+            self._gather(range(len(self._workers)), START_S)
+            self.block_size, self.activations = (self._read(name)[0] for name in ("block_size", "activations"))
+            self.weights_bytes = sum(self._read("weights_bytes"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of all devices, None where the executor has no say."""
+        return None if None in self._world.threads else sum(self._world.threads)
+
+    @property
+    def device_weights_bytes(self) -> list[int]:
+        """Bytes of weights on each device."""
+        return self._read("weights_bytes")
+
+    @property
+    def device_kv_bytes(self) -> list[int]:
+        """Bytes of keys and values that are reserved on each device."""
+        return self._read("kv_bytes")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that are reserved, on all devices."""
+        return sum(self.device_kv_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block, all layers and devices."""
+        return sum(self._read("block_bytes"))
+
+    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content."""
+        self._all("reserve", blocks, cross_blocks)
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+        """Run `entry` on the batch, as the executor's Program.run does.
+
+        Raises:
+            RequestError: no such entry or output, or the batch is wrong.
+            DeviceError: a device has failed, or there was no progress.
+        """
+        return self.run_many([batch], entry, output)[0]
+
+    def run_many(self, batches: Sequence[Batch], entry: str = "main",
+                 output: str | None = "logits") -> list[np.ndarray | None]:
+        """Run batches one after the other, several of them at the same time where the plan has several groups: a group
+        goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
+        """
+        owners = self._owners(entry, output)
+        with self._lock:
+            for worker, part in zip(self._workers, self.plan.devices, strict=True):
+                own = output if part.index in owners else None
+                worker.command("run_all", (batches, entry, own, part.index == min(owners, default=-1)), {})
+            results = self._gather(range(len(self._workers)), self.timeout)
+        return results[owners[0]] if owners else [None] * len(batches)
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """The same run, a row per step of every device, one device after the other; labels begin with the device."""
+        self._owners(entry, None)
+        with self._lock:
+            for worker in self._workers:
+                worker.command("trace", (batch, entry), {})
+            traces = self._gather(range(len(self._workers)), self.timeout)
+        rows = [replace(row, label=f"{part.name}: {row.label}")
+                for part, trace in zip(self.plan.devices, traces, strict=True) for row in trace]
+        return [replace(row, index=index) for index, row in enumerate(rows)]
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy KV blocks, on every device."""
+        self._all("copy_blocks", sources, targets)
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """uint8 [n, block_bytes]: the blocks' content, the devices' shares side by side."""
+        return np.concatenate(self._all("save_blocks", blocks), axis=1)
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+        """Fill KV blocks with what `save_blocks` returned."""
+        ends = np.cumsum(self._read("block_bytes"))[:-1]
+        with self._lock:
+            for worker, share in zip(self._workers, np.split(data, ends, axis=1), strict=True):
+                worker.command("load_blocks", (blocks, np.ascontiguousarray(share)), {})
+            self._gather(range(len(self._workers)), self.timeout)
+
+    def close(self) -> None:
+        """Close every device; may be called twice."""
+        self._world.abort()
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        self._broken = self._broken or "this program was closed"
+        self._world.close()
+
+    def _owners(self, entry: str, output: str | None) -> tuple[int, ...]:
+        """Devices that have the output."""
+        if entry not in self.network.entries:
+            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self.network.entries)}")
+        if output is None:
+            return ()
+        if output not in self.network.outputs:
+            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
+        view = self.network.outputs[output]
+        if not any(view.buffer == y.buffer for step in self.network.entries[entry] for y in step.outputs):
+            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
+        return self.plan.owners(output)
+
+    def _read(self, attribute: str) -> list[Any]:
+        return self._all(attribute)
+
+    def _all(self, name: str, *args: Any) -> list[Any]:
+        """The same command for every device; their answers."""
+        with self._lock:
+            for worker in self._workers:
+                worker.command(name, args, {})
+            return self._gather(range(len(self._workers)), self.timeout)
+
+    def _gather(self, indices, timeout: float) -> list[Any]:
+        """An answer of each device, in order.
+
+        Raises:
+            The first error that a device answers, after all others have stopped. DeviceError: a device died, or nothing
+            moved for `timeout` seconds; the program cannot be used any more.
+        """
+        if self._broken:
+            raise DeviceError(self._broken)
+        answers: dict[int, Any] = {}
+        try:
+            error = self._collect(set(indices), answers, timeout)
+        except BaseException:  # Ctrl-C: leave no device behind in the middle of a run
+            self._stop(set(indices) - set(answers), answers)
+            raise
+        if error is not None:
+            self._stop(set(indices) - set(answers), answers)
+            raise error
+        return [answers[index] for index in sorted(answers)]
+
+    def _collect(self, missing: set[int], answers: dict[int, Any], timeout: float) -> Exception | None:
+        """Wait for answers until all are there, or one is an error, which is returned."""
+        moved, progress = time.monotonic(), -1
+        while missing:
+            try:
+                index, how, value = self._answers.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if self._world.progress != progress:
+                    moved, progress = time.monotonic(), self._world.progress
+                if time.monotonic() - moved <= timeout:
+                    continue
+                late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
+                return DeviceError(f"no answer from device {late} within {timeout:g} s")
+            missing.discard(index)
+            answers[index], moved = value, time.monotonic()
+            if how == "gone":
+                self._broken = f"{value}; load the model again"
+                return DeviceError(self._broken)
+            if how == "error":
+                return value
+        return None
+
+    def _stop(self, missing: set[int], answers: dict[int, Any]) -> None:
+        """Break a run off: whoever waits for another device stops. Then all is as before it, but for the cache."""
+        self._world.abort()
+        deadline = time.monotonic() + _GRACE_S
+        while missing and (left := deadline - time.monotonic()) > 0:
+            try:
+                index, how, value = self._answers.get(timeout=left)
+            except queue.Empty:
+                break
+            missing.discard(index)
+            if how == "gone":
+                self._broken = self._broken or f"{value}; load the model again"
+        if missing:
+            late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
+            self._broken = self._broken or f"device {late} does not answer any more; load the model again"
+        elif not self._broken:
+            self._world.reset()

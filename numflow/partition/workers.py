@@ -1,0 +1,144 @@
+"""Who runs the devices of a plan: a thread of this process for each, or a process of its own for each.
+
+A worker gets commands one after the other and answers each with (device, answer) in a queue that all workers share;
+the answer is a value or an exception.
+"""
+
+import contextlib
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numflow.errors import DeviceError, NumflowError
+from numflow.ops import Batch
+
+Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value or exception)
+_JOIN_S = 5.0
+
+
+class Resident:
+    """A program where it lives, with one command more; all others are the program's."""
+
+    def __init__(self, program: Any):
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+    def run_all(self, batches: Sequence[Batch], entry: str, output: str | None, wanted: bool) -> list | None:
+        """Run the batches one after the other; their results only if they are wanted."""
+        results = [self._program.run(batch, entry, output) for batch in batches]
+        return results if wanted else None
+
+
+class ThreadWorker:
+    """Runs a device in a thread of this process.
+
+    make: makes what the commands work on (a program); called in the thread.
+    """
+
+    def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
+        self.index, self.answers = index, answers
+        self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(make,), daemon=True, name=f"numflow-device-{index}")
+        self._thread.start()
+
+    def command(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Call a method of the program, or read an attribute; the answer comes later."""
+        self._commands.put((name, args, kwargs))
+
+    def close(self) -> None:
+        """Close the program and end the thread, once it is at rest."""
+        self._commands.put(None)
+        self._thread.join(_JOIN_S)
+
+    def _work(self, make: Callable[[], Any]) -> None:
+        program = None
+        try:
+            program = make()
+            self.answers.put((self.index, "ok", None))
+        except Exception as error:
+            self.answers.put((self.index, "error", error))
+        while (command := self._commands.get()) is not None:
+            self.answers.put((self.index, *answer(program, *command)))
+        if program is not None:
+            program.close()
+
+
+class ProcessWorker:
+    """Runs a device in a process of its own, which is started afresh (no fork).
+
+    make: as for ThreadWorker; it and what it refers to can be pickled.
+    """
+
+    def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
+        self.index, self.answers = index, answers
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_process_work, args=(make, theirs), daemon=True,
+                                       name=f"numflow-device-{index}")
+        self.process.start()
+        theirs.close()
+        self._reader = threading.Thread(target=self._read, daemon=True, name=f"numflow-answers-{index}")
+        self._reader.start()
+
+    def command(self, name: str, args: tuple, kwargs: dict) -> None:
+        with contextlib.suppress(OSError):  # it has died: the reader says so
+            self._pipe.send((name, args, kwargs))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self.process.join(_JOIN_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(_JOIN_S)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self.answers.put((self.index, *self._pipe.recv()))
+        except (EOFError, OSError):
+            self.process.join(_JOIN_S)
+            code = self.process.exitcode
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            self.answers.put((self.index, "gone", DeviceError(f"the process of device {self.index} {how}")))
+
+
+def _process_work(make: Callable[[], Any], pipe) -> None:
+    """The life of a device's process. Ctrl-C is for the parent, which closes the pipe."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    program = None
+    try:
+        program = make()
+        pipe.send(("ok", None))
+    except Exception as error:
+        pipe.send(("error", portable(error)))
+    with contextlib.suppress(EOFError, OSError):  # the parent has gone
+        while (command := pipe.recv()) is not None:
+            how, value = answer(program, *command)
+            pipe.send((how, portable(value) if how == "error" else value))
+    if program is not None:
+        program.close()
+
+
+def answer(program: Any, name: str, args: tuple, kwargs: dict) -> tuple[str, Any]:
+    """("ok", result) of a command, or ("error", exception)."""
+    try:
+        found = getattr(program, name)
+        return "ok", found(*args, **kwargs) if callable(found) else found
+    except Exception as error:
+        return "error", error
+
+
+def portable(error: Exception) -> Exception:
+    """The error itself if it is one of numflow's with a message only; else its text, since it may not be picklable."""
+    if isinstance(error, NumflowError) and len(error.args) == 1:
+        return error
+    if isinstance(error, MemoryError):
+        return MemoryError(str(error))
+    return DeviceError(f"{type(error).__name__}: {error}")
