@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import numflow
-from numflow.cli import bench, chat, doctor, experiment, generate, inspect, measure, models, spec, texts
+from numflow.cli import bench, chat, doctor, experiment, generate, inspect, measure, models, quantize, serve, spec, texts
 from numflow.cli.failures import guarded
 
 app = typer.Typer(
@@ -16,8 +16,9 @@ app = typer.Typer(
     epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
 )
 for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, models.pull, models.models,
-                inspect.inspect, bench.bench, measure.perplexity, measure.warmup, experiment.experiment,
-                doctor.doctor):
+                inspect.inspect, bench.bench, measure.perplexity, quantize.quantize, quantize.verify,
+                quantize.imatrix, measure.warmup, experiment.experiment,
+                serve.serve, doctor.doctor):
     app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")
 

@@ -13,7 +13,7 @@ from numflow.cli.tables import print_fields
 
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
-EXTRAS = {"server": ("fastapi", "uvicorn", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
+EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
           "report": ("matplotlib",), "test": ("pytest", "hypothesis", "ruff", "matplotlib")}
 
 

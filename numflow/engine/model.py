@@ -11,6 +11,7 @@ from numflow.engine.core import Core
 from numflow.engine.decode import stream as stream_tokens
 from numflow.engine.decode import together
 from numflow.engine.defaults import Defaults
+from numflow.engine.drafters import check_draft
 from numflow.engine.embedding import embed
 from numflow.engine.generation import Generation, Stream
 from numflow.engine.languages import Languages, languages, translations
@@ -18,6 +19,7 @@ from numflow.engine.masks import Filling, fill_mask
 from numflow.engine.prompt import Prompts
 from numflow.engine.recipe import Recipe
 from numflow.engine.request import Request, Requests, Settings
+from numflow.engine.scoring import Likelihood, loglikelihoods
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow
@@ -182,14 +184,15 @@ class Model:
         return types.astype(np.int32)
 
     def generate(self, prompt: str | Sequence[int] | Sequence[Mapping], max_tokens: int | None = 64,
-                 temperature: float = 0.0, ignore_eos: bool = False, stream: bool = False,
+                 temperature: float | None = None, ignore_eos: bool = False, stream: bool = False,
                  **settings: Any) -> Generation | Stream:
         """Continue a prompt.
 
         prompt:     text, token ids, or chat messages ({"role", "content"}). Encoder-decoders: what the encoder reads.
-        stream:     return a Stream that iterates the text's pieces as they come.
+        stream:     return a Stream that iterates the text's pieces as they come, of all n samples.
         max_tokens, temperature, ignore_eos, settings: see Settings (seed, top_k, top_p, min_p, stop, chat, num_beams,
-                    no_repeat_ngram, ...).
+                    n, logprobs, json_schema, speculate, ...), and docs/decoding.md. temperature None: 0, unless
+                    decoding_alg says otherwise.
 
         Raises:
             RequestError: settings or ids out of range, settings that contradict each other, or a prompt longer than
@@ -201,6 +204,10 @@ class Model:
         if request.beams is not None:
             if stream:
                 raise RequestError("a beam search knows its text only at the end: leave out stream or num_beams")
+            return together(self.core, [request], self.text_decoder)[0]
+        if stream and request.samples > request.n:
+            raise RequestError("best_of chooses at the end: leave out stream or best_of")
+        if request.samples > request.n:
             return together(self.core, [request], self.text_decoder)[0]
         result = Generation()
         run = Stream(stream_tokens(self.core, request, result, self.text_decoder), result)
@@ -221,6 +228,39 @@ class Model:
         """
         chosen = Settings.of(settings)
         return together(self.core, [self._requests.make(prompt, chosen) for prompt in prompts], self.text_decoder)
+
+    def loglikelihood(self, context: Sequence[int], continuation: Sequence[int]) -> Likelihood:
+        """(sum of log-probabilities, whether greedy decoding gives it) of a continuation; see `loglikelihoods`."""
+        return self.loglikelihoods([(context, continuation)])[0]
+
+    def loglikelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
+        """How probable continuations of contexts are, as evaluation harnesses ask for it.
+
+        pairs: token ids of a context and of what follows. An empty context is the token that starts a text. A context
+               that comes several times runs once; others run side by side.
+
+        Raises:
+            RequestError: bad ids, more than the context, no output head, or an encoder-decoder.
+        """
+        self._check_output("logits")
+        if self.runner.has_encoder or not self.runner.causal:
+            raise RequestError(f"{self.network.name} is no decoder: it continues no context")
+        return loglikelihoods(self.runner, pairs, self._requests.bos_id)
+
+    @property
+    def draft(self) -> "Model | None":
+        """A smaller model that guesses tokens ahead (speculative decoding); set it, or load with draft=.
+
+        Raises:
+            RequestError: the model cannot guess for this one, for its vocabulary is another.
+        """
+        return self._requests.draft
+
+    @draft.setter
+    def draft(self, draft: "Model | None") -> None:
+        if draft is not None:
+            check_draft(self, draft)
+        self._requests.draft = draft
 
     @cached_property
     def languages(self) -> Languages:
@@ -245,11 +285,20 @@ class Model:
                 `generate` does.
             TokenizerError: the model has no tokenizer.
         """
-        if not self.runner.has_encoder:
-            raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
-        requests = translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings)
+        requests = self.translation_requests(texts, source, target, **settings)
         results = together(self.core, requests, self.text_decoder)
         return results[0] if isinstance(texts, str) else results
+
+    def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
+                             **settings: Any) -> list[Request]:
+        """What `translate` runs, checked, for an engine.
+
+        Raises:
+            RequestError, TokenizerError: as `translate` does.
+        """
+        if not self.runner.has_encoder:
+            raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
+        return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings)
 
     def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings) -> Request:
         """A checked request, for an engine.
@@ -266,6 +315,8 @@ class Model:
         """
         if not self._requests.tokenizer:
             return None
+        if request.grammar is not None:
+            return self.tokenizer.stream(continues=True)  # the text is what the grammar has seen, every space of it
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
         return self.tokenizer.stream(continues=goes_on)
 

@@ -1,0 +1,108 @@
+"""`numflow serve`: the HTTP service."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from numflow.cli import options
+from numflow.errors import DeviceError, RequestError
+
+Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
+                   help="A model, by the name that requests use; may be repeated. The first is the default and is "
+                        "loaded at once, others when first asked for.")]
+
+
+def serve(
+    model: Models = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", show_default=False, help="TOML file; "
+                                                "the options here override it.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", show_default="127.0.0.1",
+                                             help="Where to listen; 0.0.0.0 is every address.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", show_default="8080",
+                                             help="0: any free port.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(metavar="KEY", show_default=False, help="Ask for this key; may "
+                       "be repeated. Better given as NUMFLOW_API_KEY, which other users cannot see.")] = None,
+    context: Annotated[int | None, typer.Option(metavar="N", show_default="the model's", help="Longest text in "
+                                                "tokens.")] = None,
+    max_batch: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Sequences that run side by "
+                                                  "side.")] = None,
+    max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may "
+                                                  "wait.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="as needed", help="Memory for keys and "
+                                                  "values, such as 2GB.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="all", help="Memory for models; the least "
+                                               "recently used make room.")] = None,
+    threads: options.Threads = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", show_default="cpu",
+                                               help="What runs the models: cpu, cuda or reference.")] = None,
+    activations: Annotated[str | None, typer.Option(metavar="TYPE", show_default="int8",
+                                                    help="int8 (fast) or f32 (exact).")] = None,
+    weights: options.Weights = None,
+    spec: options.SpecFile = None,
+    log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
+                                            help="Where the log goes.")] = None,
+    offline: options.Offline = False,
+) -> None:
+    """Serve models over HTTP: OpenAI's interface, Inferflow's, and a chat page.
+
+    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1. docs/server.md has the routes and
+    every option of the configuration file.
+    """
+    try:
+        from numflow.server.listen import serve as run
+    except ImportError as error:
+        raise DeviceError(f"serving needs {error.name}: pip install 'numflow[server]'") from None
+    from numflow.server.config import make_config, read_config
+    from numflow.server.logs import start_logging
+    from numflow.server.service import Service
+
+    if offline:
+        os.environ["NUMFLOW_OFFLINE"] = "1"
+    keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
+    service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log)
+    every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
+                   activations=activations, weights=weights, spec=spec)
+    tables = read_config(config) if config is not None else {}
+    made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
+    start_logging(made.log_file, made.log_level)
+
+    def started(url: str) -> None:
+        names = ", ".join(model.name for model in made.models)
+        print(f"numflow serves {names} on {url}", flush=True)
+
+    run(Service(made), started)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _models(given: list[str] | None, tables: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """Models of the command line; the default one if nothing names any."""
+    if given is None and not tables.get("models"):
+        from numflow import registry
+
+        given = [registry.default_model()]
+    if given is None:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            name, path = _short(text), text
+        if name in found:
+            raise RequestError(f"two models go by the name {name!r}: give --model NAME=MODEL")
+        found[name] = {"path": path}
+    return found
+
+
+def _short(path: str) -> str:
+    """A file's name without its ending, a folder's name; other names as they are."""
+    place = Path(path)
+    if not place.exists():
+        return path
+    return place.resolve().name if place.is_dir() else place.stem
+
+

@@ -1,0 +1,1 @@
+"""The HTTP service: Inferflow's own interface and OpenAI's, over the engine."""

@@ -1,0 +1,202 @@
+"""POST /v1/completions: texts continued, with log-probabilities of prompt and new tokens for evaluation harnesses."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from numflow.decoding.logprobs import TokenLogprob, token_logprobs
+from numflow.engine.engine import Engine
+from numflow.engine.generation import Piece
+from numflow.engine.request import Request as Checked
+from numflow.server.chat import finish_reason
+from numflow.server.decoding import completion_settings
+from numflow.server.errors import bad_request
+from numflow.server.logprobs import CompletionLogprobs
+from numflow.server.running import Run
+from numflow.server.schemas import CompletionRequest
+from numflow.server.served import Served
+from numflow.server.service import Generating, Service
+from numflow.server.wire import DONE, Json, event
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """Continue one or several texts."""
+    body = await service.read(request, CompletionRequest)
+    running = Generating(service, request, await service.leased(request, body.model))
+    try:
+        answer = _Answer(service, running, body)
+        await answer.start()
+        if body.stream:
+            return service.stream(request, answer.stream(), running.close)
+        reply = await answer.whole()
+    except BaseException:
+        running.close()
+        raise
+    running.close()
+    return Json(reply)
+
+
+class _Answer:
+    """The reply to one request."""
+
+    def __init__(self, service: Service, running: Generating, body: CompletionRequest):
+        self._service, self._running, self._body, self._served = service, running, body, running.served
+        self._prompts = [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) \
+            else body.prompt
+        self._n = body.n or 1
+        self._ids: list[Sequence[int]] = []
+        self._echoes: list[_Echo] = []
+        self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        self._envelope = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion",
+                          "created": int(time.time()), "model": self._served.name,
+                          "system_fingerprint": self._served.fingerprint}
+
+    async def start(self) -> None:
+        settings = completion_settings(self._body, self._served.defaults, self._service.config.lenient)
+        model = self._served.model
+        if self._body.echo and model.runner.has_encoder:
+            raise bad_request("echo repeats a prompt that the text continues; this model writes a text of its own",
+                              "echo", "unsupported")
+        def make(engine: Engine) -> list[Checked]:
+            encode = self._served.tokenizer.encode
+            self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
+            for ids in self._ids:
+                self._running.check(ids, "prompt")
+            return [engine.request(ids, **settings) for ids in self._ids]
+
+        await self._running.start(make)
+        if self._body.echo:
+            self._echoes = await asyncio.to_thread(self._read_prompts)
+
+    def _read_prompts(self) -> list["_Echo"]:
+        return [_Echo(self._served, prompt, ids, self._body.logprobs)
+                for prompt, ids in zip(self._prompts, self._ids, strict=True)]
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply in one piece."""
+        runs = self._running.runs
+        kept = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
+                for index, run in enumerate(runs)}
+        await self._running.finish(lambda run, pieces: [kept[id(run)][piece.index].take(piece) for piece in pieces])
+        choices = []
+        for run in runs:
+            for choice in best(run, kept[id(run)], self._n):
+                part = choice.first() + choice.new()
+                choices.append({"index": len(choices), "text": part.text, "logprobs": part.logprobs,
+                                "finish_reason": finish_reason(run.results[choice.sample])})
+        return {**self._envelope, "choices": choices, "usage": self._running.usage()}
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The reply in server-sent events, the prompts one after the other as far as they are."""
+        for number, run in enumerate(self._running.runs):
+            choices = [_Choice(self, number, run, sample) for sample in range(len(run.results))]
+            if self._body.echo:
+                yield b"".join(self._chunk(choice, choice.first()) for choice in choices)
+            async for pieces in run:
+                self._running.came(run, pieces)
+                for piece in pieces:
+                    choices[piece.index].take(piece)
+                parts = [(choice, choice.new()) for choice in choices]
+                if chunks := [self._chunk(choice, part) for choice, part in parts if part.text]:
+                    yield b"".join(chunks)
+            yield b"".join(self._chunk(choice, choice.new(end=True), finish_reason(run.results[choice.sample]))
+                           for choice in choices)
+        if self._usage:
+            yield event({**self._envelope, "choices": [], "usage": self._running.usage()})
+        yield DONE
+
+    def _chunk(self, choice: "_Choice", part: "_Part", finish: str | None = None) -> bytes:
+        return event({**self._envelope, **({"usage": None} if self._usage else {}), "choices": [
+            {"index": choice.prompt * self._n + choice.sample, "text": part.text, "logprobs": part.logprobs,
+             "finish_reason": finish}]})
+
+
+class _Part:
+    """Some text with the log-probabilities of its tokens."""
+
+    def __init__(self, text: str, logprobs: dict[str, Any] | None = None):
+        self.text, self.logprobs = text, logprobs
+
+    def __add__(self, other: "_Part") -> "_Part":
+        if self.logprobs is None or other.logprobs is None:
+            return _Part(self.text + other.text, self.logprobs or other.logprobs)
+        both = {key: None if value is None else [*value, *other.logprobs[key]] for key, value in self.logprobs.items()}
+        return _Part(self.text + other.text, both)
+
+
+class _Echo:
+    """A prompt that is repeated in the reply. top: alternatives of each token, None: no log-probabilities."""
+
+    def __init__(self, served: Served, prompt: str | Sequence[int], ids: Sequence[int], top: int | None):
+        stream = served.tokenizer.stream()
+        self.texts = [stream.push(id) for id in ids]
+        self.texts[-1] += stream.flush()
+        self.text = prompt if isinstance(prompt, str) else "".join(self.texts)
+        self.entries: list[TokenLogprob | None] = [] if top is None else prompt_logprobs(served.model, ids, top)
+
+
+def prompt_logprobs(model, ids: Sequence[int], top: int) -> list[TokenLogprob | None]:
+    """Log-probabilities of a text's tokens; None for the first, which follows nothing."""
+    found: list[TokenLogprob | None] = [None]
+    checked = np.asarray(ids, np.int32)
+    for start, logits in model.iter_logits(checked):
+        following = checked[start + 1:start + 1 + len(logits)]
+        found += token_logprobs(logits[:len(following)], following, top)
+    return found
+
+
+class _Choice:
+    """One sample of one prompt as it grows."""
+
+    def __init__(self, answer: _Answer, prompt: int, run: Run, sample: int):
+        self.prompt, self.run, self.sample = prompt, run, sample
+        self._echo = answer._echoes[prompt] if answer._echoes else None
+        self._wanted = answer._body.logprobs is not None
+        self._logprobs = CompletionLogprobs(answer._served.tokenizer, answer._body.logprobs or 0)
+        self._texts: list[str] = []
+        self._text, self._told = "", 0
+
+    def take(self, piece: Piece) -> None:
+        """A piece has come."""
+        self._text += piece
+        if piece.id is not None:
+            self._texts.append(str(piece))
+        elif self._texts:
+            self._texts[-1] += piece
+
+    def first(self) -> _Part:
+        """The echoed prompt."""
+        if self._echo is None:
+            return _Part("")
+        if not self._wanted:
+            return _Part(self._echo.text)
+        return _Part(self._echo.text, self._logprobs.add(self._echo.entries, self._echo.texts))
+
+    def new(self, end: bool = False) -> _Part:
+        """What has come since the last time. Without text nothing is taken before the end."""
+        if not self._text and not end and self._told:
+            return _Part("")
+        text, self._text = self._text, ""
+        if not self._wanted:
+            return _Part(text)
+        entries, texts = self.run.logprobs(self.sample)[self._told:len(self._texts)], self._texts[self._told:]
+        self._told += len(entries)
+        return _Part(text, self._logprobs.add(entries, texts[:len(entries)]))
+
+
+def best(run: Run, choices: Sequence[_Choice], n: int) -> list[_Choice]:
+    """The n choices whose tokens have the highest mean log-probability; all, in order, if there are no more."""
+    if len(choices) <= n:
+        return list(choices)
+
+    def mean(choice: _Choice) -> float:
+        entries = run.logprobs(choice.sample)
+        return sum(entry.logprob for entry in entries) / max(1, len(entries))
+
+    return sorted(choices, key=mean, reverse=True)[:n]

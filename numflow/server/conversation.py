@@ -1,0 +1,122 @@
+"""From a chat request to a prompt: messages as templates want them, tools, and the choice of one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numflow.engine.prompt import Conversation
+from numflow.server.errors import bad_request
+from numflow.server.reply import END_THINK, THINK, Splitter
+from numflow.server.schemas import ChatRequest, Message, Tool, ToolChoice
+from numflow.server.served import Served
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice."""
+
+    ids: Conversation
+    settings: Mapping[str, Any]
+    splitter: Mapping[str, Any]
+
+    def make_splitter(self) -> Splitter:
+        """A new one, for one choice."""
+        return Splitter(**self.splitter)
+
+
+def prepare(served: Served, body: ChatRequest, thinking: bool) -> ChatPrompt:
+    """The prompt of a chat request.
+
+    thinking: text between <think> marks is told apart.
+
+    Raises:
+        ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
+    """
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    settings: dict[str, Any] = {}
+    tools, forced = _tools(served, body)
+    if tools:
+        variables["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+    elif "tools" in variables:
+        raise bad_request("give tools in the field tools", "chat_template_kwargs")
+    ids = served.render(messages_of(body.messages), variables)
+    if forced:
+        if body.response_format is not None and body.response_format.type != "text":
+            raise bad_request("response_format has no effect when a tool has to be called", "response_format")
+        opening = served.tool_format.opening if served.tool_format else ""
+        ids = Conversation([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
+        settings["json_schema"] = call_schema(forced)
+    end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
+    return ChatPrompt(ids, settings, {
+        "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
+        "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
+        "inside": end.endswith(THINK) and not end.endswith(END_THINK)})
+
+
+def _tools(served: Served, body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
+    """Tools to show the model, and those of which it has to call one."""
+    tools, choice = body.tools or [], body.tool_choice
+    if not tools:
+        if choice not in (None, "none"):
+            raise bad_request("tool_choice needs tools", "tool_choice")
+        return [], []
+    if choice == "none":
+        return [], []
+    if served.tool_format is None:
+        raise bad_request(f"{served.name} cannot call tools: its chat template shows no format of calls that is known "
+                          "(the option tool_format names one)", "tools", "unsupported")
+    if choice == "required":
+        return tools, tools
+    if isinstance(choice, ToolChoice):
+        named = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not named:
+            raise bad_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+        return tools, named[:1]
+    return tools, []
+
+
+def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+    """JSON schema of a call of one of the tools."""
+    calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+              "properties": {"name": {"const": tool.function.name},
+                             "arguments": tool.function.parameters or {"type": "object", "properties": {},
+                                                                       "additionalProperties": False}}}
+             for tool in tools]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: content is text, arguments of calls are objects.
+
+    Raises:
+        ApiError: a message without content, or with content that is no text.
+    """
+    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
+    content = message.content
+    if isinstance(content, list):
+        for at, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                raise bad_request(f"{place}.content[{at}] is of type {part.type!r:.40}; models here read text only",
+                                  f"{place}.content[{at}]", "unsupported")
+        content = "".join(part.text or "" for part in content)
+    if content is None and not message.tool_calls:
+        raise bad_request(f"{place} has no content", f"{place}.content", "missing_field")
+    plain["content"] = content or ""
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call, place) for call in message.tool_calls]
+    return plain
+
+
+def _call(call, place: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        raise bad_request(f"{place}.tool_calls: arguments are no JSON", f"{place}.tool_calls") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,95 @@
+"""What goes wrong in a request, as the one JSON shape that every route answers with."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from numflow.errors import DownloadError, ModelNotFoundError, NumflowError, RequestError, TokenizerError
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error",
+         429: "rate_limit_error", 503: "unavailable_error"}
+
+# What Inferflow calls these cases, in `ret_code` of its own interface.
+NATIVE_CODES = {429: "error.busy", 413: "error.too_long_request", 503: "error.busy"}
+
+
+class ApiError(Exception):
+    """An answer that is no success.
+
+    status: of HTTP; 4xx is the client's fault. Clients repeat 408, 409, 429 and 5xx by themselves, so these are
+            used only where a repetition can help.
+    param:  the request's field that is wrong. code: a short name that programs may look at.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name of this kind of error."""
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object to answer with."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def native_body(self) -> dict[str, Any]:
+        """The same beside the fields that Inferflow's clients look at."""
+        code = "error.too_long_request" if self.code == "context_length_exceeded" else NATIVE_CODES.get(
+            self.status, "error.invalid_request_format" if self.status < 500 else "error.processing")
+        return {**self.body(), "text": "", "ret_code": code, "error_text": self.message, "is_end": 1}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client asked for something that cannot be had."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def shutting_down() -> ApiError:
+    """The service ends before the request does."""
+    return ApiError(503, "the service is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+
+
+def busy(waiting: int, seconds: int) -> ApiError:
+    """The queue is full. seconds: after which it is worth trying again."""
+    return ApiError(429, f"the queue is full: {waiting} requests wait; try again in {seconds} s", code="queue_full",
+                    headers={"Retry-After": str(seconds)})
+
+
+def too_slow(seconds: float) -> ApiError:
+    """A request ran longer than the service allows. Repeating it would take as long again, so this is no 408."""
+    return ApiError(400, f"the request took longer than the {seconds:g} s that this service allows (request_timeout); "
+                    "ask for fewer tokens", code="request_timeout")
+
+
+def of_http(status: int, detail: str, headers: Mapping[str, str] | None) -> ApiError:
+    """What the web framework raises by itself."""
+    message = detail if detail and detail != HTTPStatus(status).phrase else HTTPStatus(status).phrase
+    return ApiError(status, message, headers=headers)
+
+
+def of_error(error: Exception) -> ApiError:
+    """Any exception as an answer; what is not meant for users is not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, (RequestError, TokenizerError)):
+        return bad_request(one_line(error))
+    if isinstance(error, ModelNotFoundError):
+        return ApiError(404, one_line(error), param="model", code="model_not_found")
+    if isinstance(error, MemoryError):
+        return ApiError(503, "out of memory; try again later, or with a shorter prompt or fewer tokens",
+                        code="out_of_memory", headers={"Retry-After": "10"})
+    if isinstance(error, DownloadError):
+        return ApiError(503, one_line(error), code="model_unavailable", headers={"Retry-After": "30"})
+    if isinstance(error, NumflowError):
+        return ApiError(500, one_line(error), code="model_failed")
+    return ApiError(500, "something unexpected went wrong; the service's log has it under this request's id",
+                    code="internal_error")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message without line ends."""
+    return " ".join(str(error).split())

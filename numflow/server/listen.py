@@ -1,0 +1,142 @@
+"""Runs the service on a socket until it is told to end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from numflow.errors import RequestError
+from numflow.server.app import make_app
+from numflow.server.errors import ApiError, shutting_down
+from numflow.server.service import Service
+from numflow.server.wire import dump
+
+GRACE = 5.0  # seconds beyond drain_timeout, for answers that say that the service ends
+
+
+class Connection(H11Protocol):
+    """A client's connection. Requests have to arrive, and answers to be read, in reasonable time.
+
+    header_timeout: seconds for a request's head. write_timeout: seconds without any byte read of what was sent.
+    """
+
+    def __init__(self, *args: Any, header_timeout: float, write_timeout: float, **options: Any):
+        super().__init__(*args, **options)
+        self._header_timeout, self._write_timeout = header_timeout, write_timeout
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._head = self.loop.call_later(self._header_timeout, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiting = self.cycle is None or self.cycle.response_complete
+        if self._head is None and waiting and not self.transport.is_closing():
+            self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
+        elif not waiting:
+            self._head = _stopped(self._head)
+
+    def on_response_complete(self) -> None:
+        self._head = _stopped(self._head)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head, self._stall = _stopped(self._head), _stopped(self._stall)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(self._write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stall = _stopped(self._stall)
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        body = dump(ApiError(400, msg, code="invalid_http").body())
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+                   (b"connection", b"close")]
+        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body),
+                      h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Lets running requests come to their end for a while, then ends them with an error of their own."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]):
+        super().__init__(config)
+        self._service, self._started = service, started
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+    def handle_exit(self, sig: int, frame) -> None:
+        if self._service.draining:
+            self.force_exit = sig == signal.SIGINT  # a second Ctrl-C does not wait
+            self._service.jobs.stop_all(shutting_down())
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._service.failure is not None
+
+    async def shutdown(self, sockets=None) -> None:
+        self._service.draining = True
+        timer = asyncio.get_running_loop().call_later(self._service.config.drain_timeout,
+                                                      self._service.jobs.stop_all, shutting_down())
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
+def serve(service: Service, started: Callable[[str], None] = lambda url: None) -> None:
+    """Run until SIGINT or SIGTERM. started: told the URL when connections are accepted.
+
+    Raises:
+        RequestError: the address cannot be had. NumflowError: the models of the beginning cannot be loaded.
+    """
+    config = service.config
+    listener = _listen(config.host, config.port)
+    url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
+    protocol = partial(Connection, header_timeout=config.body_timeout, write_timeout=config.write_timeout)
+    options = uvicorn.Config(
+        make_app(service), http=protocol, ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=30, backlog=config.max_connections,
+        timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
+    server = _Server(options, service, lambda: started(url))
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass  # uvicorn raises the signal again when all is over
+    finally:
+        listener.close()
+    if service.failure is not None:
+        raise service.failure
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.set_inheritable(True)
+    except OSError as error:
+        listener.close()
+        raise RequestError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    return listener

@@ -1,0 +1,44 @@
+"""The service's OpenAPI description, made of the table of routes."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+import numflow
+
+REF = "#/components/schemas/{model}"
+ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
+    "type": "object", "required": ["message", "type", "param", "code"], "properties": {
+        "message": {"type": "string"}, "type": {"type": "string"},
+        "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}}}
+
+
+def openapi(endpoints: Sequence) -> dict[str, Any]:
+    """OpenAPI 3.1 of the endpoints."""
+    kinds = list({endpoint.body for endpoint in endpoints if endpoint.body is not None})
+    _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=REF)
+    paths: dict[str, Any] = {}
+    for endpoint in endpoints:
+        for path in endpoint.paths:
+            shown = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+            paths.setdefault(shown, {})[endpoint.method.lower()] = _operation(endpoint, shown)
+    return {"openapi": "3.1.0", "info": {"title": "numflow", "version": numflow.__version__}, "paths": paths,
+            "components": {"schemas": {**schemas.get("$defs", {}), "Error": ERROR}}}
+
+
+def _operation(endpoint, path: str) -> dict[str, Any]:
+    failure = {"description": "An error, in OpenAI's shape.",
+               "content": {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}}
+    name = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{path}").strip("_")
+    operation: dict[str, Any] = {"operationId": name, "summary": (endpoint.handler.__doc__ or "").strip(),
+                                 "responses": {"200": {"description": "The answer."}, "default": failure}}
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                  for name in re.findall(r"\{(\w+)\}", path)]
+    if parameters:
+        operation["parameters"] = parameters
+    if endpoint.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {
+            "schema": {"$ref": REF.format(model=endpoint.body.__name__)}}}}
+    return operation

@@ -1,0 +1,135 @@
+"""The options of the service's configuration file, each in one place: name, type, default, what Inferflow calls it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numflow.engine.memory import parse_bytes
+from numflow.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of the file.
+
+    read:    makes the value of what the file has, or raises RequestError.
+    default: where the file has none.
+    aliases: other names it goes by, those of Inferflow's configuration.
+    goes:    what it is for: "service", "load" (numflow.load), "engine" (Engine), "prompt", or "model" (the pool).
+    """
+
+    read: Callable[[Any, str], Any]
+    default: Any
+    help: str
+    aliases: tuple[str, ...] = ()
+    goes: str = "service"
+
+
+def _a(kind: type, wanted: str, good: Callable[[Any], bool] = lambda value: True):
+    def read(value, name):
+        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not right or not good(value):
+            raise RequestError(f"{name} should be {wanted}, is {value!r:.80}")
+        return value
+    return read
+
+
+def _bytes(value, name):
+    try:
+        return parse_bytes(value)
+    except RequestError:
+        raise RequestError(f'{name} should be bytes, or text such as "8 GB" or "512MiB", is {value!r:.80}') from None
+
+
+def _texts(value, name):
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(item, str) and item for item in values):
+        raise RequestError(f"{name} should be a list of texts, is {value!r:.80}")
+    return tuple(values)
+
+
+def _devices(value, name):
+    return _text(str(value) if isinstance(value, int) and not isinstance(value, bool) else value, name)
+
+
+def _strategy(value, name):
+    if not isinstance(value, (str, dict)):
+        raise RequestError(f"{name} should be a strategy's name, or a table of its settings, is {value!r:.80}")
+    return value
+
+
+def _one_of(*known: str):
+    return _a(str, f"one of {', '.join(known)}", lambda value: value in known)
+
+
+_text = _a(str, "text", bool)
+_any_text = _a(str, "text")
+_flag = _a(bool, "true or false")
+_count = _a(int, "a whole number from 1", lambda value: value >= 1)
+_from_zero = _a(int, "a whole number from 0", lambda value: value >= 0)
+_seconds = _a((int, float), "seconds above 0", lambda value: value > 0)
+_percent = _a((int, float), "a number 0 .. 100", lambda value: 0 <= value <= 100)
+
+SERVICE = {
+    "host": Option(_text, "127.0.0.1", "Address to listen on; 0.0.0.0 is all of this machine's."),
+    "port": Option(_a(int, "0 .. 65535", lambda value: 0 <= value <= 65535), 8080, "0: any free one.", ("http_port",)),
+    "api_keys": Option(_texts, (), "If given, every route but /health asks for one of them."),
+    "cors_origins": Option(_texts, (), "Web pages of these origins may call the service."),
+    "allowed_hosts": Option(_texts, (), "Names that the Host header may have; default: loopback's, when listening "
+                            "there, else any."),
+    "max_body": Option(_bytes, 4 * 2**20, "Bytes of a request's body."),
+    "max_connections": Option(_count, 1024, "Connections at a time; more get 503."),
+    "max_queue": Option(_count, 256, "Requests that may wait; more get 429.", ("max_waiting",)),
+    "max_prompt_tokens": Option(_from_zero, 0, "Tokens of a prompt; 0: as the model's context."),
+    "max_choices": Option(_count, 128, "Answers of one request: prompts times n."),
+    "request_timeout": Option(_seconds, 600, "Seconds that a request may take, waiting included."),
+    "body_timeout": Option(_seconds, 30, "Seconds for a request to arrive."),
+    "write_timeout": Option(_seconds, 60, "Seconds until a client that reads nothing is given up."),
+    "drain_timeout": Option(_seconds, 30, "Seconds that running requests have when the service is told to end."),
+    "keep_alive": Option(_seconds, 15, "Seconds after which a silent stream gets a comment."),
+    "memory": Option(_bytes, None, "Memory for models together; the least recently used ones make room. Default: any."),
+    "unknown_model": Option(_one_of("refuse", "default"), "refuse", "What a request for a model of another name gets: "
+                            "an error, or the first model."),
+    "lenient": Option(_flag, False, "Drop fields that no route knows, instead of refusing them."),
+    "reasoning": Option(_one_of("separate", "inline"), "separate", "Thinking text goes to reasoning_content, or stays "
+                        "in the answer."),
+    "log_file": Option(_any_text, "", "Where the log goes; \"\": standard error."),
+    "log_level": Option(_one_of("error", "warning", "info", "debug"), "info", "What is logged."),
+    "log_prompts": Option(_flag, False, "Also log texts of prompts."),
+    "page": Option(_flag, True, "Serve the chat page."),
+}
+
+MODEL = {
+    "path": Option(_text, None, "A file, a folder, a known name, or ORG/NAME.", ("model_dir",), "model"),
+    "aliases": Option(_texts, (), "Other names that requests may use.", (), "model"),
+    "preload": Option(_flag, None, "Load when the service starts; default: the first model only.", (), "model"),
+    "spec": Option(_text, None, "Specification: a file or a name.", ("model_specification_file", "model_spec_file"),
+                   "load"),
+    "backend": Option(_text, "cpu", "cpu, reference, cuda.", ("device",), "load"),
+    "devices": Option(_devices, None, "Devices and how layers are split: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both.",
+                      (), "load"),
+    "threads": Option(_count, None, "CPU threads.", ("cpu_threads",), "load"),
+    "activations": Option(_text, "int8", "int8 or f32.", (), "load"),
+    "weights": Option(_strategy, None, "Weights are quantised to this type.", ("device_weight_data_type",), "load"),
+    "kv": Option(_text, None, "Type of the keys and values.", ("device_kv_cache_data_type",), "load"),
+    "kv_k": Option(_text, None, "Of the keys alone.", (), "load"),
+    "kv_v": Option(_text, None, "Of the values alone.", (), "load"),
+    "context": Option(_count, None, "Longest text in tokens.", ("max_context_len",), "load"),
+    "chunk": Option(_count, None, "Rows of a prompt that run at once.", (), "load"),
+    "max_batch": Option(_count, None, "Sequences that run side by side.", ("max_concurrent_queries",), "engine"),
+    "kv_memory": Option(_bytes, None, "Memory for keys and values.", (), "engine"),
+    "decoding_strategy": Option(_strategy, None, "Strategy of requests that name none: a name, or a table with name "
+                                "and settings.", ("decoding",), "prompt"),
+    "temperature": Option(_a((int, float), "a number from 0", lambda value: value >= 0), None,
+                          "Of requests that give none.", (), "prompt"),
+    "max_tokens": Option(_count, None, "New tokens of requests that give no limit; default: up to the context.", (),
+                         "prompt"),
+    "prompt_template": Option(_text, None, "Template in Inferflow's notation, or the name of one of "
+                              "[prompt_templates].", ("decoder_input_template",), "prompt"),
+    "encoder_template": Option(_text, None, "The same for what an encoder reads.", ("encoder_input_template",),
+                               "prompt"),
+    "system_prompt": Option(_any_text, "", "Of conversations that have none.", (), "prompt"),
+    "chat_template": Option(_text, None, "File with a Jinja chat template, instead of the model's own.", (), "prompt"),
+    "tool_format": Option(_text, None, "How the model writes tool calls; default: seen from its chat template.", (),
+                          "prompt"),
+}

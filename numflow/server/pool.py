@@ -1,0 +1,159 @@
+"""The models of the service by name: loaded when first asked for, unloaded when others need their memory."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from numflow.server.config import Config, ModelConfig
+from numflow.server.errors import ApiError, of_error
+from numflow.server.served import Served, weight_files
+
+
+class Lease:
+    """A model in use; it stays loaded until the lease is released."""
+
+    def __init__(self, slot: "_Slot"):
+        self._slot = slot
+        slot.users += 1
+        slot.used = time.monotonic()
+        self.served: Served = slot.served
+
+    def release(self) -> None:
+        """The model is not needed any more; may be called twice."""
+        if self._slot is not None:
+            self._slot.users -= 1
+            self._slot.used = time.monotonic()
+            self._slot = None
+
+    def __enter__(self) -> Served:
+        return self.served
+
+    def __exit__(self, *_):
+        self.release()
+
+
+class _Slot:
+    """A name's place. failed: why the last attempt to load it did not succeed."""
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        self.served: Served | None = None
+        self.users, self.used, self.size = 0, 0.0, 0
+        self.failed: Exception | None = None
+        self.loading: asyncio.Task | None = None
+
+
+class Pool:
+    """All models that the configuration names.
+
+    load: makes a Served of a ModelConfig; runs in a thread of its own.
+    """
+
+    def __init__(self, config: Config, load: Callable[[ModelConfig, int], Served] = Served):
+        self._config, self._load = config, load
+        self._slots = {model.name: _Slot(model) for model in config.models}
+        self._names = {name: model.name for model in config.models for name in (model.name, *model.aliases)}
+        self._room = asyncio.Lock()  # one at a time makes room and loads
+        self.ready = False
+
+    @property
+    def default(self) -> str:
+        """The name that a request without one means."""
+        return self._config.models[0].name
+
+    def find(self, name: str | None) -> str:
+        """A model's own name.
+
+        Raises:
+            ApiError: there is none of that name.
+        """
+        if name is None:
+            return self.default
+        if name in self._names:
+            return self._names[name]
+        if self._config.unknown_model == "default":
+            return self.default
+        raise ApiError(404, f"there is no model {name!r:.200}; models: {', '.join(self._slots)}", param="model",
+                       code="model_not_found")
+
+    def loaded(self) -> list[Served]:
+        """The models that are in memory."""
+        return [slot.served for slot in self._slots.values() if slot.served is not None]
+
+    def listing(self) -> list[tuple[ModelConfig, Served | None, Exception | None]]:
+        """Every model: how it is configured, and what became of it."""
+        return [(slot.config, slot.served, slot.failed) for slot in self._slots.values()]
+
+    async def acquire(self, name: str | None) -> Lease:
+        """A model, loaded. Who takes the lease releases it.
+
+        Raises:
+            ApiError: no such model, it cannot be loaded, or others that are in use leave no memory for it.
+        """
+        slot = self._slots[self.find(name)]
+        while slot.served is None:  # again, if others took its memory before it could be used
+            await self._filled(slot)
+        return Lease(slot)
+
+    async def preload(self) -> None:
+        """Load the models that are wanted from the beginning.
+
+        Raises:
+            NumflowError: the first of them cannot be loaded.
+        """
+        for slot in self._slots.values():
+            if slot.config.preload and slot.served is None:
+                await self._filled(slot)
+        self.ready = True
+
+    async def close(self) -> None:
+        """Unload everything, when what is being loaded is there."""
+        for slot in self._slots.values():
+            if slot.loading is not None:
+                await asyncio.wait([slot.loading])
+        for slot in self._slots.values():
+            if slot.served is not None:
+                await self._unload(slot)
+
+    async def _filled(self, slot: _Slot) -> None:
+        """Wait until it is loaded. Loading goes on if whoever asked for it goes away."""
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._fill(slot))
+            slot.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(slot.loading)
+
+    async def _fill(self, slot: _Slot) -> None:
+        try:
+            async with self._room:
+                await self._make_room(slot)
+                slot.served = await asyncio.to_thread(self._load, slot.config, self._config.max_queue)
+                slot.failed, slot.size = None, slot.served.nbytes
+        except Exception as error:
+            slot.failed = error
+            raise of_error(error) from error
+        finally:
+            slot.loading = None
+
+    async def _make_room(self, slot: _Slot) -> None:
+        budget = self._config.memory
+        if budget is None:
+            return
+        need = slot.size or sum(file.stat().st_size for file in await asyncio.to_thread(weight_files, slot.config.path))
+        if need > budget:
+            raise ApiError(400, f"{slot.config.name} needs {need} bytes, more than all models may have ({budget})",
+                           param="model", code="model_too_large")
+        others = sorted((other for other in self._slots.values() if other.served is not None), key=lambda o: o.used)
+        used = sum(other.served.nbytes for other in others)
+        for other in others:
+            if used + need <= budget:
+                return
+            if not other.users:
+                used -= other.served.nbytes
+                await self._unload(other)
+        if used + need > budget:
+            raise ApiError(503, f"no memory for {slot.config.name} while other models are in use; try again later",
+                           param="model", code="model_unavailable", headers={"Retry-After": "10"})
+
+    async def _unload(self, slot: _Slot) -> None:
+        served, slot.served = slot.served, None
+        await asyncio.to_thread(served.close)

@@ -1,0 +1,250 @@
+"""What OpenAI's routes take, as far as numflow has it. Fields of numflow's own settings stand beside them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Ids = Annotated[list[Count], Field(min_length=1)]
+Stop = str | Annotated[list[str], Field(max_length=16)]
+
+
+class Strict(BaseModel):
+    """No field but those declared, and no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Open(BaseModel):
+    """May have more fields; whoever reads them checks them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Without(Strict):
+    """Fields that clients send and that can have no effect on an answer."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class StreamOptions(Strict):
+    """Of a streamed answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ContentPart(Open):
+    """A piece of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Strict):
+    """A call that the model made."""
+
+    name: str
+    arguments: str
+
+
+class MessageCall(Strict):
+    """A call in a message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Open):
+    """One message of a conversation; templates may know further fields."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(Strict):
+    """A function that the model may call. parameters: a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Strict):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(Strict):
+    """The function that the model has to call."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(Strict):
+    """A JSON schema with its name."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Generating(Without, Open):
+    """Fields of both generating routes. Further ones are settings of numflow's (top_k, min_p, regex, ...)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Mapping[str, float] | None = None
+
+
+class ChatRequest(Generating):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Generating):
+    """POST /v1/completions."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+
+
+class EmbeddingRequest(Without):
+    """POST /v1/embeddings."""
+
+    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt: str | None = None
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: str | None = None
+    text: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Count]
+    skip_special: bool | None = None
+
+
+class TemplateRequest(Strict):
+    """POST /apply-template."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TranslateRequest(Strict):
+    """POST /translate."""
+
+    model: str | None = None
+    text: str | Annotated[list[str], Field(min_length=1, max_length=256)]
+    source: str | None = None
+    target: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    num_beams: Annotated[int, Field(ge=1, le=32)] | None = None
+
+
+class FillMaskRequest(Strict):
+    """POST /fill-mask."""
+
+    model: str | None = None
+    text: str
+    top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+
+class NativeHeader(Strict):
+    """Of Inferflow's request: which function is wanted; "" and "generate" generate."""
+
+    fn: Literal["", "generate", "get_stat"] = ""
+    user: str | None = None
+    passcode: str | None = None
+
+
+class NativeRequest(Open):
+    """POST /: Inferflow's request. Further fields are settings of numflow's."""
+
+    text: Annotated[str, Field(min_length=1)] | None = None
+    system_prompt: str | None = None
+    res_prefix: str | None = None
+    encoder_input_template: str | None = None
+    decoder_input_template: str | None = None
+    decoding_alg: str | dict[str, Any] | None = None
+    random_seed: int | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    max_output_len: Annotated[int, Field(ge=1)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+    is_streaming_mode: bool | Literal[0, 1] = True
+    header: NativeHeader | None = None
+    model: str | None = None
+    stop: Stop | None = None

@@ -1,0 +1,167 @@
+"""A model that the service has loaded: its engine, and how its prompts are made."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numflow
+from numflow.engine.engine import Engine
+from numflow.engine.prompt import Conversation, Prompts
+from numflow.errors import NumflowError, RequestError
+from numflow.server.config import ModelConfig
+from numflow.server.errors import ApiError, bad_request
+from numflow.server.reply import END_THINK, THINK
+from numflow.server.tool_formats import find_format
+
+SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
+
+
+class Served:
+    """A loaded model.
+
+    engine:      None for models that do not write text.
+    fingerprint: changes with weights, specification, options and version.
+    """
+
+    def __init__(self, config: ModelConfig, queue: int):
+        self.config, self.name = config, config.name
+        self.created = int(time.time())
+        self.model = numflow.load(config.path, **config.load)
+        try:
+            self.prompts = self._prompts()
+            self.chat_template = self._chat_template()
+            self.tool_format = find_format(self.chat_template, config.prompt.get("tool_format"))
+            self.engine = Engine(self.model, max_queue=queue, **config.engine) if self.generates else None
+            if self.engine is None and config.engine:
+                raise RequestError(f"{next(iter(config.engine))} has no effect: {config.name} does not write text")
+        except BaseException:
+            self.model.close()
+            raise
+        self.fingerprint = _fingerprint(config, self.model)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return self.model.runner.causal and "logits" in self.model.network.outputs
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What requests get that do not say otherwise."""
+        return self.config.prompt
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of weights, keys and values."""
+        return int(self.model.program.weights_bytes) + int(self.model.program.kv_bytes)
+
+    @property
+    def tokenizer(self):
+        """The model's tokenizer.
+
+        Raises:
+            TokenizerError: it has none.
+        """
+        return self.model.tokenizer
+
+    @cached_property
+    def marks(self) -> dict[int, str]:
+        """Special tokens that are part of how calls and thinking are written, id -> text."""
+        texts = {THINK, END_THINK, *(self.tool_format.marks if self.tool_format else ())}
+        return {id: text for id in self.tokenizer.special_ids if (text := self.tokenizer.token_text(id)) in texts}
+
+    def need_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ApiError: the model does not write text.
+        """
+        if self.engine is None:
+            raise bad_request(f"{self.name} does not write text: it is for embeddings or for filling gaps", "model",
+                              "unsupported")
+        return self.engine
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Conversation:
+        """Ids of a conversation. variables: further names for the template; it has to know each.
+
+        Raises:
+            ApiError: the template does not know one. TokenizerError: the template refuses the messages.
+        """
+        for name in variables:
+            if name not in (self.chat_template or ""):
+                raise bad_request(f"the chat template of {self.name} knows no {name!r:.80}", name[:80], "unsupported")
+        own = self.config.prompt.get("system_prompt")
+        if own and not any(message["role"] in ("system", "developer") for message in messages):
+            messages = [{"role": "system", "content": own}, *messages]
+        if "developer" not in (self.chat_template or ""):
+            messages = [{**message, "role": "system"} if message["role"] == "developer" else message
+                        for message in messages]
+        own_template = "chat_template" in self.config.prompt
+        return self.prompts.conversation(messages, **variables,
+                                         **({"template": self.chat_template} if own_template else {}))
+
+    def text_of(self, messages, variables) -> str:
+        """The same as text, special tokens included."""
+        return self.tokenizer.decode(self.render(messages, variables), skip_special=False)
+
+    def check_length(self, ids: Sequence[int], limit: int, param: str = "messages") -> None:
+        """A prompt has to fit into the context, and below the service's own limit (0: none).
+
+        Raises:
+            ApiError: it does not; the message has both lengths.
+        """
+        most = min(limit or self.model.context, self.model.context)
+        if len(ids) > most:
+            raise ApiError(400, f"the prompt has {len(ids)} tokens; the limit is {most} tokens", param=param,
+                           code="context_length_exceeded")
+
+    def close(self) -> None:
+        """Give everything back; requests that run are cancelled."""
+        if self.engine is not None:
+            self.engine.close(drain=False)
+        self.model.close()
+
+    def _prompts(self) -> Prompts:
+        template = self.config.prompt.get("prompt_template")
+        if template is None:
+            return self.model.prompts
+        return Prompts(lambda: self.model.tokenizer, template, self.config.prompt.get("system_prompt", ""))
+
+    def _chat_template(self) -> str | None:
+        path = self.config.prompt.get("chat_template")
+        if path is not None:
+            try:
+                return Path(path).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise RequestError(f"chat_template {path}: {error}") from None
+        try:
+            return self.model.tokenizer.chat_template
+        except NumflowError:
+            return None  # a model that only takes ids
+
+
+def weight_files(path: str) -> list[Path]:
+    """The files of a model that is on this disk; empty if it is not."""
+    from numflow import registry
+
+    try:
+        place = Path(registry.resolve(path, offline=True, progress=False))
+    except NumflowError:
+        return []
+    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+
+
+def _fingerprint(config: ModelConfig, model) -> str:
+    """A hash of what answers depend on; of weight files, samples and the size."""
+    parts = [numflow.__version__, repr(sorted(config.load.items())), model.network.name, repr(model.network.facts)]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode())
+    for file in weight_files(config.path):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as data:
+            for sample in range(SAMPLES):
+                data.seek(size * sample // SAMPLES)
+                digest.update(data.read(SAMPLE_BYTES))
+    return f"fp_{digest.hexdigest()[:16]}"

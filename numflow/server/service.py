@@ -1,0 +1,162 @@
+"""What the routes share: configuration, models, running requests, measurements."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from numflow.engine.engine import Engine
+from numflow.engine.generation import Piece
+from numflow.engine.request import Request as Checked
+from numflow.server.config import Config
+from numflow.server.errors import ApiError
+from numflow.server.jobs import Jobs
+from numflow.server.metrics import Metrics, Watch
+from numflow.server.pool import Lease, Pool
+from numflow.server.running import Hub, Run
+from numflow.server.served import Served
+from numflow.server.wire import EventStream, event, parse, read_body
+
+log = logging.getLogger("numflow.server")
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+
+class Service:
+    """The state of one service."""
+
+    def __init__(self, config: Config, pool: Pool | None = None):
+        self.config = config
+        self.pool = pool or Pool(config)
+        self.jobs = Jobs(config.request_timeout)
+        self.metrics = Metrics(self.pool)
+        self.started = time.time()
+        self.draining = False
+        self.failure: BaseException | None = None
+        self._hub: Hub | None = None
+
+    @property
+    def hub(self) -> Hub:
+        """Carries pieces to the event loop that runs now."""
+        if self._hub is None:
+            self._hub = Hub(asyncio.get_running_loop())
+        return self._hub
+
+    def loaded(self, loading: asyncio.Task) -> None:
+        """The models of the beginning have been loaded, or could not be: then the service ends."""
+        if not loading.cancelled() and loading.exception() is not None:
+            self.failure, self.draining = loading.exception(), True
+        elif not loading.cancelled():
+            log.info({"ready": [served.name for served in self.pool.loaded()]})
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body.
+
+        Raises:
+            ApiError: too long, too slow, or wrong.
+        """
+        data = await read_body(request, self.config.max_body, self.config.body_timeout)
+        if self.config.log_prompts:
+            request.state.body = {"body": data.decode("utf-8", "replace")}
+        return parse(kind, data, self.config.lenient)
+
+    async def leased(self, request: Request, name: str | None) -> Lease:
+        """The model that a request wants, loaded."""
+        lease = await self.pool.acquire(name)
+        request.state.facts = {"model": lease.served.name}
+        return lease
+
+    async def in_thread(self, request: Request, name: str | None, work: Callable[[Served], T]) -> T:
+        """Work on a model that takes a while, in a thread.
+
+        If the client goes, nobody waits for it any more; the model stays loaded until it is done.
+        """
+        lease = await self.leased(request, name)
+        running = asyncio.ensure_future(asyncio.to_thread(work, lease.served))
+        running.add_done_callback(lambda done: (lease.release(), done.cancelled() or done.exception()))
+        return await self.jobs.run(request.receive, _shielded(running))
+
+    def stream(self, request: Request, parts: AsyncIterator[bytes], closed: Callable[[], None],
+               failed: Callable[[ApiError], bytes] = lambda error: event(error.body()),
+               media_type: str = "text/event-stream") -> EventStream:
+        """An answer that is sent piece by piece."""
+        return EventStream(self.jobs, request, parts, closed, failed=failed, media_type=media_type,
+                           keep_alive=self.config.keep_alive, write_timeout=self.config.write_timeout)
+
+
+async def _shielded(running: asyncio.Future[T]) -> T:
+    return await asyncio.shield(running)
+
+
+class Generating:
+    """One request on its way through the engine, from its checked settings to the last piece.
+
+    runs: one for each prompt. Its model stays loaded until `close`.
+    """
+
+    def __init__(self, service: Service, request: Request, lease: Lease):
+        self.service, self.request, self.lease, self.served = service, request, lease, lease.served
+        self.runs: list[Run] = []
+        self.prompt_tokens = 0
+        self._watch = Watch(service.metrics, self.served.name)
+
+    async def start(self, make: Callable[[Engine], Sequence[Checked]], priority: int = 0) -> None:
+        """Queue requests. make: checks them, in a thread.
+
+        Raises:
+            ApiError: too many, or the queue is full; NumflowError: what make raises.
+        """
+        engine, config = self.served.need_engine(), self.service.config
+        requests = await asyncio.to_thread(make, engine)
+        if sum(checked.samples for checked in requests) > config.max_choices:
+            raise ApiError(400, f"at most {config.max_choices} answers may be asked for at once", param="n")
+        retry = self.service.metrics.seconds_per_request(self.served.name)
+        for checked in requests:
+            self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
+            self.prompt_tokens += len(checked.prompt)
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """A prompt's length.
+
+        Raises:
+            ApiError: more than the model's context, or than the service allows.
+        """
+        self.served.check_length(ids, self.service.config.max_prompt_tokens, param)
+
+    async def finish(self, take: Callable[[Run, list[Piece]], Any] = lambda run, pieces: None) -> None:
+        """Wait for all of it, as long as the client does. take: called with pieces as they come.
+
+        Raises:
+            ClientGone, ApiError: it was not wanted to its end.
+        """
+        async def wait():
+            for run in self.runs:
+                async for pieces in run:
+                    self.came(run, pieces)
+                    take(run, pieces)
+
+        await self.service.jobs.run(self.request.receive, wait())
+
+    def came(self, run: Run, pieces: list[Piece]) -> None:
+        """For measurements: pieces of a run have come."""
+        self._watch.came(run, pieces)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's count of tokens."""
+        new = sum(run.new_tokens for run in self.runs)
+        cached = sum(int(run.results[0].stats.get("cached_tokens", 0)) for run in self.runs if run.results)
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": new, "total_tokens": self.prompt_tokens + new,
+                "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def close(self) -> None:
+        """Stop what still runs, count, and let the model go."""
+        for run in self.runs:
+            run.cancel()
+        self._watch.end(self.prompt_tokens, self.runs)
+        self.request.state.facts = {"model": self.served.name, "prompt_tokens": self.prompt_tokens,
+                                    "new_tokens": sum(run.new_tokens for run in self.runs)}
+        self.lease.release()

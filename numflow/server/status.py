@@ -1,0 +1,66 @@
+"""What the service says about itself: health, status, models, numbers."""
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import numflow
+from numflow.server.errors import ApiError, one_line
+from numflow.server.service import Service
+from numflow.server.wire import Json
+
+
+async def health(service: Service, request: Request) -> Json:
+    """GET /health: 200 when requests are served, 503 while models load or the service ends."""
+    if service.draining:
+        return Json({"status": "shutting down"}, 503)
+    if not service.pool.ready:
+        return Json({"status": "loading"}, 503, {"Retry-After": "2"})
+    return Json({"status": "ok"})
+
+
+async def status(service: Service, request: Request) -> Json:
+    """GET /status."""
+    return Json(status_of(service))
+
+
+def status_of(service: Service) -> dict[str, Any]:
+    """Models, engines and requests at this moment."""
+    models = []
+    for config, served, failed in service.pool.listing():
+        entry: dict[str, Any] = {"id": config.name, "loaded": served is not None,
+                                 "error": one_line(failed) if failed is not None else None}
+        if served is not None:
+            entry |= {"bytes": served.nbytes, "context": served.model.context, "load_s": round(served.model.load_s, 3),
+                      "fingerprint": served.fingerprint, "writes_text": served.generates,
+                      "engine": served.engine.stats if served.engine is not None else None}
+        models.append(entry)
+    return {"version": numflow.__version__, "uptime_s": round(time.time() - service.started, 1),
+            "requests": len(service.jobs), "draining": service.draining, "models": models}
+
+
+async def models(service: Service, request: Request) -> Json:
+    """GET /v1/models."""
+    return Json({"object": "list", "data": [_entry(service, config.name) for config, *_ in service.pool.listing()]})
+
+
+async def model(service: Service, request: Request) -> Json:
+    """GET /v1/models/{id}; ids may have slashes."""
+    wanted = request.path_params["id"]
+    for config, *_ in service.pool.listing():
+        if wanted in (config.name, *config.aliases):
+            return Json(_entry(service, config.name))
+    raise ApiError(404, f"there is no model {wanted!r:.200}", param="model", code="model_not_found")
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    found = next((served for served in service.pool.loaded() if served.name == name), None)
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow"}
+    return entry if found is None else {**entry, "max_model_len": found.model.context}
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """GET /metrics, for Prometheus."""
+    return Response(service.metrics.text(), media_type=service.metrics.content_type)

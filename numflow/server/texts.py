@@ -1,0 +1,127 @@
+"""Routes around text: embeddings, tokens, templates, translation, gaps."""
+
+import base64
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from numflow.server.chat import finish_reason
+from numflow.server.conversation import messages_of
+from numflow.server.errors import bad_request
+from numflow.server.schemas import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    FillMaskRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    TranslateRequest,
+)
+from numflow.server.served import Served
+from numflow.server.service import Generating, Service
+from numflow.server.wire import Json
+
+
+async def embeddings(service: Service, request: Request) -> Json:
+    """POST /v1/embeddings."""
+    body = await service.read(request, EmbeddingRequest)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not all(texts):
+        raise bad_request("input has an empty text", "input")
+
+    def work(served: Served):
+        vectors = served.model.embed(texts, normalize=True if body.normalize is None else body.normalize,
+                                     pooling=body.pooling, truncate=bool(body.truncate), prompt=body.prompt)
+        return served.name, vectors, sum(len(served.tokenizer.encode(text)) for text in texts)
+
+    name, vectors, tokens = await service.in_thread(request, body.model, work)
+    if body.dimensions not in (None, vectors.shape[1]):
+        raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {name} cannot be cut", "dimensions",
+                          "unsupported")
+    shown = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    return Json({"object": "list", "model": name,
+                 "data": [{"object": "embedding", "index": index, "embedding": shown(vector)}
+                          for index, vector in enumerate(vectors)],
+                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+
+
+def _base64(vector: np.ndarray) -> str:
+    """Little-endian float32."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+async def tokenize(service: Service, request: Request) -> Json:
+    """POST /tokenize."""
+    body = await service.read(request, TokenizeRequest)
+    if (body.text is None) == (body.messages is None):
+        raise bad_request("give text or messages", "text")
+    if body.messages is not None and (body.add_special is not None or body.parse_special is not None):
+        raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
+    if body.tools is not None and body.messages is None:
+        raise bad_request("tools need messages", "tools")
+
+    def work(served: Served):
+        if body.messages is not None:
+            ids = list(served.render(messages_of(body.messages), _variables(body)))
+        else:
+            ids = served.tokenizer.encode(body.text, body.add_special is not False, body.parse_special is not False)
+        found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
+                                 "max_model_len": served.model.context}
+        return {**found, "pieces": [served.tokenizer.token_text(id) for id in ids]} if body.with_pieces else found
+
+    return Json(await service.in_thread(request, body.model, work))
+
+
+async def detokenize(service: Service, request: Request) -> Json:
+    """POST /detokenize."""
+    body = await service.read(request, DetokenizeRequest)
+
+    def work(served: Served):
+        for id in body.tokens:
+            served.tokenizer.token_text(id)  # raises if there is none
+        return {"model": served.name, "text": served.tokenizer.decode(body.tokens, bool(body.skip_special))}
+
+    return Json(await service.in_thread(request, body.model, work))
+
+
+async def apply_template(service: Service, request: Request) -> Json:
+    """POST /apply-template: the prompt that a conversation becomes."""
+    body = await service.read(request, TemplateRequest)
+    variables = {**_variables(body), **(body.chat_template_kwargs or {})}
+
+    def work(served: Served):
+        return {"model": served.name, "prompt": served.text_of(messages_of(body.messages), variables)}
+
+    return Json(await service.in_thread(request, body.model, work))
+
+
+def _variables(body: TokenizeRequest | TemplateRequest) -> dict[str, Any]:
+    return {"tools": [tool.model_dump(exclude_none=True) for tool in body.tools]} if body.tools else {}
+
+
+async def translate(service: Service, request: Request) -> Json:
+    """POST /translate."""
+    body = await service.read(request, TranslateRequest)
+    texts = [body.text] if isinstance(body.text, str) else body.text
+    given = {"max_tokens": body.max_tokens, "num_beams": body.num_beams}
+    settings = {name: value for name, value in given.items() if value is not None}
+    running = Generating(service, request, await service.leased(request, body.model))
+    try:
+        await running.start(lambda engine: engine.model.translation_requests(texts, body.source, body.target,
+                                                                             **settings))
+        await running.finish()
+    finally:
+        running.close()
+    return Json({"model": running.served.name, "usage": running.usage(), "translations": [
+        {"text": run.results[0].text, "finish_reason": finish_reason(run.results[0])} for run in running.runs]})
+
+
+async def fill_mask(service: Service, request: Request) -> Json:
+    """POST /fill-mask."""
+    body = await service.read(request, FillMaskRequest)
+
+    def work(served: Served):
+        gaps = served.model.fill_mask(body.text, body.top_k or 5)
+        return {"model": served.name, "gaps": [[filling._asdict() for filling in gap] for gap in gaps]}
+
+    return Json(await service.in_thread(request, body.model, work))

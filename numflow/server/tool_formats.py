@@ -1,0 +1,176 @@
+"""How models write tool calls. A format is a pair of marks around a body; it is seen from the chat template."""
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numflow.errors import RequestError, did_you_mean
+
+
+class Call(NamedTuple):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """One way of writing calls.
+
+    begin, end: marks around the body; end "" is the end of the text. begin "": the whole text is the body.
+    read:       the body's calls; raises ValueError if it is none.
+    clues:      texts that a chat template of this format contains, all of them.
+    opening:    what comes before a JSON object with the call, when the model is made to call.
+    inner:      marks inside the body.
+    """
+
+    begin: str
+    end: str
+    read: Callable[[str], list[Call]]
+    clues: tuple[str, ...]
+    opening: str = ""
+    inner: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> set[str]:
+        """Texts that may be special tokens and still count."""
+        return {self.begin, self.end, *self.inner} - {""}
+
+
+def _json_calls(body: str) -> list[Call]:
+    """{"name": ..., "arguments": {...}}, a list of such objects, or several after one another."""
+    values, decoder, rest = [], json.JSONDecoder(), body.strip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        values += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip(" \t\r\n;,")
+    return [_call_of(value) for value in values]
+
+
+def _call_of(value: Any) -> Call:
+    value = value.get("function", value) if isinstance(value, dict) and isinstance(value.get("function"), dict) \
+        else value
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("no name")
+    given = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
+    if isinstance(given, str):
+        json.loads(given)
+        return Call(value["name"], given)
+    return Call(value["name"], json.dumps(given, ensure_ascii=False))
+
+
+def _named_calls(body: str) -> list[Call]:
+    """NAME[ARGS]{...}, several after one another, with or without the opening mark between them."""
+    calls, decoder, rest = [], json.JSONDecoder(), body.strip()
+    while rest:
+        name, mark, rest = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
+        value, end = decoder.raw_decode(rest.lstrip())
+        if not mark or not name.strip() or not isinstance(value, dict):
+            raise ValueError("no call")
+        calls.append(Call(name.partition("[CALL_ID]")[0].strip(), json.dumps(value, ensure_ascii=False)))
+        rest = rest.lstrip()[end:].lstrip()
+    return calls
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.S)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*", re.S)
+
+
+def _tagged_calls(body: str) -> list[Call]:
+    """<function=NAME> with a JSON object in it, or with <parameter=KEY>value</parameter> lines; then </function>."""
+    calls, at = [], 0
+    while at < len(body):
+        found = _FUNCTION.match(body, at)
+        if found is None:
+            raise ValueError("no function")
+        name, inside = found[1], found[2].strip()
+        if inside.startswith("{"):
+            json.loads(inside)
+            calls.append(Call(name, inside))
+        else:
+            calls.append(Call(name, json.dumps(_parameters(inside), ensure_ascii=False)))
+        at = found.end()
+    return calls
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    values, at = {}, 0
+    while at < len(text):
+        found = _PARAMETER.match(text, at)
+        if found is None:
+            raise ValueError("no parameter")
+        values[found[1]] = _value(found[2])
+        at = found.end()
+    return values
+
+
+def _value(text: str) -> Any:
+    """A parameter's value: JSON where it is some, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _python_calls(body: str) -> list[Call]:
+    """[name(key=value, ...), ...] with literal values."""
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+        nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+        return [_python_call(node) for node in nodes]
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError("no calls") from error
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
+        raise ValueError("no call with named arguments")
+    values = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
+    return Call(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+
+
+def _fenced_calls(body: str) -> list[Call]:
+    """function<sep>NAME, then a JSON block, one after another between their own marks."""
+    found = re.findall(r"<｜tool▁call▁begin｜>(?:function)?<｜tool▁sep｜>([^\n`{]+)\s*(?:```json)?\s*(\{.*?\})\s*"
+                       r"(?:```)?\s*<｜tool▁call▁end｜>", body, re.S)
+    if not found:
+        raise ValueError("no call")
+    return [_call_of({"name": name.strip(), "arguments": arguments}) for name, arguments in found]
+
+
+# Looked through in this order: the first whose clues are all in the chat template is the model's.
+FORMATS = {
+    "tag_parameters": ToolFormat("<tool_call>", "</tool_call>", _tagged_calls, ("<tool_call>", "<parameter=")),
+    "tag_json": ToolFormat("<tool_call>", "</tool_call>", _json_calls, ("<tool_call>",), "<tool_call>\n"),
+    "bracket_named": ToolFormat("[TOOL_CALLS]", "", _named_calls, ("[TOOL_CALLS]", "[ARGS]"),
+                                inner=("[ARGS]", "[CALL_ID]")),
+    "bracket_json": ToolFormat("[TOOL_CALLS]", "", _json_calls, ("[TOOL_CALLS]",), "[TOOL_CALLS] "),
+    "fenced": ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _fenced_calls, ("<｜tool▁calls▁begin｜>",),
+                         inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")),
+    "pipe_python": ToolFormat("<|tool_call_start|>", "<|tool_call_end|>", _python_calls, ("<|tool_call_start|>",)),
+    "pipe_json": ToolFormat("<|tool_call|>", "<|/tool_call|>", _json_calls, ("<|tool_call|>",), "<|tool_call|>"),
+    "function_tag": ToolFormat("<function=", "</function>", lambda body: _tagged_calls(f"<function={body}</function>"),
+                               ("<function=",)),
+    "plain_python": ToolFormat("", "", _python_calls, ("[func_name1(",)),
+    "plain_json": ToolFormat("", "", _json_calls, ('"name":', '"parameters":')),
+}
+
+
+def find_format(chat_template: str | None, name: str | None = None) -> ToolFormat | None:
+    """The format named, else the one that the chat template shows, else None.
+
+    Raises:
+        RequestError: there is no format of that name.
+    """
+    if name is not None:
+        if name not in FORMATS:
+            raise RequestError(f"there is no tool format {name!r}{did_you_mean(name, FORMATS)}")
+        return FORMATS[name]
+    if chat_template is None or "tools" not in chat_template:
+        return None
+    text = chat_template.replace('\\"', '"')
+    return next((form for form in FORMATS.values() if all(clue in text for clue in form.clues)), None)

@@ -1,0 +1,175 @@
+"""Bytes on the wire: JSON answers, request bodies, event streams."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from numflow.errors import did_you_mean
+from numflow.server.errors import ApiError, bad_request, of_error, one_line
+from numflow.server.jobs import ClientGone, Jobs
+
+Body = TypeVar("Body", bound=BaseModel)
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON in UTF-8; a lone surrogate, which no client could read, becomes "?"."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event with a JSON value."""
+    return b"data: " + dump(value) + b"\n\n"
+
+
+class Json(Response):
+    """A JSON answer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dump(content)
+
+
+def error_response(error: ApiError, native: bool = False) -> Json:
+    """An ApiError as an answer."""
+    return Json(error.native_body() if native else error.body(), error.status, error.headers)
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The request's body.
+
+    Raises:
+        ApiError: longer than `limit` bytes, or not there after `seconds`.
+    """
+    too_long = ApiError(413, f"the request's body is longer than {limit} bytes", code="body_too_long",
+                        headers={"Connection": "close"})
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_long
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    raise too_long
+    except TimeoutError:
+        raise ApiError(408, f"the request's body did not come within {seconds:g} s", code="body_timeout",
+                       headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def parse(kind: type[Body], data: bytes, lenient: bool = False) -> Body:
+    """A body as an object of its schema.
+
+    lenient: fields that the schema does not have are dropped instead of refused.
+
+    Raises:
+        ApiError: 400, with the first field that is wrong.
+    """
+    try:
+        return kind.model_validate_json(data or b"{}", extra="ignore" if lenient else None)
+    except ValidationError as error:
+        raise _explained(kind, error.errors(include_url=False, include_context=False)) from None
+    except RecursionError:
+        raise bad_request("the request's JSON is nested too deeply", code="invalid_json") from None
+
+
+def _explained(kind: type[BaseModel], faults: list[dict[str, Any]]) -> ApiError:
+    """The first fault that pydantic found, in words for the sender."""
+    fault = faults[0]
+    field = _path(fault["loc"])
+    if fault["type"] == "json_invalid":
+        return bad_request(f"the request is no JSON: {fault['msg'].removeprefix('Invalid JSON: ')}",
+                           code="invalid_json")
+    if fault["type"] == "extra_forbidden":
+        near = did_you_mean(str(fault["loc"][-1]), _names(kind)) if len(fault["loc"]) == 1 else ""
+        return bad_request(f"there is no field {field!r:.100}{near}", field[:100], "unknown_field")
+    if fault["type"] == "missing":
+        return bad_request(f"{field} is missing", field, "missing_field")
+    wanted = dict.fromkeys(one_line(other["msg"]).removeprefix("Input should be ") for other in faults
+                           if _path(other["loc"]) == field)  # a field of several types has a fault for each
+    return bad_request(f"{field or 'the request'} should be {', or '.join(wanted)}", field or None, "invalid_value")
+
+
+def _names(kind: type[BaseModel]) -> list[str]:
+    return list(kind.model_fields)
+
+
+def _path(place: tuple) -> str:
+    """("messages", 0, "content", "str") as messages[0].content: names of types are left out."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.islower() and part not in ("str", "bool", "int", "float") and not set("[]-") & set(part):
+            text += f".{part}" if text else part
+    return text
+
+
+class EventStream(Response):
+    """A body that is sent piece by piece, while the client listens.
+
+    parts:   what to send, each in one go. An exception becomes a last part made by `failed`.
+    closed:  called in the end, whatever happened.
+    """
+
+    def __init__(self, jobs: Jobs, request: Request, parts: AsyncIterator[bytes], closed: Callable[[], None], *,
+                 failed: Callable[[ApiError], bytes], media_type: str = "text/event-stream", keep_alive: float = 15.0,
+                 write_timeout: float = 60.0):
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._jobs, self._request, self._parts, self._closed = jobs, request, parts, closed
+        self._failed, self._keep_alive, self._write_timeout = failed, keep_alive, write_timeout
+
+    async def __call__(self, scope, receive, send) -> None:
+        try:
+            await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            last = b""
+            try:
+                await self._jobs.run(receive, self._pump(send))
+            except Exception as error:
+                if isinstance(error, ClientGone):
+                    raise
+                self._request.state.error = error
+                last = self._failed(of_error(error))
+            await self._send(send, {"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            self._closed()
+
+    async def _pump(self, send) -> None:
+        idle = asyncio.create_task(self._stay_alive(send)) if self.media_type == "text/event-stream" else None
+        try:
+            async with aclosing(self._parts) as parts:
+                async for part in parts:
+                    self._quiet = False
+                    await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
+        finally:
+            if idle is not None:
+                idle.cancel()
+
+    async def _stay_alive(self, send) -> None:
+        """Comments while nothing else is sent, so that nobody on the way closes the connection."""
+        while True:
+            self._quiet = True
+            await asyncio.sleep(self._keep_alive)
+            if self._quiet:
+                await self._send(send, {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+
+    async def _send(self, send, message) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await send(message)
+        except (TimeoutError, OSError):
+            raise ClientGone from None
