@@ -48,7 +48,7 @@ def attention(step: Step, ctx) -> list[Call]:
             batch.ref("sequence_of"), batch.ref(cache.table), batch.stride, batch.ref(cache.lengths), batch.counts,
             heads, shape.kv_heads, shape.k_dim, shape.v_dim, cache.block_size, param(step, "scale"),
             param(step, "softcap"), causal and is_self, window if is_self else 0, n_buckets, 1 / spread)
-    return [Call(step, lambda sizes: Launch(chosen, (heads, sizes.rows[N_TOKENS], 1), args), chosen)]
+    return [Call(step, lambda sizes: Launch(chosen, (heads, sizes.rows[N_TOKENS], 1), args))]
 
 
 @device

@@ -29,12 +29,11 @@ class Call:
 
     step: Step | None
     plan: Callable[[Sizes], Launch]
-    kernel: Kernel
 
 
 def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:
     """A call on `blocks` blocks for each row that the field counts: grid (blocks, rows)."""
-    return Call(step, lambda sizes: Launch(kernel, (blocks, max(sizes.rows[field], 1), 1), args), kernel)
+    return Call(step, lambda sizes: Launch(kernel, (blocks, max(sizes.rows[field], 1), 1), args))
 
 
 def ceil(a: int, b: int) -> int:

@@ -8,8 +8,9 @@ from numflow.cuda.batch import BatchMemory
 from numflow.cuda.cache import KVCache
 from numflow.cuda.call import ROW_FIELD, ceil
 from numflow.cuda.device import Device, Memory, Ref
-from numflow.cuda.layout import Matrix, upload
+from numflow.cuda.layout import Matrix
 from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
+from numflow.cuda.pack import upload
 from numflow.ops import Network, View
 
 LANES = 32  # elements that rows of buffers are a multiple of: 128 bytes
@@ -107,13 +108,19 @@ class Context:
         return self.vector(name)
 
     def operand(self, view: View, kind: str) -> Operand:
-        """A view as an operand, made once for all matrices that follow until a step writes its columns."""
-        if kind == "f32" and view.start % 4 == 0 and view.width == padded(view.width):
-            return Operand(*self.view(view), ())
-        to = self.scratch(f"{view} as {kind}", operand_bytes(self.room(view), view.width, kind))
-        calls = () if (view, kind) in self._made else (bind_operand(self, view, kind, to),)
+        """A view as an operand of a kind of operand.py, made once for all matrices that follow until a step writes its
+        columns. "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself."""
+        whole = view.start % 4 == 0 and view.width == padded(view.width)
+        x, stride = self.view(view)
+        if whole and (kind == "rows" or kind == "f32" and stride == view.width):
+            return Operand(x, None, stride, ())
+        kind = "f32" if kind == "rows" else kind
+        size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
+        x = self.scratch(f"{view} as {kind}", size + more)
+        aux = x + size if more else None
+        calls = () if (view, kind) in self._made else (bind_operand(self, view, kind, x, aux),)
         self._made.add((view, kind))
-        return Operand(to, padded(view.width), calls)
+        return Operand(x, aux, padded(view.width), calls)
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""

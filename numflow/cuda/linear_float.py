@@ -21,9 +21,6 @@ from numflow.cuda.kernel import Kernel, device, kernel
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u32
 
-ROWS = 4              # of the matrix, of a block: one each warp
-TOKENS = (1, 2, 4, 8)  # that one pass over the matrix serves
-
 
 @device
 def dot4(x, at, a, b, c, d):
@@ -46,14 +43,14 @@ def high_bfloat(word):
 
 @functools.cache
 def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
-    """grid (N / 4, rows / tokens). routed: `ids` names the matrix of each row of y, x has a row for `routes` of them."""
+    """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
     sums = LocalArray(f32, tokens)
     full, low, high = kind == "f32", *((low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat))
     step = 128 if full else 256
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
-    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, ids: i32.ptr,
-              counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32):
+    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
+              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32):
         lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
         first, count = u32(block_y() * tokens), u32(counts[rows])
         if row >= n or first >= count:
@@ -80,7 +77,7 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
         for t in range(tokens):
             total = warp_sum(acc[t])
             if lane == 0 and first + t < count:
-                if bias is not None:
+                if has_bias != 0:
                     total += bias[place]
                 y[(first + t) * y_stride + row] = total
 

@@ -1,23 +1,39 @@
-"""Views as the right-hand operand of a matrix: rows on 16-byte boundaries, zeros up to a whole number of units."""
+"""Views as the right-hand operand of a matrix, zero up to a whole number of units of 32 columns.
 
-import functools
+f32   x f32 [T, pitch]
+int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
+      scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
+"""
+
 from dataclasses import dataclass
 
 from numflow.cuda.call import Call, ceil, per_row
 from numflow.cuda.device import Ref
-from numflow.cuda.intrinsics import block_x, block_y, thread_index
-from numflow.cuda.kernel import Kernel, kernel
+from numflow.cuda.intrinsics import (
+    as_words,
+    block_x,
+    block_y,
+    fabs,
+    fmax,
+    round_to_int,
+    shuffle_xor,
+    store4,
+    thread_index,
+)
+from numflow.cuda.kernel import kernel
 from numflow.cuda.scalar import f32, i32, u32
 
-UNIT = 32  # columns
+UNIT = 32
 THREADS = 128
+_SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zeros
 
 
 @dataclass(frozen=True)
 class Operand:
-    """x, with `pitch` columns in a row. calls: what makes it; empty if an earlier step has."""
+    """x, with `pitch` columns in a row, and what goes with its units. calls: what makes it; empty if it is made."""
 
     x: Ref
+    aux: Ref | None
     pitch: int
     calls: tuple[Call, ...]
 
@@ -27,26 +43,52 @@ def padded(columns: int) -> int:
     return ceil(columns, UNIT) * UNIT
 
 
-def operand_bytes(rows: int, columns: int, kind: str) -> int:
-    """Bytes of the operand of `rows` rows."""
-    return rows * padded(columns) * {"f32": 4}[kind]
+def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
+    """Bytes of x and of what goes with it, for `rows` rows."""
+    pitch = padded(columns)
+    return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
 
 
-def bind_operand(ctx, view, kind: str, to: Ref) -> Call:
-    """The call that makes the operand at `to`."""
-    pitch = padded(view.width)
-    return per_row(None, operand_kernel(kind), ctx.rows(view), ceil(pitch, THREADS), to, pitch, *ctx.view(view),
-                   ctx.batch.counts, ctx.rows(view), view.width)
+def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
+    """The call that makes the operand."""
+    pitch, source = padded(view.width), (*ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width)
+    if kind == "int8":
+        return per_row(None, _int8, ctx.rows(view), ceil(pitch, 4 * THREADS), x, aux, pitch // UNIT, *source)
+    return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
 
 
-@functools.cache
-def operand_kernel(kind: str) -> Kernel:
-    """One thread for each column."""
+@kernel("operand_f32", THREADS)
+def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
+    row, column = block_y(), block_x() * 128 + thread_index()
+    if row < counts[rows] and column < pitch:
+        y[row * pitch + column] = x[row * x_stride + column] if column < width else f32(0)
 
-    @kernel(f"operand_{kind}", THREADS)
-    def _operand(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
-        row, column = block_y(), block_x() * 128 + thread_index()
-        if row < counts[rows] and column < pitch:
-            y[row * pitch + column] = x[row * x_stride + column] if column < width else f32(0)
 
-    return _operand
+@kernel("operand_int8", THREADS)
+def _int8(y: f32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
+    """A thread for 4 columns, 8 threads for a unit."""
+    row, thread = block_y(), u32(block_x() * 128 + thread_index())
+    if row >= counts[rows]:
+        return
+    column, unit, part = u32(4 * thread), thread >> u32(3), thread & u32(7)
+    source = x + row * x_stride
+    a = source[column] if column < width else f32(0)
+    b = source[column + 1] if column + 1 < width else f32(0)
+    c = source[column + 2] if column + 2 < width else f32(0)
+    d = source[column + 3] if column + 3 < width else f32(0)
+    largest = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)))
+    largest = fmax(largest, shuffle_xor(largest, 1))
+    largest = fmax(largest, shuffle_xor(largest, 2))
+    largest = fmax(largest, shuffle_xor(largest, 4))
+    inverse = f32(127) / largest if largest > f32(_SMALLEST) else f32(0)
+    p, q, r, s = round_to_int(a * inverse), round_to_int(b * inverse), round_to_int(c * inverse), round_to_int(d * inverse)
+    word = u32(u32(p & 255) | u32(q & 255) << u32(8) | u32(r & 255) << u32(16) | u32(s & 255) << u32(24))
+    total = i32(p + q + r + s)
+    total = i32(total + shuffle_xor(total, 1))
+    half = i32(total + shuffle_xor(total, 2))
+    total = i32(half + shuffle_xor(half, 4))
+    if unit < units:
+        as_words(y)[((row * 2 + (part >> u32(2))) * units + unit) * 4 + (part & u32(3))] = word
+        if part == 0:
+            scale = largest / f32(127)
+            store4(aux, u32((row * units + unit) * 4), scale, scale * f32(total), scale * f32(half), f32(0))

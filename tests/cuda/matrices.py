@@ -1,0 +1,76 @@
+"""Networks of one quantised matrix, for every tensor type the executor keeps as it is."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from numflow.cuda.layout import NATIVE
+from numflow.formats.types import TYPES, to_f32
+from numflow.network.weights import RawMatrix
+from numflow.quant import ROW_SCHEMES, decode, encode, find
+from tests.ops.build import Builder, FakeWeights
+
+QUANTISED = tuple(NATIVE)
+_HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
+           "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
+    """Rows of random codes and sensible headers, uint8 [n, row_bytes]."""
+    rng = np.random.default_rng(seed)
+    if kind in ROW_SCHEMES:
+        return encode(rng.standard_normal((n, k)).astype(np.float32), find(kind), threads=1)
+    block, size = TYPES[kind].block, TYPES[kind].size
+    raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
+    for at in _HALVES.get(kind, ()):
+        raw[:, :, at:at + 2] = rng.uniform(0.01, 0.1, (n, k // block, 1)).astype(np.float16).view(np.uint8)
+    if kind == "MXFP4":
+        raw[:, :, 0] = rng.integers(120, 130, (n, k // block))
+    if kind == "NVFP4":
+        raw[:, :, :4] = rng.integers(0, 80, (n, k // block, 4))
+    return raw.reshape(n, -1)
+
+
+def values(kind: str, raw: np.ndarray, k: int) -> np.ndarray:
+    """float32 [n, k]"""
+    return decode(raw, find(kind), k, threads=1) if kind in ROW_SCHEMES else to_f32(raw, kind)
+
+
+@dataclass
+class Stored(FakeWeights):
+    """FakeWeights of which one, `name`, is stored as `kind`."""
+
+    name: str = ""
+    kind: str = ""
+    rows: np.ndarray | None = None
+
+    def __init__(self, other: FakeWeights, name: str, kind: str, rows: np.ndarray):
+        super().__init__(other.arrays, other.weights)
+        self.name, self.kind, self.rows = name, kind, rows
+
+    def raw(self, name):
+        if name != self.name:
+            return super().raw(name)
+        weight = self.weights[name]
+        return RawMatrix(name, self.kind, self.rows, weight.shape, weight.groups)
+
+
+def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False):
+    """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values."""
+    b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
+    x, _ = b.inputs(k, 4)
+    y = b.buffer(n)
+    if kind in NATIVE:
+        rows = stored(kind, n, k)
+        matrix = values(kind, rows, k)
+    else:
+        matrix = b.normal(n, k)
+        rows = {"F32": matrix, "F16": matrix.astype(np.float16),
+                "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind].view(np.uint8)
+        matrix = to_f32(rows, kind)
+    weights = {"weight": b.weight("weight", matrix)}
+    if bias:
+        weights["bias"] = b.weight("bias", b.normal(n))
+    b.step("linear", (x,), (y,), weights)
+    case = b.case(y, (((0, tokens),),))
+    return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))

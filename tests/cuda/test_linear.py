@@ -1,0 +1,33 @@
+"""`linear` for every type of weight on the simulator, against the reference on the de-quantised matrix."""
+
+import numpy as np
+import pytest
+
+from numflow.cuda.device import Simulated
+from numflow.cuda.program import Program
+from numflow.reference.program import Program as Reference
+from tests.cuda.matrices import QUANTISED, linear_case
+from tests.ops.build import error, run_case
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+pytestmark = pytest.mark.slow  # .ci/cuda runs them
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *QUANTISED])
+def test_float_activations(kind):
+    case = linear_case(kind, 6, 512, 2, bias=True)
+    (actual,), (expected,) = run_case(case, Program, activations="f32", device=Simulated(seed=1)), run_case(case, Reference)
+    assert error(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_int8_activations(kind):
+    """The matrix times x rounded to int8 per 32 columns, worked out here in NumPy."""
+    case = linear_case(kind, 5, 512, 3)
+    (actual,) = run_case(case, Program, activations="int8", device=Simulated(seed=2))
+    table = next(a for name, a in case.weights.arrays.items() if name.startswith("table"))
+    x = table[case.runs(64)[0].batch.tokens][:, :512].reshape(3, 16, 32)
+    scale = np.abs(x).max(2, keepdims=True) / np.float32(127)
+    rounded = (np.rint(x / scale) * scale).reshape(3, 512)
+    matrix = next(a for name, a in case.weights.arrays.items() if name.startswith("weight"))
+    assert error(actual, (rounded @ matrix.T).astype(np.float32)) < 2e-5
