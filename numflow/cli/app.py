@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 import numflow
-from numflow.cli import bench, chat, doctor, experiment, generate, inspect, measure, models, quantize, serve, spec, texts
+from numflow.cli import (
+    bench,
+    chat,
+    doctor,
+    experiment,
+    generate,
+    inspect,
+    measure,
+    models,
+    quantize,
+    serve,
+    spec,
+    texts,
+)
 from numflow.cli.failures import guarded
 
 app = typer.Typer(

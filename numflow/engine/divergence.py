@@ -5,7 +5,7 @@ model's, in natural logarithms. Both read the same windows of the same tokens.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -86,6 +86,13 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
                 progress(done, len(windows), next(iter(found.values())).mean)
     return {name: {**kept.result(), "chunks": len(windows), "context": context, "protocol": protocol}
             for name, kept in found.items()}
+
+
+def mean_divergence(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Mean divergence of logits q from logits p, over pairs (p, q) of float32 [n, V]."""
+    with ThreadPoolExecutor(default_threads()) as pool:
+        found = [kl for p, q in pairs for kl, *_ in pool.map(_compare, p, q, np.zeros(len(p), int))]
+    return float(np.mean(found))
 
 
 def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], model: Iterator[tuple[int, np.ndarray]],

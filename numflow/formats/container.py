@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError
+from numflow.formats import safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import parse_json, show
 from numflow.formats.types import tensor_type
@@ -29,7 +30,7 @@ from numflow.formats.writer import Entry
 KEY, VERSION, PREFIX = "numflow", 1, "numflow/"
 CONFIG, REPORT = f"{PREFIX}config", f"{PREFIX}report"
 ROLE_OF_NONE = ""  # of files that only other files name
-_PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+_PLAIN = safetensors.DTYPES
 _NAMINGS = ("hf", "gguf", "llama2c")
 
 
@@ -82,7 +83,7 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises:
         FormatError: the file is no container, or its report is broken.
     """
-    from numflow.formats import detect, safetensors
+    from numflow.formats import detect
 
     if detect(Path(path)) != "safetensors":
         raise FormatError(f"{path}: not a model that `numflow quantize` made")

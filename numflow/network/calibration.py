@@ -56,6 +56,17 @@ class Calibration:
             dict(self.shared))})
 
 
+def is_calibration(path: Path) -> bool:
+    """Whether a file is a safetensors file, as calibrations are (and not a text).
+
+    Raises:
+        FormatError: it cannot be read.
+    """
+    from numflow.formats.mapped import MappedFile
+
+    return MappedFile(path).bytes(5, 4) == b"\0\0\0{"
+
+
 def read_calibration(path: Path) -> Calibration:
     """Read a calibration file.
 

@@ -117,6 +117,11 @@ class Program:
             self._weights[name] = self._source.f32(name)
         return self._weights[name]
 
+    def forget(self, names):
+        """Ask the source for these weights again when they are next used."""
+        for name in names:
+            self._weights.pop(name, None)
+
     def _steps(self, entry, output):
         """The steps of `entry` up to the last one that writes `output`."""
         if entry not in self.network.entries:

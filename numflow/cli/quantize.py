@@ -1,0 +1,161 @@
+"""`numflow quantize`, `numflow verify` and `numflow imatrix`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import print_json, read_text
+from numflow.cli.tables import print_fields, print_table
+from numflow.errors import RequestError
+
+Target = Annotated[Path, typer.Argument(metavar="DST", show_default=False, help="The file to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Context = Annotated[int, typer.Option(metavar="N", help="Tokens of a window of the calibration text.")]
+Chunks = Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows of it to read.")]
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="A model: a file, a folder, a name "
+                                          "that `numflow models` lists, or ORG/NAME.")],
+    target: Target,
+    weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="A scheme (q2, "
+                       "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name) or a preset (q4-mix).")] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
+                      "gets which scheme: a TOML file.")] = None,
+    imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
+                       "`numflow imatrix`, or a text to calibrate on.")] = None,
+    target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
+                          "schemes by measured sensitivity so that matrices take so many bits per weight; needs "
+                          "--imatrix.")] = None,
+    context: Context = 512,
+    chunks: Chunks = 32,
+    spec: options.SpecFile = None,
+    threads: options.Threads = None,
+    force: Force = False,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Write a model with quantised weights to one file.
+
+    The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made.
+    """
+    from numflow import formats, registry
+    from numflow.engine.quantize import quantize as run
+    from numflow.quant.recipe import read_recipe
+    from numflow.registry.progress import megabytes, reporter
+
+    named = [value for value in (weights, recipe, target_bpw) if value is not None]
+    if len(named) != 1:
+        raise RequestError("say what to quantise to with one of --weights, --recipe and --target-bpw")
+    if target_bpw is not None and imatrix is None:
+        raise RequestError("--target-bpw measures what tensors tolerate: give a text or a calibration with --imatrix")
+    path = registry.resolve(source, offline=offline)
+    progress = reporter()
+    try:
+        calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
+        if target_bpw is None:
+            chosen = read_recipe(weights or recipe)
+        else:
+            from numflow.engine.sensitivity import automatic_recipe
+
+            progress.stage("measuring sensitivity", 0)
+            chosen = automatic_recipe(path, target_bpw, calibration, spec)
+        progress.stage(f"quantising to {chosen.name}", 0)
+        report = run(formats.open_checkpoint(path), target, chosen, calibration, spec, threads,
+                     lambda done, total: progress.done(done), force)
+    finally:
+        progress.close()
+    if json:
+        print_json(report)
+        return
+    _print_kinds(report)
+    kept = {name: why for name, why in report["kept"].items() if why}
+    for name, why in kept.items():
+        print(f"{name} stays as it is: {why}")
+    print(f"{target}: {megabytes(target.stat().st_size)}, {report['bits_per_weight']:.4f} bits per weight of its "
+          f"quantised matrices")
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A file of `numflow quantize`.")],
+    against: Annotated[str | None, typer.Option("--against", metavar="SRC", show_default=False, help="The model it was "
+                       "made from: its hash and every tensor's error are checked too.")] = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Check a quantised model against its own report."""
+    from numflow import registry
+    from numflow.engine.quantize import verify as run
+
+    report = run(model, None if against is None else registry.resolve(against, offline=offline))
+    if json:
+        print_json(report)
+        return
+    _print_kinds(report)
+    print_fields([("recipe", report["recipe"]["name"]), ("bits per weight", report["bits_per_weight"]),
+                  ("source", ", ".join(file["name"] for file in report["source"]["files"])),
+                  ("checked", "sizes and hashes" + (", source and errors" if against else ""))])
+
+
+def imatrix(
+    text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text to read; - is "
+                                      "standard input.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write.")],
+    model: options.Model = None,
+    context: Context = 512,
+    chunks: Chunks = None,
+    moments: Annotated[bool, typer.Option(help="Keep second moments too: better rounding, a much larger file.")] = True,
+    spec: options.SpecFile = None,
+    offline: options.Offline = False,
+) -> None:
+    """Measure which inputs of a model's matrices matter.
+
+    The file is what --imatrix of `quantize` and of the commands that run models takes.
+    """
+    from numflow import registry
+    from numflow.registry.progress import megabytes, reporter
+
+    path = registry.resolve(model or registry.default_model(), offline=offline)
+    progress = reporter()
+    try:
+        found = _calibrate(path, read_text(text), context, chunks, moments, spec, progress)
+    finally:
+        progress.close()
+    found.write(out)
+    print(f"{out}: {len(found.importances)} matrices, {found.facts['tokens']} tokens, {megabytes(out.stat().st_size)}")
+
+
+def _calibration(model: Path, file: Path, context: int, chunks: int | None, spec: str | None, progress):
+    """A calibration file's content, or that of a run over a text."""
+    from numflow.network.calibration import is_calibration, read_calibration
+
+    if is_calibration(file):
+        return read_calibration(file)
+    return _calibrate(model, read_text(file), context, chunks, True, spec, progress)
+
+
+def _calibrate(model: Path, text: str, context: int, chunks: int | None, moments: bool, spec: str | None, progress):
+    from numflow.engine.calibrate import calibrate
+
+    progress.stage("calibrating", 0)
+    return calibrate(model, text, context, chunks, moments, lambda done, total: progress.note(
+        f"window {done} of {total}") if done % 8 == 0 else None, spec=spec)
+
+
+def _print_kinds(report: dict) -> None:
+    """A row per type: tensors, weights, bits, and errors over all its weights."""
+    import numpy as np
+
+    table: dict[str, list[tuple[int, int, float]]] = {}
+    for row in report["tensors"]:
+        if "error" in row:
+            size = int(np.prod(row["shape"]))
+            table.setdefault(row["type"], []).append((size, row["bytes"], row["error"]))
+    rows = []
+    for kind, found in table.items():
+        sizes, bytes_, errors = map(np.array, zip(*found))
+        rows.append((kind, len(found), f"{sizes.sum():,}", f"{8 * bytes_.sum() / sizes.sum():.4f}",
+                     f"{np.sqrt(np.average(errors ** 2, weights=sizes)):.4f}", f"{errors.max():.4f}"))
+    print_table(["type", ">tensors", ">weights", ">bits", ">error", ">largest"], rows)

@@ -1,0 +1,134 @@
+"""Calibration: which inputs a model's matrices see while it reads a text (`numflow imatrix`).
+
+For every matrix the mean square of each input column is kept, and on request the inputs' second moment. The model runs
+in float32 on the reference executor, which shows the inputs of every step; the head, which would cost most and says
+nothing new, is not run, since its input is known without it.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from numflow.engine.load import load
+from numflow.engine.perplexity import windows_of
+from numflow.errors import RequestError
+from numflow.network.calibration import Calibration
+from numflow.network.quantise import matrices
+from numflow.ops import Network, Step, View
+
+SAMPLE = 256   # tokens of each of two windows that are kept, for measuring sensitivity
+WIDEST = 8192  # columns up to which second moments are kept: one takes 4 bytes times their square
+
+
+class Collector:
+    """Sums over the inputs of matrices; call it as a program's observer.
+
+    network: as the program runs it. moments: keep second moments too.
+    """
+
+    def __init__(self, network: Network, moments: bool):
+        self._network, self._moments = network, moments
+        self._wanted = matrices(network)
+        self._squares: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
+        self._products: dict[str, np.ndarray] = {}
+        self._shared: dict[str, str] = {}
+        self._holders: dict[View, str] = {}  # input whose moment was just taken -> the tensor it is kept under
+
+    def __call__(self, step: Step, inputs: list[np.ndarray]) -> None:
+        """A step is about to run on these inputs."""
+        if step.op == "linear":
+            self.linear(step, inputs[0])
+        elif step.op == "expert_linear":
+            self._experts(step, *inputs)
+        for view in [held for held in self._holders if any(_overlap(held, written) for written in step.outputs)]:
+            del self._holders[view]
+
+    def linear(self, step: Step, x: np.ndarray) -> None:
+        """x float32 [rows, K] is what the step multiplies its matrix with."""
+        tensors = [name for name in self._tensors(step) if name in self._wanted]
+        if not tensors:
+            return
+        squares = np.einsum("tk,tk->k", x, x, dtype=np.float64)
+        for name in tensors:
+            self._add(name, squares, np.full(1, len(x)))
+        if not self._moments or x.shape[1] > WIDEST:
+            return
+        holder = self._holders.get(step.inputs[0])
+        if holder is None:
+            holder = self._holders[step.inputs[0]] = self._shared.get(tensors[0], tensors[0])
+            self._products.setdefault(holder, np.zeros((x.shape[1],) * 2, np.float32))
+            self._products[holder] += x.T @ x
+        for name in tensors:
+            self._shared[name] = holder
+
+    def _experts(self, step: Step, x: np.ndarray, ids: np.ndarray) -> None:
+        """x float32 [T or T * S, K], ids i32 [T, S]."""
+        weight = self._network.weights[step.weights["weight"]]
+        tensors, routes = self._tensors(step), ids.ravel()
+        rows = x if len(x) == len(routes) else np.repeat(x, ids.shape[1], axis=0)
+        squares, counts = np.zeros((weight.groups, x.shape[1])), np.bincount(routes, minlength=weight.groups)
+        np.add.at(squares, routes, np.square(rows, dtype=np.float64))
+        if len(tensors) == weight.groups > 1:  # a tensor for each expert
+            for expert, name in enumerate(tensors):
+                self._add(name, squares[expert], counts[expert:expert + 1])
+        else:
+            for name in tensors:
+                self._add(name, squares, counts)
+
+    def _tensors(self, step: Step) -> list[str]:
+        parts = self._network.weights[step.weights["weight"]].parts
+        return list(dict.fromkeys(part.tensor for part in parts))
+
+    def _add(self, name: str, squares: np.ndarray, counts: np.ndarray) -> None:
+        self._squares[name] = self._squares.get(name, 0) + squares
+        self._counts[name] = self._counts.get(name, 0) + counts
+
+    def calibration(self, facts: dict) -> Calibration:
+        """Means of everything seen. Experts that no token reached get the mean of the others."""
+        importances = {}
+        for name, squares in self._squares.items():
+            counts = self._counts[name]
+            means = squares / np.maximum(counts, 1)[:, None] if squares.ndim == 2 else squares / max(counts[0], 1)
+            if squares.ndim == 2 and not counts.all():
+                means[counts == 0] = squares.sum(axis=0) / max(counts.sum(), 1)
+            importances[name] = means.astype(np.float32)
+        moments = {name: product / np.float32(self._counts[name][0]) for name, product in self._products.items()}
+        return Calibration(importances, moments, dict(self._shared), facts)
+
+
+def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: int | None = None,
+              moments: bool = True, progress: Callable[[int, int], None] | None = None, **load_options) -> Calibration:
+    """Run a model over a text and keep what its matrices are multiplied with.
+
+    context, chunks: the text is cut into windows of `context` tokens; the first `chunks` of them are read.
+    moments:         keep second moments for error feedback: K x K float32 per distinct input of K columns.
+    progress:        called with (windows done, windows).
+
+    Raises:
+        RequestError: the text is too short; and whatever `load` raises.
+    """
+    with load(path_or_name, backend="reference", **load_options) as model:
+        context = min(context, model.context)
+        windows, _ = windows_of(model, text, context, chunks, "plain")
+        collector = Collector(model.network, moments)
+        head = [step for step in model.network.entries["main"] if step.op == "linear"
+                and step.inputs[0] == model.network.outputs["hidden"]]
+        model.program.observer = collector
+        for done, window in enumerate(windows, 1):
+            hidden = model.hidden(window)
+            for step in head:
+                collector.linear(step, hidden)
+            if progress is not None:
+                progress(done, len(windows))
+        if not collector._squares:
+            raise RequestError(f"{model.network.name} has no matrices that could be calibrated")
+        samples = [window[:SAMPLE] for window in windows[::max(1, len(windows) // 2)][:2]]
+        return collector.calibration({"model": model.network.name, "tokens": sum(map(len, windows)), "sample": samples,
+                                      "context": context, "text_sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def _overlap(a: View, b: View) -> bool:
+    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width
