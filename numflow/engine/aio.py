@@ -25,12 +25,13 @@ class AsyncEngine:
         """As Engine.stats."""
         return self.engine.stats
 
-    async def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float = 0.0,
+    async def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
                      seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> AsyncHandle:
         """As Engine.submit; text becomes tokens in another thread."""
         handle = AsyncHandle(self.engine._core, asyncio.get_running_loop())
-        request = await asyncio.to_thread(self.engine.request, prompt_or_ids, max_tokens, temperature, seed, **decoding)
-        handle._job = self.engine.start(request, n, priority, handle.tell)
+        request = await asyncio.to_thread(self.engine.request, prompt_or_ids, max_tokens, temperature, seed, n=n,
+                                          **decoding)
+        handle._job = self.engine.start(request, request.samples, priority, handle.tell)
         return handle
 
     async def close(self, drain: bool = True, timeout: float | None = None) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numflow.decoding.chain import processed
 from numflow.decoding.constraints import NEVER, Constraints
 from numflow.decoding.select import largest
+from numflow.decoding.settings import Sampling
 from numflow.errors import RequestError
 
 
@@ -54,14 +56,17 @@ class BeamSearch:
 
     running:  hypotheses to run next, best first. finished: the best finished ones, best first. done: no more to run.
     prefix:   the decoder's first ids; the last `counted` of them are part of a text's length (a forced first token).
+    sampling: its penalties and bias hold for the log-probabilities.
     """
 
-    def __init__(self, beams: Beams, constraints: Constraints, prefix, counted: int = 0):
+    def __init__(self, beams: Beams, constraints: Constraints, prefix, counted: int = 0,
+                 sampling: Sampling | None = None):
         self.beams, self.constraints = beams, constraints
         self.running = [Hypothesis()]
         self.finished: list[Hypothesis] = []
         self.done = constraints.max_tokens == 0
         self._prefix, self._counted = [int(id) for id in prefix], counted
+        self._sampling = sampling or Sampling()
 
     @property
     def result(self) -> Hypothesis:
@@ -96,8 +101,8 @@ class BeamSearch:
         """Log-probability float64 [V] of the hypothesis with each token after it."""
         shifted = logits.astype(np.float64) - float(logits.max())
         shifted -= np.log(np.exp(shifted).sum())
-        before = (*self._prefix, *hypothesis.ids)
-        return self.constraints.apply(shifted, before, len(hypothesis.ids)) + hypothesis.score
+        before, new = np.array([*self._prefix, *hypothesis.ids], np.int32), len(hypothesis.ids)
+        return self.constraints.apply(processed(shifted, before, new, self._sampling), before, new) + hypothesis.score
 
     def _best(self, scores) -> np.ndarray:
         """Indices of the best continuations that may come, best first; of equal ones the lowest."""

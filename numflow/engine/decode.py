@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Generator, Sequence
 
+from numflow.engine.choices import choices
 from numflow.engine.core import Core
 from numflow.engine.generation import Generation, Piece
 from numflow.engine.job import Decoder, Job
@@ -12,10 +13,11 @@ from numflow.engine.request import Request
 def stream(core: Core, request: Request, result: Generation, decoder: Decoder) -> Generator[Piece, None, None]:
     """Fill `result` token by token; yields the text that became certain with each."""
     pieces: deque[Piece | None] = deque()
-    job = Job(request, decoder, sink=pieces.append, encoder=core.runner.has_encoder)
+    job = Job(request, decoder, request.samples, sink=pieces.append, encoder=core.runner.has_encoder)
     job.samples[0].generation = result
     try:
         yield from core.pieces(core.submit(job), pieces)
+        result.choices = choices(job)
     finally:
         core.leave([job])
 
@@ -25,9 +27,15 @@ def together(core: Core, requests: Sequence[Request], decoder: Decoder) -> list[
     jobs: list[Job] = []
     try:
         for request in requests:
-            jobs.append(core.submit(Job(request, decoder, encoder=core.runner.has_encoder)))
+            jobs.append(core.submit(Job(request, decoder, request.samples, encoder=core.runner.has_encoder)))
         for job in jobs:
             core.drive(job)
     finally:
         core.leave(jobs)
-    return [job.results[0] for job in jobs]
+    return [_result(job) for job in jobs]
+
+
+def _result(job: Job) -> Generation:
+    found = choices(job)
+    found[0].choices = found
+    return found[0]

@@ -55,7 +55,7 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="numflow-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float = 0.0,
+    def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
                seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> Handle:
         """Queue a request; returns at once.
 
@@ -68,12 +68,12 @@ class Engine:
             RequestError, TokenizerError: as Model.generate does, or the engine is closed.
         """
         handle = Handle(self._core)
-        handle._job = self.start(self.request(prompt_or_ids, max_tokens, temperature, seed, **decoding), n, priority,
-                                 handle._pieces.put)
+        request = self.request(prompt_or_ids, max_tokens, temperature, seed, n=n, **decoding)
+        handle._job = self.start(request, request.samples, priority, handle._pieces.put)
         return handle
 
-    def request(self, prompt: Prompt, max_tokens: int | None = 64, temperature: float = 0.0, seed: int | None = None,
-                **decoding: Any) -> Request:
+    def request(self, prompt: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
+                seed: int | None = None, **decoding: Any) -> Request:
         """A checked request, ready for `start`."""
         settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | decoding
         return self.model.request(prompt, Settings.of(settings))

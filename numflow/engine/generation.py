@@ -4,6 +4,8 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
+from numflow.decoding.logprobs import TokenLogprob
+
 
 @dataclass
 class Generation:
@@ -15,6 +17,9 @@ class Generation:
                    "cancelled" (it was wanted no more, or failed); None while tokens come.
     stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s.
     score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
+    logprobs:      of each of the ids, if they were asked for. prompt_logprobs: of each token of the prompt, None for
+                   the first. prompt: its text, if an echo was asked for.
+    choices:       all results of a request for n of them, this one first.
     """
 
     text: str = ""
@@ -22,6 +27,10 @@ class Generation:
     finish_reason: str | None = None
     stats: dict[str, float] = field(default_factory=dict)
     score: float | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt: str | None = None
+    choices: list["Generation"] = field(default_factory=list, repr=False, compare=False)
 
     def add(self, piece: "Piece") -> "Piece":
         """Append to the text; returns the piece."""
@@ -32,15 +41,16 @@ class Generation:
 class Piece(str):
     """Text that became certain with the token `id` (None: flushed at the end); may be empty.
 
-    index: which sample of the request it belongs to.
+    index: which sample of the request it belongs to. logprob: of the token, if it was asked for.
     """
 
     id: int | None
     index: int
+    logprob: TokenLogprob | None
 
-    def __new__(cls, text: str, id: int | None = None, index: int = 0):
+    def __new__(cls, text: str, id: int | None = None, index: int = 0, logprob: TokenLogprob | None = None):
         piece = super().__new__(cls, text)
-        piece.id, piece.index = id, index
+        piece.id, piece.index, piece.logprob = id, index, logprob
         return piece
 
 

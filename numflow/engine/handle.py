@@ -4,6 +4,7 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator
 
+from numflow.engine.choices import choices
 from numflow.engine.core import Core
 from numflow.engine.generation import Generation, Piece
 from numflow.engine.job import Job
@@ -32,7 +33,7 @@ class Handle:
         return self._job.done.is_set()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """The first sample, complete.
+        """The first sample, or the best one (best_of), complete.
 
         Raises:
             TimeoutError: it is not done after `timeout` seconds.
@@ -41,7 +42,7 @@ class Handle:
         return self.results(timeout)[0]
 
     def results(self, timeout: float | None = None) -> list[Generation]:
-        """All samples, complete, in order.
+        """All n samples, complete, in order; the n best ones, best first, with best_of.
 
         Raises:
             as `result` does.
@@ -49,7 +50,7 @@ class Handle:
         if not self._job.done.wait(timeout):
             raise TimeoutError(f"the request is not done after {timeout} s")
         self._raise()
-        return self._job.results
+        return choices(self._job)
 
     def cancel(self) -> None:
         """End it after the step that runs; its results keep what there is, with finish_reason "cancelled"."""
@@ -100,7 +101,7 @@ class AsyncHandle:
         """As Handle.results."""
         await asyncio.wait_for(self._ended.wait(), timeout)
         self._raise()
-        return self._job.results
+        return choices(self._job)
 
     def cancel(self) -> None:
         """As Handle.cancel."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.beam import BeamSearch, Hypothesis
 from numflow.engine.drafting import MAX_DRAFTS
 from numflow.engine.generation import Generation, Piece, TextStream, Timing
@@ -77,8 +78,16 @@ class Sample:
         for id in ids:
             if self.text.stopped:
                 break
+            logprob = self._logprob(len(self.generation.ids))
             self.generation.ids.append(id)
-            self._emit(self.generation.add(Piece(self.text.push(id), id, self.index)))
+            self._emit(self.generation.add(Piece(self.text.push(id), id, self.index, logprob)))
+
+    def _logprob(self, place: int) -> TokenLogprob | None:
+        if isinstance(self.search, BeamSearch) or self.search.sampler.settings.logprobs is None:
+            return None
+        found = self.search.sampler.logprobs[place]
+        self.generation.logprobs = [*(self.generation.logprobs or []), found]
+        return found
 
     def finish(self, request: Request, reason: str | None = None) -> Generation:
         """The finished generation; `reason` in place of its own."""
@@ -90,6 +99,7 @@ class Sample:
         else:
             self.search.close()
         if result.finish_reason is None:
+            result.prompt, result.prompt_logprobs = request.echo, request.prompt_logprobs
             self._emit(result.add(Piece(self.text.flush(), None, self.index)))
             result.finish_reason = reason or ("stop_string" if self.text.stopped else reason_of(best, request))
             result.stats = self.timing.stats(result)
@@ -112,7 +122,7 @@ class Job:
 
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
                  sink: Sink = lambda piece: None, encoder: bool = False):
-        self.request, self.sink, self.error = request, sink, None
+        self.request, self.decoder, self.sink, self.error = request, decoder, sink, None
         self.done = threading.Event()
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
                                self._tell) for index, search in enumerate(searches(request, count))]

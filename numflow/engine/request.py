@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from numflow.decoding.constraints import Constraints
+from numflow.decoding.logprobs import TokenLogprob
 from numflow.decoding.sampler import Grammar, Sampler
 from numflow.decoding.settings import Sampling, is_count
 from numflow.decoding.speculative import StepTimes
@@ -16,6 +17,7 @@ from numflow.engine.defaults import Defaults
 from numflow.engine.drafters import ModelDraft, NgramDraft
 from numflow.engine.drafting import MAX_DRAFTS, Draft
 from numflow.engine.prompt import Prompts
+from numflow.engine.scoring import prompt_logprobs
 from numflow.engine.sequence import Runner
 from numflow.engine.settings import BREAKERS, Settings
 from numflow.errors import RequestError, TokenizerError
@@ -33,7 +35,7 @@ class Request:
     beams:     None: tokens are picked one by one, as `sampling` says.
     samples:   texts to generate. n: how many of them are wanted, the best.
     grammar:   what the text must follow, at its beginning.
-    prompt_logprobs: None, or how many tokens beside each of the prompt's. echo: the text begins with the prompt.
+    prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
     drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
     """
 
@@ -48,8 +50,8 @@ class Request:
     samples: int = 1
     n: int = 1
     grammar: Grammar | None = None
-    prompt_logprobs: int | None = None
-    echo: bool = False
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    echo: str | None = None
     drafting: Callable[[Sampler], Draft] | None = None
 
     def sampler(self, index: int = 0) -> Sampler:
@@ -100,8 +102,8 @@ class Requests:
         max_tokens = runner.context if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
         stops = self._stops(settings.stop)
         beams = self._beams(settings, stops)
-        ids = self._prompts.ids(prompt, settings.chat)
-        bos = self._bos_id() if len(ids) == 0 else None
+        text, ids = prompt, self._prompts.ids(prompt, settings.chat)
+        bos = self.bos_id if len(ids) == 0 else None
         prefix = prompt = runner.check(ids if bos is None else [bos])
         if runner.has_encoder:
             given = settings.decoder_ids
@@ -114,7 +116,7 @@ class Requests:
         samples, n = self._samples(settings, beams)
         return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
-                       *self._prompt_logprobs(settings),
+                       self._prompt_logprobs(settings, prompt), self._echo(settings, text, prompt),
                        self._drafting(settings, beams, prompt, len(prefix) + constraints.max_tokens))
 
     @property
@@ -196,17 +198,24 @@ class Requests:
             raise RequestError(f"{name}={samples} would give the same text {samples} times: give a temperature above 0")
         return samples, n
 
-    def _prompt_logprobs(self, settings) -> tuple[int | None, bool]:
-        top, echo = settings.prompt_logprobs, settings.echo
-        if not isinstance(echo, bool):
-            raise RequestError(f"echo should be a switch, is {echo!r}")
-        if echo and (settings.chat or self._runner.has_encoder):
-            raise RequestError("echo repeats a prompt that the text continues: leave out chat, "
-                               "and encoder-decoders have none")
-        if echo:
-            self._tokenizer()
-            top = settings.logprobs if top is None else top
-        return None if top is None else _count("prompt_logprobs", top), echo
+    def _prompt_logprobs(self, settings, ids) -> list[TokenLogprob | None] | None:
+        top = settings.prompt_logprobs
+        if top is None and settings.echo:
+            top = settings.logprobs
+        if top is None:
+            return None
+        if self._runner.has_encoder:
+            raise RequestError("prompt_logprobs: an encoder-decoder gives its prompt no probabilities")
+        return prompt_logprobs(self._runner, ids, _count("prompt_logprobs", top))
+
+    def _echo(self, settings, prompt, ids) -> str | None:
+        if not isinstance(settings.echo, bool):
+            raise RequestError(f"echo should be a switch, is {settings.echo!r}")
+        if not settings.echo:
+            return None
+        if settings.chat or self._runner.has_encoder:
+            raise RequestError("echo is for prompts that the text continues, without chat and encoder")
+        return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
 
     def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Draft] | None:
         how, count = settings.speculate, settings.draft_tokens
@@ -274,7 +283,9 @@ class Requests:
         except TokenizerError:
             return None
 
-    def _bos_id(self) -> int | None:
+    @property
+    def bos_id(self) -> int | None:
+        """The token that starts a text."""
         return self.tokenizer.bos_id if self.tokenizer else self._bos
 
     def _end_ids(self) -> frozenset[int]:

@@ -74,5 +74,5 @@ Search = OneByOne | BeamSearch
 def searches(request: Request, count: int = 1) -> list[Search]:
     """The searches of `count` samples of a request."""
     if request.beams is not None:
-        return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted)]
+        return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted, request.sampling)]
     return [OneByOne(request, index) for index in range(count)]

@@ -29,7 +29,7 @@ class Settings(Sampling):
     n:               so many texts, in Generation.choices. best_of: generate so many, and keep the n with the highest
                      mean log-probability.
     prompt_logprobs: also tell the log-probability of each token of the prompt, and of the N most probable ones.
-    echo:            the text begins with the prompt; with logprobs, prompt_logprobs is the same number.
+    echo:            also tell the prompt's text, in Generation.prompt; with logprobs, prompt_logprobs is that number.
     json_schema, regex, grammar: the text follows a JSON schema (dict or JSON text), a regular expression, or a grammar
                      (Lark or GBNF); an end token comes only where it is complete.
     speculate:       how tokens are guessed ahead, so that several are checked at once: "ngram" (what came after the
