@@ -15,6 +15,7 @@ from numflow.cli import (
     inspect,
     measure,
     models,
+    plan,
     quantize,
     serve,
     spec,
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, models.pull, models.models,
                 inspect.inspect, bench.bench, measure.perplexity, quantize.quantize, quantize.verify,
-                quantize.imatrix, measure.warmup, experiment.experiment,
+                quantize.imatrix, measure.warmup, plan.plan, experiment.experiment,
                 serve.serve, doctor.doctor):
     app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")

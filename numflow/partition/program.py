@@ -99,6 +99,11 @@ class PlanProgram:
         """Bytes of one KV block, all layers and devices."""
         return sum(self._read("block_bytes"))
 
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers and devices."""
+        return sum(self._read("cross_block_bytes"))
+
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content."""
         self._all("reserve", blocks, cross_blocks)

@@ -1,0 +1,142 @@
+"""`numflow plan`: which device should hold what."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import print_json
+from numflow.cli.tables import print_table
+from numflow.errors import RequestError
+
+
+def plan(
+    model: options.Model = None,
+    devices: Annotated[str, typer.Option(metavar="TEXT", show_default="every device of the cluster",
+                                         help="Devices that may be used, such as '0;1;2;3' or 'cpu;0'. The string "
+                                              "itself is priced too.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE,SIZE", show_default="the cluster's", help="Memory of the "
+                                        "devices, in the order of --devices, or one size for all.")] = "",
+    batch: Annotated[int, typer.Option(metavar="N", help="Queries at the same time.")] = 1,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of each query.")] = 2048,
+    objective: Annotated[str, typer.Option(metavar="NAME", help="latency (one fast answer) or "
+                                           "throughput.")] = "latency",
+    cluster: Annotated[str, typer.Option(metavar="FILE", show_default="this machine, measured once", help="Hardware: a "
+                                         "TOML file, or a name that `numflow plan --clusters` lists.")] = "",
+    shape: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Instead of a model on disk: a plain "
+                                       "decoder of this size, such as 7b, 13b or 70b.")] = "",
+    weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
+                                         help="Tensor type of the matrices, such as F16, Q4_0 or q3h.")] = "",
+    kv: Annotated[float, typer.Option(metavar="BITS", help="Bits of a cached key or value.")] = 16,
+    clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
+    spec: options.SpecFile = None,
+    json: options.Json = False,
+    offline: options.Offline = False,
+) -> None:
+    """Compare ways to spread a model over devices.
+
+    Every strategy (by layer, by tensor, hybrid) is cut, priced and simulated; each loser's row says why it lost.
+    """
+    from numflow.partition import hardware, planner
+    from numflow.partition.drawing import draw
+
+    if clusters:
+        print_table(("name", "what it is"), hardware.known_clusters().items())
+        return
+    goal = planner.Goal(batch, context, objective)
+    found = hardware.read_cluster(cluster) if cluster else _this_machine(devices, measure)
+    names = _names(devices, found)
+    found = _with_memory(found, names, memory)
+    network = _network(model, shape, weights, spec, offline, context)
+    candidates = planner.rank(network, found, names, goal, devices or None, kv_bytes=kv / 8, progress=_progress)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    if json:
+        print_json({"model": network.name, "cluster": found.title, "batch": batch, "context": context,
+                    "objective": objective, "candidates": [_as_dict(c) for c in candidates]})
+        return
+    print(f"{network.name} on {found.title}, {batch} x {context} tokens, {objective}\n")
+    print_table(("devices", "strategy", ">GB", ">first token s", ">tok/s, one", f">tok/s, {batch}", "verdict"),
+                [_row(c) for c in candidates])
+    if candidates[0].fits:
+        print("\n" + "\n".join(draw(candidates[0].plan, candidates[0].memory)))
+    else:
+        raise RequestError("no strategy fits into the memory of these devices; a smaller --context, --batch, --kv or "
+                           "--weights would need less")
+
+
+def _this_machine(devices: str, again: bool):
+    from numflow.lab.machine import this_machine
+    from numflow.partition.devices import parse_devices
+
+    return this_machine(len(parse_devices(devices)) if devices else 1, again)
+
+
+def _names(devices: str, cluster) -> list[str]:
+    from numflow.partition.devices import parse_devices
+
+    return [device.name for device in parse_devices(devices)] if devices else list(cluster.devices)
+
+
+def _with_memory(cluster, names: list[str], memory: str):
+    """The cluster with other sizes of memory."""
+    from dataclasses import replace
+
+    from numflow.partition.hardware import parse_bytes
+
+    if not memory:
+        return cluster
+    sizes = [parse_bytes(size, "--memory") for size in memory.split(",")]
+    if len(sizes) not in (1, len(names)):
+        raise RequestError(f"--memory should be one size or {len(names)}, has {len(sizes)}")
+    sizes = sizes * len(names) if len(sizes) == 1 else sizes
+    given = dict(zip(names, sizes, strict=True))
+    return replace(cluster, devices={name: replace(device, memory=given.get(name, device.memory))
+                                     for name, device in cluster.devices.items()})
+
+
+def _network(model, shape: str, weights: str, spec: Path | None, offline: bool, context: int):
+    """The model's network, each matrix product on its own."""
+    from dataclasses import replace
+
+    from numflow import formats, network, registry
+    from numflow.formats.types import tensor_type
+
+    if shape:
+        from numflow.lab.shapes import find_shape, random_network
+
+        return replace(random_network(find_shape(shape), weights or "F16", fuse=False)[0], name=shape)
+    checkpoint = formats.open_checkpoint(registry.resolve(model or registry.default_model(), offline=offline))
+    built = network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)
+    if not weights:
+        return built
+    tensor_type(weights)
+    return replace(built, weights={name: replace(weight, types=(weights,)) if len(weight.shape) == 2 else weight
+                                   for name, weight in built.weights.items()})
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[Kpricing {text}", end="", file=sys.stderr, flush=True)
+
+
+def _row(c) -> tuple:
+    if c.error:
+        return (c.devices, c.strategy, "", "", "", "", c.reason)
+    largest = max(memory.used for memory in c.memory.values()) / 1e9
+    figures = (f"{largest:.1f}", f"{c.first:.2f}", f"{c.speed:.1f}", f"{c.throughput:.1f}")
+    return (c.devices, c.strategy, *figures, c.reason)
+
+
+def _as_dict(c) -> dict:
+    facts = {"devices": c.devices, "strategy": c.strategy, "fits": c.fits, "reason": c.reason}
+    if c.error:
+        return facts
+    return facts | {
+        "first_token_s": c.first, "tok_s": c.speed, "tok_s_batch": c.throughput, "exchanging": c.exchanging,
+        "waiting": c.waiting,
+        "memory": {name: {"weights": m.weights, "kv": m.cache, "scratch": m.scratch, "limit": m.limit}
+                   for name, m in c.memory.items()}}
