@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numflow.cpu import act, attention, cache, embed, linear, moe, norm, rope, select
+from numflow.cpu import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
 from numflow.cpu.context import Context, overlap
+from numflow.cpu.fuse import adds_taken_over, operands_made
 from numflow.cpu.kernel import Call
 from numflow.ops import Step, View, param
 
@@ -23,29 +24,52 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 class Bound:
     """The steps of one entry, bound.
 
-    steps: (step, its calls) in order.
+    steps: (step, its calls) in order; a step that another one does has none (fuse.py, where `fused`).
+    kernels: the one that does each step, or the last of them.
     table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
     ends:  for each step, the number of table rows up to its last call.
     """
 
-    def __init__(self, steps: tuple[Step, ...], ctx: Context):
-        self.steps, group = [], _Group()
+    def __init__(self, steps: tuple[Step, ...], ctx: Context, fused: bool = True):
+        outputs, group = ctx.network.outputs.values(), _Group()
+        adds = adds_taken_over(steps, outputs) if fused else {}
+        made = operands_made(steps, outputs, lambda reader: linear.uses_int8(
+            ctx.packed(reader.weights["weight"]), ctx.activations)) if fused else {}
         barriers: list[int] = []
+        self.steps: list[tuple[Step, list[Call]]] = []
         ctx.begin()
-        for step in steps:
-            ctx.shared = {}
-            calls = BINDERS[step.op](step, ctx)
-            for view in step.outputs:
-                ctx.written(view)
-            effects = _effects(step, ctx)
+        for index, step in enumerate(steps):
+            if index in made or index in adds.values():
+                self.steps.append((step, []))
+                continue
+            makers = [steps[i] for i, reader in made.items() if reader == index]
+            add = steps[adds[index]] if index in adds else None
+            calls, effects = self._bind(step, makers, add, ctx)
             if group.meets(*effects):
                 barriers[-1], group = 1, _Group()
             group.add(*effects)
             barriers += [1] * (len(calls) - 1) + [0]
             self.steps.append((step, calls))
+        doers = {i: self.steps[reader][1][0] for i, reader in made.items()}
+        doers |= {i: self.steps[linear_at][1][-1] for linear_at, i in adds.items()}
+        self.kernels = [calls[-1].kernel if calls else doers[i].kernel for i, (_, calls) in enumerate(self.steps)]
         self.calls = [call for _, calls in self.steps for call in calls]
         self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
+
+    @staticmethod
+    def _bind(step: Step, makers: list[Step], add: Step | None, ctx: Context) -> tuple[list[Call], tuple[list, list]]:
+        """Calls and effects of a step together with those that it takes over."""
+        ctx.shared, ctx.add, ctx.makers = {}, add, {maker.outputs[0]: maker for maker in makers}
+        for view in ctx.makers:
+            ctx.written(view)
+        calls = (BINDERS.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
+        together = [*makers, step, *([] if add is None else [add])]
+        for view in (view for each in together for view in each.outputs):
+            if view not in ctx.makers:
+                ctx.written(view)
+        effects = [_effects(each, ctx) for each in together]
+        return calls, ([r for reads, _ in effects for r in reads], [w for _, writes in effects for w in writes])
 
     def compile(self, done: Callable[[], None]) -> None:
         """Make every kernel ready (`done` is called after each) and fill the table."""

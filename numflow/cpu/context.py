@@ -10,8 +10,10 @@ from numflow.cpu.cache import KVCache
 from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD, Call
 from numflow.cpu.layout import Packed
 from numflow.cpu.memory import Buffers, aligned
+from numflow.cpu.operands import bind_made
 from numflow.cpu.pack import pack
-from numflow.ops import Network, View
+from numflow.cpu.world import World
+from numflow.ops import Network, Step, View
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,16 @@ class Context:
     header:      address of the batch header.
     activations: "int8" or "f32", what quantised matrices are multiplied with.
     caches:      KVCache by name.
+    world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
+    add, makers: of the step which is being bound: the `add` it does as well, and the steps whose outputs it computes
+                 while it makes operands of them, by output (fuse.py).
     """
 
     def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
-                 activations: str, n_threads: int):
+                 activations: str, n_threads: int, world: World | None = None, device: int = 0):
         self.network, self.weights, self.caches = network, weights, caches
-        self.activations, self.n_threads = activations, n_threads
+        self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
         self.header_fields = aligned(HEADER_FIELDS, np.int64)
         self.header = self.header_fields.ctypes.data
         self.packed, self.vector = weights.packed, weights.vector
@@ -85,6 +90,8 @@ class Context:
         """A new list of steps begins: no operand is made yet."""
         self._made: set[tuple[View, bool]] = set()
         self.shared: dict[str, bool] = {}
+        self.add: Step | None = None
+        self.makers: dict[View, Step] = {}
 
     def view(self, view: View) -> tuple[int, int]:
         """Address of a view's first element, and elements from one row to the next."""
@@ -110,7 +117,10 @@ class Context:
         if made:
             return Operand(x, aux or 0, ())
         self._made.add((view, int8))
-        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux)
+        if view in self.makers:
+            call = bind_made(self.makers[view], self, x, aux)
+        else:
+            call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux)
         return Operand(x, aux or 0, (call,))
 
     def written(self, view: View) -> None:

@@ -8,26 +8,38 @@ import numpy as np
 
 from numflow.cpu.activations import TOKEN_TILE, operand_bytes
 from numflow.cpu.expert_kernels import KERNELS as EXPERT_KERNELS
-from numflow.cpu.expert_routes import group_bytes, group_routes, operand_rows, routes_to_f32, routes_to_int8
+from numflow.cpu.expert_routes import (
+    group_bytes,
+    group_routes,
+    operand_rows,
+    routes_to_f32,
+    routes_to_int8,
+    zero_others,
+)
 from numflow.cpu.kernel import Call
 from numflow.cpu.layout import ROWS, Packed, tiles_of
 from numflow.cpu.linear_kernels import KERNELS
 from numflow.cpu.memory import aligned
-from numflow.ops import Step
+from numflow.ops import Step, param
 
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 
 def linear(step: Step, ctx) -> list[Call]:
-    """x f32 [T, K], weight packed [N, K], bias f32 [N] -> y f32 [T, N]."""
+    """x f32 [T, K], weight packed [N, K], bias f32 [N] -> y f32 [T, N].
+
+    ctx.add: the step `add` that is done at once, so that y is its output.
+    """
     x, y = step.inputs[0], step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
     int8 = uses_int8(weight, ctx.activations)
-    operand = ctx.operand(x, int8)
+    operand, add = ctx.operand(x, int8), ctx.add
+    factor = float(param(add, "scale")) if add else 0.0
+    addend, y = (ctx.view(add.inputs[0]), add.outputs[0]) if add else ((0, 0), y)
     return [*operand.calls, Call.of(
         step, KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes, weight.headers,
         *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
-        token_block(x.width, int8))]
+        token_block(x.width, int8), *addend, factor)]
 
 
 def expert_linear(step: Step, ctx) -> list[Call]:
@@ -41,8 +53,13 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     x_size, aux_size = operand_bytes(operand_rows(routes), x.width, int8)
     operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if int8 else 0
     shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
+    first = param(step, "first")
+    others = [Call.of(None, zero_others, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first, experts,
+                      *ctx.view(y), y.width)]
     return [
-        Call.of(None, group_routes, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, 0, experts, routes, groups),
+        *(others if "first" in step.params else ()),
+        Call.of(None, group_routes, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first, experts, routes,
+                groups),
         Call.of(None, routes_to_int8 if int8 else routes_to_f32, *ctx.view(x), shared, x.width, operand, aux, experts,
                 routes, groups),
         Call.of(step, EXPERT_KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand, aux, weight.codes,

@@ -6,15 +6,17 @@ import numpy as np
 
 from numflow.cpu.batch import Limits, fill_header
 from numflow.cpu.bind import Bound
-from numflow.cpu.cache import ELEMENTS, KVCache
+from numflow.cpu.cache import KVCache
 from numflow.cpu.clock import Stamps
 from numflow.cpu.context import Context, Weights, overlap
 from numflow.cpu.cores import default_threads
 from numflow.cpu.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
-from numflow.errors import RequestError, did_you_mean
+from numflow.cpu.world import World
+from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
+from numflow.quant.kv import KV_TYPES
 
 Progress = Callable[[str, int, int], None]
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -28,9 +30,12 @@ class Program:
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
     threads:     None: one per physical core this process may use.
     block_size:  tokens per KV block, a multiple of 64.
-    kv_type:     "f32", "f16" or "auto": f16 unless activations are f32 or all weights are floats.
+    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f16 unless activations are f32 or
+                 all weights are floats.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
+    fused:       let kernels do neighbouring steps together (fuse.py); the results are the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
+    world, device: of a plan with several devices, where they meet and which of them this is; its threads are its own.
 
     Raises:
         RequestError, DeviceError: an option is out of range.
@@ -38,25 +43,27 @@ class Program:
     """
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
-                 block_size: int = 64, kv_type: str = "auto", rows: int = 512, progress: Progress | None = None):
+                 block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
+                 fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0):
         for name, value, known in (("activations", activations, ("int8", "f32")),
-                                   ("kv_type", kv_type, ("auto", *ELEMENTS))):
+                                   ("kv_k", kv_k, ("auto", *KV_TYPES)), ("kv_v", kv_v, ("auto", *KV_TYPES))):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self._progress = progress or (lambda what, done, total: None)
-        self._threads: Threads = shared_threads(default_threads() if threads is None else threads)
+        threads, self._world = default_threads() if threads is None else threads, world
+        self._threads: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self._threads.n_threads, compile_seconds["compiled"]
-        self.activations, self.threads = activations, n_threads
+        self.activations, self.threads, self._fused = activations, n_threads, fused
         exact = activations == "f32" or _all_floats(network)
-        kv_type = ("f32" if exact else "f16") if kv_type == "auto" else kv_type
+        kv = [("f32" if exact else "f16") if kind == "auto" else kind for kind in (kv_k, kv_v)]
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
-        self._caches = {name: KVCache(cache, block_size, kv_type) for name, cache in network.caches.items()}
+        self._caches = {name: KVCache(cache, block_size, *kv) for name, cache in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
-        self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads)
+        self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads, world, device)
         self._bind()
         self.compile_s = compile_seconds["compiled"] - compiling
 
@@ -134,6 +141,7 @@ class Program:
         self._entry(entry)
         rows, held = self._rows(entry, output), self._load(batch, entry)
         self._threads.run(self._bound[entry].table, rows)
+        self._check_world()
         del held  # the header points into these arrays
         if output is None:
             return None
@@ -146,8 +154,9 @@ class Program:
         stamps = Stamps(bound.table, bound.ends)
         self._threads.run(stamps.table, len(stamps.table))
         del held
-        return [TraceRow(index, step.label, step.op, self._shapes(step), calls[-1].kernel.location, microseconds)
-                for index, ((step, calls), microseconds) in enumerate(zip(bound.steps, stamps.microseconds.tolist()))]
+        return [TraceRow(index, step.label, step.op, self._shapes(step), kernel.location, microseconds)
+                for index, ((step, _), kernel, microseconds) in enumerate(
+                    zip(bound.steps, bound.kernels, stamps.microseconds.tolist(), strict=True))]
 
     def weight_cost(self, name: str) -> tuple[int, bool]:
         """Bytes of a weight in memory, and whether it meets int8 activations."""
@@ -155,6 +164,10 @@ class Program:
             packed = self._weights.matrices[name]
             return packed.nbytes, uses_int8(packed, self._ctx.activations)
         return self._weights.vectors[name].nbytes, False
+
+    def _check_world(self) -> None:
+        if self._world is not None and self._world.aborted:
+            raise DeviceError("the run was broken off: another device failed")
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
@@ -164,7 +177,7 @@ class Program:
 
     def _bind(self) -> None:
         """Bind every entry to the buffers as they are now."""
-        self._bound = {entry: Bound(steps, self._ctx) for entry, steps in self.network.entries.items()}
+        self._bound = {entry: Bound(steps, self._ctx, self._fused) for entry, steps in self.network.entries.items()}
         total, done = len(self.kernels), 0
 
         def one_more():
@@ -219,5 +232,7 @@ class Program:
 
 
 def _all_floats(network: Network) -> bool:
-    """Whether the file has every weight as plain numbers."""
+    """Whether the file has every weight of the model as plain numbers."""
+    if "all_floats" in network.facts:  # of a part, which need not have weights of all types
+        return network.facts["all_floats"]
     return all(name in _FLOATS for weight in network.weights.values() for name in weight.types)

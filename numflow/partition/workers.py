@@ -70,7 +70,7 @@ class ThreadWorker:
 class ProcessWorker:
     """Runs a device in a process of its own, which is started afresh (no fork).
 
-    make: as for ThreadWorker; it and what it refers to can be pickled.
+    make: as for ThreadWorker; it and what it refers to can be pickled. Its `world` is closed when the process ends.
     """
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
@@ -124,6 +124,7 @@ def _process_work(make: Callable[[], Any], pipe) -> None:
             pipe.send((how, portable(value) if how == "error" else value))
     if program is not None:
         program.close()
+    make.world.close()
 
 
 def answer(program: Any, name: str, args: tuple, kwargs: dict) -> tuple[str, Any]:

@@ -1,0 +1,148 @@
+"""Memory where the devices of a plan meet: one region that all of their threads see, in one process or in several.
+
+    line 0            not 0: the run is broken off, nobody waits any more
+    lines             one for every thread in every channel: how many rounds it has done
+    slots             of the channels, where values lie while they change hands
+
+A channel is a group of devices (all_reduce, all_gather) or a pair of them (send, receive). A value goes through in
+rounds of as many rows as a slot holds. A thread copies its share to a slot, says so in its line, and waits for the
+lines of the others; a line is written by one thread only, so nothing needs an atomic addition. Of a group there are two
+slots per device, used in turn: who has come to a round has read all of the last but one. Of a pair there is a ring.
+"""
+
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+
+import numpy as np
+
+from numflow.cpu.cores import default_threads
+from numflow.cpu.memory import LINE, aligned, padded
+from numflow.errors import DeviceError
+from numflow.ops import Network, param
+
+SLOT_BYTES = 256 << 10
+PATIENCE, SCARCE = 2000, 16  # spins before a waiting thread yields its core; where threads outnumber cores
+_RING_ROWS = 1024            # rows that a ring holds, within its limits
+_RING = (4, 64)              # slots of a ring
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Where a group or a pair of devices meets; offsets in the region.
+
+    lines: offset of the first line. threads: lines of each device, one device after the other.
+    slots: offset of the first slot. slot_bytes: of each. ring: slots of a pair, 2 for each device of a group.
+    """
+
+    devices: tuple[int, ...]
+    lines: int
+    threads: tuple[int, ...]
+    slots: int
+    slot_bytes: int
+    ring: int
+
+    def first_line(self, device: int) -> int:
+        """Offset of a device's lines."""
+        return self.lines + LINE * sum(self.threads[:self.devices.index(device)])
+
+
+class World:
+    """The region, and the channels that the steps of the devices' networks need.
+
+    networks: of the devices, in the plan's order. threads: of each device, None: the cores there are, shared out.
+    shared: the region can be opened by other processes, to which a World goes by being pickled.
+
+    Raises:
+        DeviceError: threads is not at least 1, or there is no room for shared memory.
+    """
+
+    def __init__(self, networks: list[Network], threads: int | None = None, shared: bool = False):
+        cores = default_threads()
+        count = max(1, cores // len(networks)) if threads is None else threads
+        if count < 1:
+            raise DeviceError(f"threads should be at least 1, is {threads}")
+        self.threads = [count] * len(networks)
+        self.patience = PATIENCE if sum(self.threads) <= cores else SCARCE
+        widths = _widths(networks)
+        at = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
+        lines, self.channels = LINE, {}
+        for key, width in widths.items():
+            kind, devices = key
+            counts = tuple(self.threads[d] for d in devices)
+            slot = max(SLOT_BYTES, 4 * padded(width))
+            ring = min(max(-(-_RING_ROWS * 4 * padded(width) // slot), _RING[0]), _RING[1]) if kind == "pair" else 2
+            self.channels[key] = Channel(devices, lines, counts, at, slot, ring)
+            lines += LINE * sum(counts)
+            at += slot * ring * (1 if kind == "pair" else len(devices))
+        self._size, self._shared, self._owner = at, None, True
+        if shared:
+            self._create()
+        else:
+            self._memory = aligned(self._size, np.uint8)
+
+    def _create(self) -> None:
+        try:
+            self._shared = SharedMemory(create=True, size=self._size)
+        except OSError as error:
+            raise DeviceError(f"no {self._size / 1e6:.0f} MB of shared memory: {error.strerror}") from None
+        self._memory = np.frombuffer(self._shared.buf, np.uint8)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_memory": None, "_shared": self._shared.name, "_owner": False}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ |= state
+        self._shared = SharedMemory(state["_shared"])
+        self._memory = np.frombuffer(self._shared.buf, np.uint8)
+
+    @property
+    def address(self) -> int:
+        """Where the region lies in this process."""
+        return self._memory.ctypes.data
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the run is broken off."""
+        return bool(self._counters[0])
+
+    @property
+    def progress(self) -> int:
+        """Grows with every round of every thread."""
+        return int(self._counters[LINE // 8::LINE // 8].sum())
+
+    def abort(self) -> None:
+        """Let nobody wait any more."""
+        if self._memory is not None:
+            self._counters[0] = 1
+
+    def reset(self) -> None:
+        """As new; all devices must be at rest."""
+        self._counters[:] = 0
+
+    def close(self) -> None:
+        """Give the region back; may be called twice."""
+        self._memory = None
+        if self._shared is not None:
+            self._shared.close()
+            if self._owner:
+                self._shared.unlink()
+            self._shared = None
+
+    @property
+    def _counters(self) -> np.ndarray:
+        return self._memory[:self._lines_end].view(np.int64)
+
+
+def _widths(networks: list[Network]) -> dict[tuple[str, tuple[int, ...]], int]:
+    """Channels, ("group", devices) or ("pair", (from, to)), with the widest rows that go through them."""
+    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    for device, network in enumerate(networks):
+        for step in (step for steps in network.entries.values() for step in steps):
+            if step.op == "send":
+                key, width = ("pair", (device, param(step, "peer"))), step.inputs[0].width
+            elif step.op in ("all_reduce", "all_gather"):
+                key, width = ("group", tuple(param(step, "group"))), step.outputs[0].width
+            else:
+                continue
+            found[key] = max(width, found.get(key, 0))
+    return found
