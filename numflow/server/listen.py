@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -120,9 +121,8 @@ def serve(service: Service, started: Callable[[str], None] = lambda url: None) -
         timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
     server = _Server(options, service, lambda: started(url))
     try:
-        server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass  # uvicorn raises the signal again when all is over
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all is over
+            server.run(sockets=[listener])
     finally:
         listener.close()
     if service.failure is not None:

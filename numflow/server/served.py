@@ -9,6 +9,7 @@ from typing import Any
 
 import numflow
 from numflow.engine.engine import Engine
+from numflow.engine.memory import block_bytes
 from numflow.engine.prompt import Conversation, Prompts
 from numflow.errors import NumflowError, RequestError
 from numflow.server.config import ModelConfig
@@ -55,7 +56,8 @@ class Served:
     @property
     def nbytes(self) -> int:
         """Memory of weights, keys and values."""
-        return int(self.model.program.weights_bytes) + int(self.model.program.kv_bytes)
+        program = self.model.program
+        return int(program.weights_bytes) + self.model.runner.blocks.capacity * block_bytes(program)
 
     @property
     def tokenizer(self):

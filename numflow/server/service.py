@@ -48,8 +48,8 @@ class Service:
 
     def loaded(self, loading: asyncio.Task) -> None:
         """The models of the beginning have been loaded, or could not be: then the service ends."""
-        if not loading.cancelled() and loading.exception() is not None:
-            self.failure, self.draining = loading.exception(), True
+        if not loading.cancelled() and (error := loading.exception()) is not None:
+            self.failure, self.draining = error.__cause__ or error, True
         elif not loading.cancelled():
             log.info({"ready": [served.name for served in self.pool.loaded()]})
 

@@ -88,7 +88,9 @@ def parse(kind: type[Body], data: bytes, lenient: bool = False) -> Body:
 
 def _explained(kind: type[BaseModel], faults: list[dict[str, Any]]) -> ApiError:
     """The first fault that pydantic found, in words for the sender."""
-    fault = faults[0]
+    # A field of several types has a fault for each: the one that got furthest is what was meant.
+    fault = max((other for other in faults if other["loc"][:1] == faults[0]["loc"][:1]),
+                key=lambda other: _path(other["loc"]).count("["))
     field = _path(fault["loc"])
     if fault["type"] == "json_invalid":
         return bad_request(f"the request is no JSON: {fault['msg'].removeprefix('Invalid JSON: ')}",
@@ -99,7 +101,7 @@ def _explained(kind: type[BaseModel], faults: list[dict[str, Any]]) -> ApiError:
     if fault["type"] == "missing":
         return bad_request(f"{field} is missing", field, "missing_field")
     wanted = dict.fromkeys(one_line(other["msg"]).removeprefix("Input should be ") for other in faults
-                           if _path(other["loc"]) == field)  # a field of several types has a fault for each
+                           if _path(other["loc"]) == field)
     return bad_request(f"{field or 'the request'} should be {', or '.join(wanted)}", field or None, "invalid_value")
 
 
