@@ -75,7 +75,7 @@ class BeamSearch:
 
     def advance(self, logits: np.ndarray) -> list[int]:
         """Take the logits [n, V] of the running hypotheses; returns which of them each new one continues."""
-        if not np.isfinite(logits).all():
+        if not np.isfinite(logits.max(axis=1)).all():  # -inf is a token that never comes
             raise RequestError("the model's logits are not finite numbers; its weights or its specification are wrong")
         new, width = len(self.running[0].ids), self.beams.num_beams
         last, length = new + 1 == self.constraints.max_tokens, new + 1 + self._counted
