@@ -94,7 +94,7 @@ def _at(args, item):
 
 
 @inline
-def _activated(kind, x):
+def activated(kind, x):
     """act(x) of the given kind."""
     if kind == SILU:
         return x * sigmoid(x)
@@ -118,7 +118,7 @@ def _act(args, thread, n_threads):
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
-        store_part(y, _activated(i64(args, KIND), load_part(a, left)), left)
+        store_part(y, activated(i64(args, KIND), load_part(a, left)), left)
 
 
 @kernel
@@ -127,7 +127,7 @@ def _act_mul(args, thread, n_threads):
     begin, end = share(_items(args), thread, n_threads)
     for item in range(begin, end):
         y, a, b, left = _at(args, item)
-        store_part(y, _activated(i64(args, KIND), load_part(a, left)) * load_part(b, left), left)
+        store_part(y, activated(i64(args, KIND), load_part(a, left)) * load_part(b, left), left)
 
 
 @kernel

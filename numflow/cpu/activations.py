@@ -75,17 +75,25 @@ def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t,
 
     Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
     """
-    m, end = tile_tokens(count), min(begin + CHUNK, columns)
-    aux += t * (columns // UNIT) * AUX_BYTES
+    m = tile_tokens(count)
     for i in range(count):
         row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
-        if int8:
-            for unit in range(begin // UNIT, end // UNIT):
-                _quantize_unit(row + unit * 128, x + t * columns + unit * 32 * m, aux + unit * AUX_BYTES * m, i, m)
-        else:
-            out = f32_ptr(x + 4 * t * columns)
-            for k in range(begin, end):
-                out[k * m + i] = f32_ptr(row)[k]
+        put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, int8)
+
+
+@inline
+def put_row(source, columns, begin, x, aux, t, i, m, int8):
+    """Columns [begin, begin + CHUNK) at `source` as token i of the m of the tile at row t of an operand."""
+    end = min(begin + CHUNK, columns)
+    if int8:
+        aux += t * (columns // UNIT) * AUX_BYTES
+        for unit in range(begin // UNIT, end // UNIT):
+            _quantize_unit(source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
+                           aux + unit * AUX_BYTES * m, i, m)
+    else:
+        out, row = f32_ptr(x + 4 * (t * columns + begin * m + i)), f32_ptr(source)
+        for k in range(end - begin):
+            out[k * m] = row[k]
 
 
 @inline

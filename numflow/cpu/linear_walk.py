@@ -1,9 +1,11 @@
 """How `linear` goes over a matrix: threads share its row tiles evenly, a tile of rows meets all tokens while its codes
 are in the cache, and tokens come in blocks whose operand stays in the cache while all row tiles pass."""
 
+import numpy as np
+
 from numflow.cpu.activations import TOKEN_TILE
 from numflow.cpu.expert_routes import parts
-from numflow.cpu.kernel import i64, share
+from numflow.cpu.kernel import f64, i64, share
 from numflow.cpu.layout import AUX_BYTES
 from numflow.cpu.linear_tile import row_tile, x_bytes
 from numflow.cpu.simd import merged
@@ -11,6 +13,7 @@ from numflow.cpu.simd_tile import store_tile, zeros_1, zeros_2, zeros_4, zeros_8
 
 # Arguments of a linear kernel after header and rows field.
 X, AUX, CODES, HEADS, CODE_BYTES, HEAD_BYTES, BIAS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK = range(2, 14)
+ADDEND, ADDEND_STRIDE, FACTOR = range(14, 17)  # of linear: what the product, times a factor, is added to
 EXPERTS, CAPACITY, GROUPS = range(14, 17)  # of expert_linear, as in expert_routes.py
 
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
@@ -18,20 +21,26 @@ _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
 @merged
 def linear(args, thread, n_threads, kind):
-    """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme."""
+    """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme.
+
+    With an addend [T, ROWS], y = addend + factor * that.
+    """
+    addend, stride, factor = i64(args, ADDEND), 4 * i64(args, ADDEND_STRIDE), np.float32(f64(args, FACTOR))
     tokens, block, bias = i64(i64(args, 0), i64(args, 1)), i64(args, TOKEN_BLOCK), i64(args, BIAS)
     begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
     for first in range(0, tokens, block):
         for tile in range(begin, end):
-            rows_of_tile(args, tile, tile, bias, first, min(first + block, tokens), first, 0, kind)
+            rows_of_tile(args, tile, tile, bias, first, min(first + block, tokens), first, 0,
+                         addend + 64 * tile if addend else 0, stride, factor, kind)
 
 
 @merged
-def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, kind):
+def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, addend, addend_stride, factor, kind):
     """Rows of one tile for tokens first .. last, whose operand begins at row `place`, cut as activations.py cuts them.
 
     tile is counted in the output, matrix_tile in the matrix (they differ for experts). Token t is row t of y, or row
-    routes[t - first] where `routes` is an address. bias: address of [matrix tiles][16], or 0.
+    routes[t - first] where `routes` is an address. bias: address of [matrix tiles][16], or 0; addend: of
+    the tile's columns of token 0 (store_tile), or 0.
     """
     columns, stride = i64(args, COLUMNS), 4 * i64(args, STRIDE)
     codes = i64(args, CODES) + matrix_tile * i64(args, CODE_BYTES)
@@ -42,14 +51,19 @@ def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, kind
         left, row = last - t, place + t - first
         x, aux = i64(args, X) + x_bytes(row * columns, kind), i64(args, AUX) + row * (columns >> 5) * AUX_BYTES
         out, index = (y, routes + 4 * (t - first)) if routes else (y + t * stride, 0)
+        more = addend + t * addend_stride if addend else 0
         if left > 4:
-            store_tile(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
+            store_tile(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                       more, addend_stride, factor)
         elif left > 2:
-            store_tile(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
+            store_tile(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                       more, addend_stride, factor)
         elif left == 2:
-            store_tile(row_tile(zeros_2(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
+            store_tile(row_tile(zeros_2(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                       more, addend_stride, factor)
         else:
-            store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias)
+            store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                       more, addend_stride, factor)
 
 
 @merged
@@ -61,4 +75,5 @@ def expert_linear(args, thread, n_threads, kind):
     for x in range(experts):
         routes = i64(args, GROUPS) + 4 * first[x]
         for tile in range(begin, end if first[x + 1] > first[x] else begin):
-            rows_of_tile(args, tile, x * tiles + tile, bias, 0, first[x + 1] - first[x], place[x], routes, kind)
+            rows_of_tile(args, tile, x * tiles + tile, bias, 0, first[x + 1] - first[x], place[x], routes,
+                         0, 0, np.float32(0), kind)

@@ -26,13 +26,13 @@ def layer_norm(step: Step, ctx) -> list[Call]:
 
 def _bind(fn, step, ctx):
     x, y, groups = step.inputs[0], step.outputs[0], param(step, "groups")
-    weight = _whole(step, ctx, "weight", x.width, 1.0)
-    bias = _whole(step, ctx, "bias", x.width, 0.0)
+    weight = whole_vector(step, ctx, "weight", x.width, 1.0)
+    bias = whole_vector(step, ctx, "bias", x.width, 0.0)
     return Call.of(step, fn, ctx.header, ctx.rows(x), *ctx.view(x), *ctx.view(y), groups, x.width // groups, weight,
                    bias, float(param(step, "eps")))
 
 
-def _whole(step, ctx, role, width, default):
+def whole_vector(step, ctx, role, width, default):
     """The vector of a role for all D columns, with spare bytes behind it."""
     vector = aligned(width, np.float32)
     given = ctx.vector(step.weights[role]) if role in step.weights else np.float32(default)
@@ -49,10 +49,9 @@ def _rms_norm(args, thread, n_threads):
         row, first = item // groups, 4 * size * (item % groups)
         x = i64(args, X) + 4 * row * i64(args, X_STRIDE) + first
         y = i64(args, Y) + 4 * row * i64(args, Y_STRIDE) + first
-        factor = _inverse_root(_sum_of_squares(x, size, zero_f32()), size, f64(args, EPS))
+        factor = inverse_root(sum_of_squares(x, size, zero_f32()), size, f64(args, EPS))
         for i in range(0, size, 16):
-            value = load_part(x + 4 * i, size - i) * factor
-            store_part(y + 4 * i, value * load_part(i64(args, WEIGHT) + first + 4 * i, size - i), size - i)
+            store_part(y + 4 * i, rms_part(x + 4 * i, i64(args, WEIGHT) + first + 4 * i, size - i, factor), size - i)
 
 
 @kernel
@@ -64,23 +63,33 @@ def _layer_norm(args, thread, n_threads):
         row, first = item // groups, 4 * size * (item % groups)
         x = i64(args, X) + 4 * row * i64(args, X_STRIDE) + first
         y = i64(args, Y) + 4 * row * i64(args, Y_STRIDE) + first
-        mean = splat(_sum(x, size) / np.float32(size))
-        factor = _inverse_root(_sum_of_squares(x, size, mean), size, f64(args, EPS))
+        mean = splat(sum_of(x, size) / np.float32(size))
+        factor = inverse_root(sum_of_squares(x, size, mean), size, f64(args, EPS))
         for i in range(0, size, 16):
-            value = (load_part(x + 4 * i, size - i) - mean) * factor
-            weight = load_part(i64(args, WEIGHT) + first + 4 * i, size - i)
-            bias = load_part(i64(args, BIAS) + first + 4 * i, size - i)
-            store_part(y + 4 * i, fma(value, weight, bias), size - i)
+            weight, bias = i64(args, WEIGHT) + first + 4 * i, i64(args, BIAS) + first + 4 * i
+            store_part(y + 4 * i, layer_part(x + 4 * i, weight, bias, size - i, mean, factor), size - i)
 
 
 @inline
-def _inverse_root(total, size, eps):
+def rms_part(x, weight, left, factor):
+    """16 columns, of which `left` exist: x * factor * weight."""
+    return load_part(x, left) * factor * load_part(weight, left)
+
+
+@inline
+def layer_part(x, weight, bias, left, mean, factor):
+    """16 columns, of which `left` exist: (x - mean) * factor * weight + bias."""
+    return fma((load_part(x, left) - mean) * factor, load_part(weight, left), load_part(bias, left))
+
+
+@inline
+def inverse_root(total, size, eps):
     """1 / sqrt(mean + eps) in double precision, rounded once."""
     return np.float32(1.0 / math.sqrt(np.float64(total) / size + eps))
 
 
 @inline
-def _sum(x, size):
+def sum_of(x, size):
     total = zero_f32()
     for i in range(0, size, 16):
         total = total + load_part(x + 4 * i, size - i)
@@ -88,7 +97,7 @@ def _sum(x, size):
 
 
 @inline
-def _sum_of_squares(x, size, mean):
+def sum_of_squares(x, size, mean):
     """Sum of (x - mean)^2."""
     total = zero_f32()
     for i in range(0, size, 16):

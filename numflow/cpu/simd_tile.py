@@ -75,25 +75,29 @@ def add_outer(typingctx, total, rows, x):
 
 
 @intrinsic
-def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias):
+def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias, addend, addend_stride, factor):
     """Vector t of the tile, for t < tokens, to row t of y (`stride` bytes apart); only its first `lanes` elements.
 
     rows: address of int32 row numbers to use instead of t, or 0. bias: address of 16 float32 that are added, or 0.
+    addend: address of rows `addend_stride` bytes apart, or 0: what is stored is then addend + factor * vector.
     """
     i64 = types.int64
 
     def codegen(context, builder, signature, args):
         vectors = unpack(builder, args[0])
-        y, stride, rows, tokens, lanes, bias = (Value(builder, a) for a in args[1:])
+        y, stride, rows, tokens, lanes, bias, addend, addend_stride, factor = (Value(builder, a) for a in args[1:])
+        factor = factor.splat(16)
         added = _load_or(bias, constant(bias, "f32", 0.0), lambda: load(bias, "f32", 16))
         whole = builder.icmp_signed(">=", lanes.llvm, lanes.like(16))
         for token, vector in enumerate(vectors):
             with builder.if_then(builder.icmp_signed(">", tokens.llvm, tokens.like(token))):
                 row = _load_or(rows, Value(builder, rows.like(token)), lambda: _index(rows + 4 * token))  # noqa: B023
-                _store_row(y + stride * row, vector + added, whole, lanes)
+                sums = vector + added
+                _store_row(y + stride * row, _load_or(addend, sums, lambda: fma(
+                    factor, sums, load(addend + addend_stride * row, "f32", 16))), whole, lanes)  # noqa: B023
         return context.get_dummy_value()
 
-    return types.void(tile, i64, i64, i64, i64, i64, i64), codegen
+    return types.void(tile, i64, i64, i64, i64, i64, i64, i64, i64, types.float32), codegen
 
 
 def _index(address: Value) -> Value:

@@ -74,7 +74,7 @@ class Bench:
         self._rows, self._packed, self._vectors = rows, packed, vectors or {}
         self._arrays = {name: aligned((self.capacity[rows[name]], padded(width)),
                                       np.int32 if name == "ids" else np.float32) for name, width in widths.items()}
-        self.activations, self.threads = mode, threads
+        self.activations, self.threads, self.add = mode, threads, None
         self.header_fields = aligned(HEADER_FIELDS, np.int64)
         self.header, self._kept = self.header_fields.ctypes.data, []
 

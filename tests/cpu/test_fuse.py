@@ -1,0 +1,137 @@
+"""Steps that another one's kernels do: the same bits as one after the other, and nothing that is needed goes away."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from numflow.cpu.fuse import adds_taken_over, operands_made
+from numflow.cpu.program import Program
+from numflow.ops import Batch, Step, View
+from tests.cpu.matrices import stored
+from tests.ops.build import VOCABULARY, Builder
+
+WIDTH, HIDDEN = 320, 544  # more than a chunk of 256 columns, and no multiple of one
+
+
+class Stored:
+    """Every matrix as Q8_0 blocks or float32, vectors as they are."""
+
+    def __init__(self, weights, kind):
+        self._weights, self._kind = weights, kind
+
+    def f32(self, name):
+        return self._weights.f32(name)
+
+    def raw(self, name):
+        raw = self._weights.raw(name)
+        seed = sum(name.encode())
+        return replace(stored(self._kind, *raw.shape, seed=seed), name=name) if raw.shape[1] % 32 == 0 else raw
+
+
+def network(norm, act):
+    """x + down(act(up(norm(x)))), twice, then a norm and a head; some adds are scaled."""
+    b = Builder("fused")
+    x, z, h, t = b.buffer(WIDTH), b.buffer(WIDTH), b.buffer(2 * HIDDEN), b.buffer(WIDTH)
+    gate, up = View(h.buffer, 0, HIDDEN), View(h.buffer, HIDDEN, HIDDEN)
+    b.step("embed", (), (x,), {"table": b.weight("table", b.normal(VOCABULARY, WIDTH))})
+
+    def matrix(n, k):
+        return {"weight": b.weight("weight", b.normal(n, k) / 8), "bias": b.weight("bias", b.normal(n))}
+
+    for scale in (1.0, 0.7):
+        vectors = {"weight": b.weight("norm", 1 + b.normal(WIDTH))}
+        if norm == "layer_norm":
+            vectors["bias"] = b.weight("shift", b.normal(WIDTH))
+        b.step(norm, (x,), (z,), vectors, eps=1e-5)
+        b.step("linear", (z,), (h,), matrix(2 * HIDDEN, WIDTH))
+        if act == "act_mul":
+            b.step("act_mul", (gate, up), (gate,), kind="silu")
+        else:
+            b.step("act", (gate,), (gate,), kind="gelu_tanh")
+        b.step("linear", (gate,), (t,), matrix(WIDTH, HIDDEN))
+        b.step("add", (x, t), (x,), scale=scale)
+    last, hidden, logits = (b.buffer(n, "logits") for n in (WIDTH, WIDTH, VOCABULARY))
+    b.step("select_rows", (x,), (last,))
+    b.step(norm, (last,), (hidden,), eps=1e-5)
+    b.step("linear", (hidden,), (logits,), matrix(VOCABULARY, WIDTH))
+    case = b.case(logits)
+    return replace(case.network, outputs={"hidden": hidden, "logits": logits}), case.weights
+
+
+def run(norm, act, kind, rows, **options):
+    built, weights = network(norm, act)
+    made = Program(built, Stored(weights, kind), **options)
+    made.reserve(2)
+    tokens = np.arange(rows, dtype=np.int32) * 5 % VOCABULARY
+    batch = Batch(tokens, np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32), np.zeros((1, 2), np.int32),
+                  np.arange(rows, dtype=np.int32))
+    results = [made.run(batch, output=output) for output in ("logits", "hidden")]
+    return results, made, batch
+
+
+@pytest.mark.parametrize(("norm", "act", "kind"), [("rms_norm", "act_mul", "Q8_0"), ("layer_norm", "act", "Q8_0"),
+                                                   ("rms_norm", "act_mul", "F32"), ("layer_norm", "act", "F32")])
+def test_the_same_bits_as_unfused(norm, act, kind):
+    for rows in (1, 13):
+        expected, plain, batch = run(norm, act, kind, rows, threads=1, fused=False)
+        for threads in (1, 3):
+            results, made, _ = run(norm, act, kind, rows, threads=threads)
+            for result, wanted in zip(results, expected, strict=True):
+                np.testing.assert_array_equal(result, wanted)
+        rows_of = {row.index: (row.op, row.kernel) for row in made.trace(batch)}
+        assert [op for op, _ in rows_of.values()] == [row.op for row in plain.trace(batch)]
+        done = {op for op, kernel in rows_of.values() if kernel.startswith("numflow/cpu/operands.py:")}
+        assert done == {norm, act}
+        assert all("linear" in kernel for op, kernel in rows_of.values() if op == "add")
+        assert {"rms_norm", "act", "act_mul", "add", "layer_norm"} & set(made.kernels) == {norm}  # the last norm
+
+
+X, Y, Z = (View(name, 0, 8) for name in "xyz")
+
+
+def linear(a, b):
+    return Step("linear", (a,), (b,), {"weight": "w"})
+
+
+def norm(a, b, **params):
+    return Step("rms_norm", (a,), (b,), {}, {"eps": 1e-5, **params})
+
+
+def add(a, b, y):
+    return Step("add", (a, b), (y,))
+
+
+def copy(a, b):
+    return Step("copy", (a,), (b,))
+
+
+def test_which_adds_are_taken_over():
+    assert adds_taken_over([linear(X, Y), add(Z, Y, Z)], ()) == {0: 1}
+    assert adds_taken_over([linear(X, Y), add(Z, Y, Z), copy(X, Y), copy(Y, X)], ()) == {0: 1}
+    refused = {"read later": [linear(X, Y), add(Z, Y, Z), copy(Y, X)], "added to itself": [linear(X, Y), add(Y, Y, Z)],
+               "the other operand": [linear(X, Y), add(Y, Z, Z)], "not neighbours": [linear(X, Y), copy(X, Z),
+                                                                                       add(Z, Y, Z)],
+               "a part is read": [linear(X, Y), add(Z, Y, Z), copy(View("y", 4, 2), X)],
+               "not a linear": [copy(X, Y), add(Z, Y, Z)]}
+    for why, steps in refused.items():
+        assert adds_taken_over(steps, ()) == {}, why
+    assert adds_taken_over([linear(X, Y), add(Z, Y, Z)], [View("y", 7, 1)]) == {}  # somebody wants it
+
+
+def test_which_operands_are_made():
+    def made(*steps, outputs=(), int8=lambda step: True):
+        return operands_made(steps, outputs, int8)
+
+    assert made(norm(X, Y), linear(Y, Z)) == {0: 1}
+    assert made(norm(X, Y), linear(Y, Z), linear(Y, X)) == {0: 1}
+    assert made(norm(X, X), linear(X, Z), copy(Y, X), copy(X, Y)) == {0: 1}
+    assert made(norm(X, Y), linear(Y, Z), copy(Y, X)) == {}
+    assert made(norm(X, Y), linear(View("y", 0, 4), Z)) == {}
+    assert made(norm(X, Y), copy(Z, View("y", 0, 4)), linear(Y, Z)) == {}
+    assert made(norm(X, Y), copy(Z, X), linear(Y, Z)) == {}
+    assert made(norm(X, Y)) == {}
+    assert made(norm(X, Y, groups=2), linear(Y, Z)) == {}
+    assert made(norm(X, Y), linear(Y, Z), outputs=[Y]) == {}
+    mixed = iter((True, False))
+    assert made(norm(X, Y), linear(Y, Z), linear(Y, X), int8=lambda step: next(mixed)) == {}
