@@ -1,0 +1,74 @@
+"""The configuration file: every option is read, wrong ones are refused with the nearest."""
+
+import pytest
+
+from numflow.errors import RequestError
+from numflow.server.config import make_config, read_config
+from numflow.server.options import MODEL, SERVICE
+
+MODELS = {"a": {"path": "x"}}
+
+
+def test_names_of_both_kinds_mean_the_same():
+    ours = make_config({"models": {"a": {"path": "x", "weights": "q4", "context": 99, "max_batch": 3,
+                                         "kv": "q8", "threads": 2, "decoding_strategy": "greedy"}}})
+    theirs = make_config({"models": {"a": {"model_dir": "x", "device_weight_data_type": "q4", "max_context_len": 99,
+                                           "max_concurrent_queries": 3, "device_kv_cache_data_type": "q8",
+                                           "cpu_threads": 2, "decoding": "greedy"}}})
+    assert ours == theirs
+    model = ours.models[0]
+    assert dict(model.load) == {"weights": "q4", "context": 99, "kv": "q8", "threads": 2}
+    assert dict(model.engine) == {"max_batch": 3} and dict(model.prompt) == {"decoding_strategy": "greedy"}
+    assert model.preload
+
+
+def test_the_engine_table_is_for_all_models_and_options_override():
+    config = make_config({"service": {"http_port": 1}, "engine": {"threads": 1, "context": 64},
+                          "models": {"a": {"path": "x"}, "b": {"path": "y", "threads": 4}}},
+                         service={"port": 2}, every_model={"context": 32})
+    assert config.port == 2 and config.host == "127.0.0.1"
+    assert [dict(model.load) for model in config.models] == [{"threads": 1, "context": 32},
+                                                             {"threads": 4, "context": 32}]
+    assert [model.preload for model in config.models] == [True, False]
+
+
+def test_templates_by_name():
+    config = make_config({"models": {"a": {"path": "x", "prompt_template": "q", "encoder_template": "{query}"}},
+                          "prompt_templates": {"q": ["{bos}{query}", "A:"]}})
+    assert config.models[0].prompt["prompt_template"] == "{bos}{query}\nA:"
+
+
+@pytest.mark.parametrize("tables, said", [
+    ({"models": MODELS, "servce": {}}, "no table [servce]; did you mean 'service'?"),
+    ({"models": MODELS, "service": {"max_quue": 1}}, "[service] there is no option 'max_quue'; did you mean 'max_queue'?"),
+    ({"models": MODELS, "service": {"port": "x"}}, "[service] port should be 0 .. 65535, is 'x'"),
+    ({"models": MODELS, "service": {"port": True}}, "port should be"),
+    ({"models": MODELS, "service": {"max_body": "big"}}, 'text such as "8 GB"'),
+    ({"models": MODELS, "service": {"http_port": 1, "port": 1}}, "the same option"),
+    ({"models": MODELS, "engine": {"path": "x"}}, "no option 'path'"),
+    ({"models": {"a": {}}}, "[models.a] has no path"),
+    ({"models": {"a": {"path": "x", "weihgts": "q4"}}}, "[models.a] there is no option 'weihgts'; did you mean 'weights'?"),
+    ({"models": {"a": {"path": "x", "prompt_template": "q"}}, "prompt_templates": {"qq": "{query}"}},
+     "no prompt template 'q'"),
+    ({"models": MODELS, "prompt_templates": {"q": "hello"}}, "has no {query}"),
+    ({"models": {"a": {"path": "x", "aliases": ["b"]}, "b": {"path": "y"}}}, "two models go by the name 'b'"),
+    ({}, "no model"), ({"models": 5}, "should be a table"), ({"models": {"a": 5}}, "should be a table"),
+])
+def test_what_is_refused(tables, said):
+    with pytest.raises(RequestError) as caught:
+        make_config(tables, "service.toml")
+    assert said in str(caught.value)
+
+
+def test_every_option_has_its_place():
+    goes = {name: option.goes for name, option in MODEL.items()}
+    assert set(goes.values()) == {"model", "load", "engine", "prompt"}
+    assert all(option.help and option.goes == "service" for option in SERVICE.values())
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(RequestError, match="No such file"):
+        read_config(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[service\n")
+    with pytest.raises(RequestError, match="bad.toml"):
+        read_config(tmp_path / "bad.toml")

@@ -1,0 +1,124 @@
+"""Limits and safety: keys, origins, hosts, bodies, queues, time."""
+
+import base64
+import json
+
+import httpx
+import pytest
+
+from numflow.server.app import make_app
+from numflow.server.config import make_config
+from numflow.server.service import Service
+from tests.server.processes import ServerProcess
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def client(**service):
+    """A client of a service that has loaded nothing, in this process."""
+    config = make_config({"service": service, "models": {"a": {"path": "nowhere"}}})
+    ready = Service(config)
+    ready.pool.ready = True
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(ready)), base_url="http://127.0.0.1:8080")
+
+
+async def test_keys_guard_every_route_but_health():
+    async with client(api_keys=["sk-1", "sk-2"]) as http:
+        for path in ("/", "/v1/models", "/metrics", "/status", "/openapi.json", "/nowhere"):
+            reply = await http.get(path)
+            assert reply.status_code == 401 and reply.json()["error"]["type"] == "authentication_error", path
+            assert reply.headers["www-authenticate"].startswith("Basic")
+        assert (await http.get("/health")).status_code == 200
+        browser = base64.b64encode(b"any:sk-1").decode()
+        for value in ("Bearer sk-1", "bearer sk-2", f"Basic {browser}"):
+            assert (await http.get("/v1/models", headers={"Authorization": value})).status_code == 200
+        for value in ("Bearer sk-3", "Bearer", "sk-1", "Basic sk-1", "Basic !", "Digest sk-1", "Bearer é"):
+            headers = {"Authorization": value.encode()}
+            assert (await http.get("/v1/models", headers=headers)).status_code == 401, value
+
+
+async def test_other_origins_and_names_are_refused():
+    async with client(cors_origins=["https://friend.example"]) as http:
+        for headers, status in (({}, 200), ({"Origin": "http://127.0.0.1:8080"}, 200),
+                                ({"Origin": "https://friend.example"}, 200),
+                                ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
+                                ({"Host": "evil.example"}, 403), ({"Host": "localhost:1"}, 200),
+                                ({"Host": "[::1]:8080"}, 200)):
+            reply = await http.get("/v1/models", headers=headers)
+            assert reply.status_code == status, headers
+        allowed = await http.get("/v1/models", headers={"Origin": "https://friend.example"})
+        assert allowed.headers["access-control-allow-origin"] == "https://friend.example"
+        before = await http.options("/v1/models", headers={"Origin": "https://friend.example",
+                                                           "Access-Control-Request-Method": "POST"})
+        assert before.status_code == 200
+    async with client() as http:
+        assert "access-control-allow-origin" not in (await http.get("/v1/models")).headers
+    async with client(host="0.0.0.0") as http:
+        assert (await http.get("/v1/models", headers={"Host": "my-machine"})).status_code == 200
+    async with client(host="0.0.0.0", allowed_hosts=["my-machine"]) as http:
+        assert (await http.get("/v1/models", headers={"Host": "other"})).status_code == 403
+
+
+async def test_health_says_when_it_is_not_ready():
+    config = make_config({"models": {"a": {"path": "nowhere"}}})
+    service = Service(config)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url="http://localhost") as http:
+        assert (await http.get("/health")).json() == {"status": "loading"}
+        service.pool.ready, service.draining = True, True
+        assert (await http.get("/health")).status_code == 503
+        refused = await http.get("/v1/models")
+        assert refused.status_code == 503 and refused.headers["retry-after"] and "shutting down" in refused.text
+
+
+async def test_a_model_that_cannot_be_loaded():
+    async with client() as http:
+        reply = await http.post("/v1/completions", json={"prompt": "a"})
+        assert reply.status_code == 404 and "nowhere" in reply.json()["error"]["message"]
+        assert "error" in (await http.get("/status")).json()["models"][0]
+
+
+async def test_the_page_can_be_left_out():
+    async with client(page=False) as http:
+        assert (await http.get("/")).status_code == 405
+
+
+def test_bodies_have_a_limit(http):
+    big = json.dumps({"prompt": "x" * 300_000})
+    reply = http.post("/v1/completions", content=big)
+    assert reply.status_code == 413 and reply.json()["error"]["code"] == "body_too_long"
+    streamed = http.post("/v1/completions", content=iter([b'{"prompt": "'] + [b"x" * 50_000] * 10))  # no length given
+    assert streamed.status_code == 413
+
+
+def test_a_full_queue_is_429(model_folders, tmp_path):
+    path = tmp_path / "service.toml"
+    path.write_text(f'[service]\nmax_queue = 1\nrequest_timeout = 2\n[models.m]\npath = "{model_folders["chat"]}"\n'
+                    'backend = "reference"\nmax_batch = 1\n')
+    with ServerProcess("-c", str(path)) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        body = {"prompt": "a", "max_tokens": 480, "temperature": 0, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as first, \
+                http.stream("POST", "/v1/completions", json=body) as second:
+            full = http.post("/v1/completions", json=body)
+            assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
+            assert full.json()["error"]["type"] == "rate_limit_error" and full.json()["error"]["code"] == "queue_full"
+            assert http.get("/metrics").status_code == 200
+            ends = [[json.loads(line[6:]) if line != "data: [DONE]" else None for line in reply.iter_lines()
+                     if line.startswith("data: ")][-1] for reply in (first, second)]
+        for end in ends:  # either done in time, or an error that says why not
+            assert end is None or end["error"]["code"] == "request_timeout"
+        assert server.wait_idle()["kv_blocks_used"] == 0
+        log = [json.loads(line) for line in server.log]
+        assert any(line.get("code") == "queue_full" and line["status"] == 429 for line in log)
+
+
+def test_the_log_has_no_prompts(server, http):
+    http.post("/v1/completions", json={"prompt": "my secret words", "max_tokens": 1}, headers={"x-request-id": "mine"})
+    lines = [json.loads(line) for line in server.log]
+    mine = [line for line in lines if line.get("request") == "mine"]
+    assert len(mine) == 1 and mine[0]["status"] == 200 and mine[0]["new_tokens"] == 1 and mine[0]["model"] == "org/chat"
+    assert "secret" not in "".join(server.log)
