@@ -30,12 +30,15 @@ from numflow.cpu.attention_tile import (
     SPAN,
     TOTALS,
     V_DIM,
+    V_KIND,
+    V_WIDTH,
     VALUES,
     WHERE,
     begin_tile,
     clear_slot,
     merge,
     partial_bytes,
+    rotate_row,
     scratch_bytes,
     slot_bytes,
     span_result,
@@ -44,6 +47,7 @@ from numflow.cpu.attention_tile import (
     value_bytes,
 )
 from numflow.cpu.kernel import N_SEQUENCES, STARTS, Call, f32_ptr, i32_ptr, i64, kernel
+from numflow.cpu.kv_code import F16
 from numflow.cpu.math import exp
 from numflow.cpu.simd import inline, load_f32, store_f32
 from numflow.cpu.simd_float import larger, store_part
@@ -66,16 +70,16 @@ def attention(step: Step, ctx) -> list[Call]:
     causal, reach, window = param(step, "causal"), param(step, "bucket_distance"), param(step, "window") if own else 0
     bias = bias_by_distance(ctx.vector(step.weights["buckets"]).reshape(-1, heads), reach, causal) \
         if "buckets" in step.weights else 0
-    per_thread, tiles = scratch_bytes(shape.k_dim, shape.v_dim), _TILES_PER_THREAD * ctx.n_threads
+    (decoded, per_thread), tiles = scratch_bytes(*cache.widths), _TILES_PER_THREAD * ctx.n_threads
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
-    partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(shape.v_dim))
+    partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", _SPANS_DONE + 8 * tiles)
-    fn = _attention_f16 if cache.half else _attention_f32
+    fn = {("f32", "f32"): _attention_f32, ("f16", "f16"): _attention_f16}.get(cache.kinds, _attention_coded)
     return [Call.of(step, fn, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
                     shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.v_dim, cache.block_size,
                     *cache.table_fields, float(param(step, "scale")), own and causal, window,
                     float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
-                    MOST_SLOTS, counters)]
+                    MOST_SLOTS, counters, decoded, *cache.row_fields)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:
@@ -98,16 +102,21 @@ def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarra
 
 @kernel
 def _attention_f32(args, thread, n_threads):
-    _attention(args, thread, n_threads, None)
+    _attention(args, thread, n_threads, None, None)
 
 
 @kernel
 def _attention_f16(args, thread, n_threads):
-    _attention(args, thread, n_threads, True)
+    _attention(args, thread, n_threads, True, None)
+
+
+@kernel
+def _attention_coded(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, True)
 
 
 @merged
-def _attention(args, thread, n_threads, half):
+def _attention(args, thread, n_threads, half, coded):
     counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
     tiles, spans = _count(args)
     few = n_threads > 1 and tiles < _TILES_PER_THREAD * n_threads
@@ -120,7 +129,7 @@ def _attention(args, thread, n_threads, half):
             before += own
             sequence += 1
             own = _tiles(args, sequence)
-        _attend(args, scratch, half, sequence, tile - before, tile, item % parts, parts)
+        _attend(args, scratch, half, coded, sequence, tile - before, tile, item % parts, parts)
         item = fetch_add(counters + _NEXT, 1)
     if fetch_add(counters + _DONE, 1) == n_threads - 1:
         exchange(counters + _NEXT, 0)
@@ -151,7 +160,7 @@ def _count(args):
 
 
 @merged
-def _attend(args, scratch, half, sequence, index, tile, part, parts):
+def _attend(args, scratch, half, coded, sequence, index, tile, part, parts):
     """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
     per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
@@ -164,7 +173,7 @@ def _attend(args, scratch, half, sequence, index, tile, part, parts):
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
         slot = scratch + OWN if parts == 1 else partials + span * partial_bytes(args)
-        span_result(args, scratch, rows, half, sequence, head, span, least, most, slot)
+        span_result(args, scratch, rows, half, coded, sequence, head, span, least, most, slot)
         if parts == 1:
             merge(args, scratch, count, total, slot)
     if parts > 1:
@@ -195,5 +204,7 @@ def _finish(args, scratch, count, total):
         under = f32_ptr(total + TOTALS)[r]
         factor = weight / under if under != 0 else np.float32(0)
         y, values = i64(scratch + WHERE, r), total + VALUES + r * value_bytes(args)
+        if i64(args, V_KIND) > F16:
+            rotate_row(values, i64(args, V_WIDTH))
         for column in range(0, i64(args, V_DIM), 16):
             store_part(y + 4 * column, load_f32(values + 4 * column) * factor, i64(args, V_DIM) - column)

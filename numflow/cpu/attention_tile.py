@@ -5,25 +5,30 @@ for each row the maximum m, l = sum exp(s - m) and sum exp(s - m) v. Partial res
 keys. Chunks and spans begin at fixed positions of the sequence and a row's arithmetic does not depend on the other
 rows of its tile, so a row's bits are the same whoever computes which spans. A hidden key adds exactly 0.
 
-`half` is None where the cache holds float32, anything else for float16: kernels are compiled for one or the other.
+`half` is None where the inner loops read float32, anything else for float16; `coded` is None where they read the cache
+itself, anything else where chunks are decoded to float32 first: kernels are compiled for one or the other. A row of
+keys or values of few bits is a rotated one (quant/kv.py): queries are rotated too, and sums of values back in the end.
 """
 
 import numpy as np
 
-from numflow.cpu.cache import CHUNK
+from numflow.cpu.attention_coded import decode_keys, decode_values
+from numflow.cpu.cache import CHUNK, GROUP
 from numflow.cpu.kernel import POSITIONS, STARTS, f32_ptr, f64, i32_ptr, i64, i64_ptr
+from numflow.cpu.kv_code import F16, rotate
 from numflow.cpu.math import exp, tanh
 from numflow.cpu.outer import WIDTHS, add_any_products, add_wide_products
 from numflow.cpu.simd import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.simd_float import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
 
-GROUP, SPAN, MOST_ROWS = 16, 128, max(WIDTHS)
+SPAN, MOST_ROWS = 128, max(WIDTHS)
 HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
 # Arguments of the attention kernels.
 HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM, BLOCK = range(11)
 TABLE, TABLE_STRIDE, LENGTHS, SCALE, CAUSAL, WINDOW, SOFTCAP, SLOPES, SINKS, BIAS, REACH = range(11, 22)
-SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS = range(22, 27)
+SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS, DECODED = range(22, 28)  # DECODED: where in a thread's scratch
+K_KIND, V_KIND, K_WIDTH, V_WIDTH, K_SIZE, V_SIZE = range(28, 34)  # KVCache.row_fields
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities
@@ -32,7 +37,7 @@ PEAK, NEXT_PEAK = 2560, 2624  # f32 [16], one lane for each row
 FACTOR, OTHER_FACTOR = 2688, 2752
 FIRST, LAST = 2816, 2880   # keys the row sees
 POSITION, HEAD, WHERE = 2944, 3008, 3072  # of the row; address of its y
-OWN = QUERIES = 3136       # partial result of a span, then the total, then q * scale, f32 [rows][E]
+OWN = QUERIES = 3136       # partial result of a span, then the total, then q * scale, f32 [rows][E], then a chunk
 
 # A partial result: f32 m[16], l[16], values [8][Ep].
 PEAKS, TOTALS, VALUES = 0, 64, 128
@@ -40,14 +45,15 @@ PEAKS, TOTALS, VALUES = 0, 64, 128
 _NEVER, _HIDDEN = np.float32(-3e38), np.float32(-np.inf)
 
 
-def slot_bytes(v_dim: int) -> int:
+def slot_bytes(v_width: int) -> int:
     """Bytes of a partial result."""
-    return VALUES + MOST_ROWS * 4 * (-(-v_dim // 16) * 16)
+    return VALUES + MOST_ROWS * 4 * v_width
 
 
-def scratch_bytes(k_dim: int, v_dim: int) -> int:
-    """Bytes of a thread's scratch memory, whole cache lines."""
-    return OWN + 2 * slot_bytes(v_dim) + -(-k_dim * MOST_ROWS * 4 // 64) * 64
+def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int]:
+    """Bytes of a thread's scratch memory, whole cache lines, without and with room for a decoded chunk."""
+    plain = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64
+    return plain, plain + CHUNK * 4 * max(k_width, v_width)
 
 
 @inline
@@ -71,16 +77,27 @@ def begin_tile(args, scratch, rows, sequence, head, first, count):
         i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h
         i64_ptr(scratch + WHERE)[r] = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + h * i64(args, V_DIM))
         q = f32_ptr(i64(args, Q) + 4 * (t * i64(args, Q_STRIDE) + h * i64(args, K_DIM)))
-        scaled = f32_ptr(scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, K_DIM))
+        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, K_WIDTH)
         for e in range(i64(args, K_DIM)):
-            scaled[e] = q[e] * np.float32(f64(args, SCALE))
+            f32_ptr(where)[e] = q[e] * np.float32(f64(args, SCALE))
+        for e in range(i64(args, K_DIM), i64(args, K_WIDTH)):
+            f32_ptr(where)[e] = np.float32(0)
+        if i64(args, K_KIND) > F16:
+            rotate_row(where, i64(args, K_WIDTH))
     return least, most
+
+
+@inline
+def rotate_row(row, width):
+    """Rotate a row of float32, its own inverse."""
+    for at in range(row, row + 4 * width, 128):
+        rotate(at)
 
 
 @inline
 def value_bytes(args):
     """Bytes of a row of float32 values."""
-    return (i64(args, V_DIM) + 15) // 16 * 64
+    return 4 * i64(args, V_WIDTH)
 
 
 @inline
@@ -104,20 +121,28 @@ def clear_slot(args, slot):
 
 
 @inline
-def span_result(args, scratch, rows, half, sequence, head, span, least, most, slot):
+def span_result(args, scratch, rows, half, coded, sequence, head, span, least, most, slot):
     """The partial result of one span, of the keys least .. most, into `slot`."""
     clear_slot(args, slot)
     store_f32(scratch + PEAK, splat(_NEVER))
     for r in range(rows):
         store_f32(scratch + SUMS + 64 * r, zero_f32())
-    size = 4 if half is None else 2
     for base in range(max(span * SPAN, least // CHUNK * CHUNK), min((span + 1) * SPAN, most + 1), CHUNK):
         key, following = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, most))
-        k, v = i64(i64(args, CACHE), 0), i64(i64(args, CACHE), 1) + key * value_bytes(args) // 4 * size
-        _scores(args, scratch, rows, half, k + key * i64(args, K_DIM) * size, v)
+        k, v = i64(i64(args, CACHE), 0) + key * i64(args, K_SIZE), i64(i64(args, CACHE), 1) + key * i64(args, V_SIZE)
+        next_k, next_v = k + (following - key) * i64(args, K_SIZE), v + (following - key) * i64(args, V_SIZE)
+        keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, DECODED)
+        if coded is None:
+            _scores(args, scratch, rows, half, k, v)
+        else:
+            decode_keys(i64(args, K_KIND), i64(args, K_WIDTH), keys, k, i64(args, K_SIZE), decoded, next_k)
+            _scores(args, scratch, rows, None, decoded, decoded)
         _probabilities(args, scratch, rows, base, most)
-        keys = min(most + 1 - base, CHUNK)
-        _add_values(args, scratch, rows, half, v, keys, slot, k + following * i64(args, K_DIM) * size)
+        if coded is None:
+            _add_values(args, scratch, rows, half, v, keys, slot, next_k)
+        else:
+            decode_values(i64(args, V_KIND), i64(args, V_WIDTH), keys, v, i64(args, V_SIZE), decoded, next_v)
+            _add_values(args, scratch, rows, None, decoded, keys, slot, decoded)
     store_f32(slot + PEAKS, load_f32(scratch + PEAK))
     for r in range(rows):
         f32_ptr(slot + TOTALS)[r] = sum_lanes(load_f32(scratch + SUMS + 64 * r))
@@ -157,7 +182,7 @@ def _scores(args, scratch, rows, half, k, ahead):
     for at in range(SCORES, SCORES + 256 * rows, 64):
         store_f32(scratch + at, zero_f32())
     size = 4 if half is None else 2
-    width, group, columns = i64(args, K_DIM), 16 * size * i64(args, K_DIM), _columns(rows)
+    width, group, columns = i64(args, K_WIDTH), 16 * size * i64(args, K_WIDTH), _columns(rows)
     for first in range(0, CHUNK // GROUP, columns):
         add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
                           scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,

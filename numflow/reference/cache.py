@@ -2,15 +2,18 @@
 
 import numpy as np
 
+from numflow.quant.kv import stored
+
 
 class KVCache:
     """K f32 [n_blocks, block_size, G, E] and V f32 [n_blocks, block_size, G, E_v].
 
-    Token p of a sequence lies in block `table[p // block_size]` at place `p % block_size`.
+    Token p of a sequence lies in block `table[p // block_size]` at place `p % block_size`. A row is what its type
+    (kv_k, kv_v; quant/kv.py) makes of it.
     """
 
-    def __init__(self, cache, block_size):
-        self.kind = cache.kind
+    def __init__(self, cache, block_size, kv_k="f32", kv_v="f32"):
+        self.kind, self.kv_k, self.kv_v = cache.kind, kv_k, kv_v
         self.block_size = block_size
         self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
         self.v = np.zeros((0, block_size, cache.kv_heads, cache.v_dim), np.float32)
@@ -62,8 +65,8 @@ def cache_write(k, v, *, batch, cache):
     for b, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         position = batch.positions[start:end]
         block, place = table[b, position // cache.block_size], position % cache.block_size
-        cache.k[block, place] = k[start:end].reshape(-1, *cache.k.shape[2:])
-        cache.v[block, place] = v[start:end].reshape(-1, *cache.v.shape[2:])
+        cache.k[block, place] = stored(k[start:end].reshape(-1, *cache.k.shape[2:]), cache.kv_k)
+        cache.v[block, place] = stored(v[start:end].reshape(-1, *cache.v.shape[2:]), cache.kv_v)
 
 
 def _resized(old, blocks):

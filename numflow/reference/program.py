@@ -7,6 +7,7 @@ import numpy as np
 
 from numflow.errors import NetworkError, RequestError, did_you_mean
 from numflow.ops import EXCHANGES, TraceRow, op_of
+from numflow.quant.kv import KV_TYPES
 from numflow.reference import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
 
 KERNELS = {
@@ -32,10 +33,16 @@ class Program:
 
     activations, threads: accepted because every executor has them; the attribute `activations` says what is used.
     The threads are those of NumPy's BLAS.
+    kv_k, kv_v: types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32.
     world, device: of a plan with several devices, where they meet and which of them this is.
     """
 
-    def __init__(self, network, weights, block_size=16, activations="f32", threads=None, world=None, device=0):
+    def __init__(self, network, weights, block_size=16, activations="f32", threads=None, kv_k="auto", kv_v="auto",
+                 world=None, device=0):
+        for name, kind in (("kv_k", kv_k), ("kv_v", kv_v)):
+            if kind not in ("auto", *KV_TYPES):
+                raise RequestError(f"{name} should be one of auto, {', '.join(KV_TYPES)}, is {kind!r}")
+        kv = [KV_TYPES[0] if kind == "auto" else kind for kind in (kv_k, kv_v)]
         self.network = network
         self.block_size = block_size
         self.activations = "f32"
@@ -43,7 +50,7 @@ class Program:
         self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
         self._source, self._world, self._device = weights, world, device
         self._weights = {}
-        self._caches = {name: cache.KVCache(c, block_size) for name, c in network.caches.items()}
+        self._caches = {name: cache.KVCache(c, block_size, *kv) for name, c in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
 

@@ -72,13 +72,13 @@ def in_pieces(made, total, sizes):
     return np.concatenate(results)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv", ["f32", "f16", "q4"])
 @pytest.mark.parametrize("window", [0, 70])
-def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv_type, window):
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(kv, window):
     """1100 tokens are nine spans of the attention; pieces of one token take spans apart where there are threads."""
-    whole = in_pieces(program(window, kv_type=kv_type, threads=1), 1100, [1100])
+    whole = in_pieces(program(window, kv_k=kv, kv_v=kv, threads=1), 1100, [1100])
     for threads, sizes in ((1, [512]), (2, [64, 1, 13]), (3, [1, 300])):
-        np.testing.assert_array_equal(in_pieces(program(window, kv_type=kv_type, threads=threads), 1100, sizes), whole)
+        np.testing.assert_array_equal(in_pieces(program(window, kv_k=kv, kv_v=kv, threads=threads), 1100, sizes), whole)
 
 
 def test_few_tiles_are_taken_apart(monkeypatch):
@@ -93,7 +93,7 @@ def test_long_contexts_against_the_reference():
     expected.reserve(60)
     wanted = in_pieces(expected, 1150, [1150])
     assert error(in_pieces(program(threads=2), 1150, [500, 7]), wanted) < 1e-5
-    assert error(in_pieces(program(threads=2, kv_type="f16"), 1150, [500]), wanted) < 1e-2
+    assert error(in_pieces(program(threads=2, kv_k="f16", kv_v="f16"), 1150, [500]), wanted) < 1e-2
 
 
 def test_bits_do_not_depend_on_the_neighbours():
@@ -194,7 +194,8 @@ def test_batches_that_would_read_outside_memory_are_refused(change, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"activations": "int4"}, "activations should be one of int8, f32"),
-    ({"kv_type": "f8"}, "kv_type should be one of auto, f32, f16"),
+    ({"kv_k": "f8"}, "kv_k should be one of auto, f32, f16, q8"),
+    ({"kv_v": "Q4"}, "kv_v should be one of auto, f32, f16, q8"),
     ({"block_size": 48}, "multiple of 64")])
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(RequestError, match=message):
@@ -203,10 +204,11 @@ def test_options_out_of_range_are_refused(options, message):
 
 def test_kv_type_follows_the_weights():
     network, weights = decoder()
-    assert not any(c.half for c in Program(network, weights)._caches.values())
+    assert all(c.kinds == ("f32", "f32") for c in Program(network, weights)._caches.values())
     quantised = replace(network, weights={n: replace(w, types=("Q8_0",)) for n, w in network.weights.items()})
-    assert all(c.half for c in Program(quantised, weights)._caches.values())
-    assert not any(c.half for c in Program(quantised, weights, activations="f32")._caches.values())
+    assert all(c.kinds == ("f16", "f16") for c in Program(quantised, weights)._caches.values())
+    assert all(c.kinds == ("f16", "q3h") for c in Program(quantised, weights, kv_v="q3h")._caches.values())
+    assert all(c.kinds == ("f32", "f32") for c in Program(quantised, weights, activations="f32")._caches.values())
 
 
 def test_trace_names_every_step_and_its_kernel():
@@ -242,10 +244,10 @@ def test_kernels_are_compiled_once():
     made, seen = program(threads=2), []
     on_compile.append(lambda name, seconds, loaded: seen.append(name))
     try:
-        for threads in (1, 2, 3):
-            program(window=5, threads=threads, kv_type=("f32", "f16")[threads % 2 == 0])
+        for threads, kv in ((1, "f32"), (2, "f16"), (3, "f32")):
+            program(window=5, threads=threads, kv_k=kv, kv_v=kv)
         first = list(seen)
-        program(window=9, kv_type="f16")
+        program(window=9, kv_k="f16", kv_v="f16")
     finally:
         on_compile.pop()
     assert len(first) == len(set(first))
