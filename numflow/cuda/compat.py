@@ -38,7 +38,7 @@ def compiler() -> SimpleNamespace:
         DeviceError: numba-cuda is not installed.
     """
     if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it; NumPy 2.5 has dropped it
-        np.row_stack = np.vstack
+        setattr(np, "row_stack", np.vstack)  # noqa: B010
     try:
         from llvmlite import ir
         from numba import cuda

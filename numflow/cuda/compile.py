@@ -64,7 +64,8 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
     bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
     with target(capability):
-        ptx, _ = cuda.compile(for_numba(kernel.body, convert), compiler().types.void(*map(numba_type, kernel.signature)),
+        signature = compiler().types.void(*map(numba_type, kernel.signature))
+        ptx, _ = cuda.compile(for_numba(kernel.body, convert), signature,
                               device=False, abi="numba", cc=capability, fastmath=not kernel.exact, output="ptx",
                               launch_bounds=bounds)
     return ptx

@@ -112,7 +112,7 @@ class Context:
         columns. "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself."""
         whole = view.start % 4 == 0 and view.width == padded(view.width)
         x, stride = self.view(view)
-        if whole and (kind == "rows" or kind == "f32" and stride == view.width):
+        if whole and (kind == "rows" or (kind == "f32" and stride == view.width)):
             return Operand(x, None, stride, ())
         kind = "f32" if kind == "rows" else kind
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)

@@ -5,8 +5,8 @@ from numflow.cuda.device import Launch, Ref
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.layout import Matrix
 from numflow.cuda.linear_float import float_gemv
-from numflow.cuda.linear_gemv import ROWS, TOKENS, gemv
-from numflow.cuda.operand import Operand
+from numflow.cuda.linear_gemv import TOKENS, WARPS, gemv, split_of
+from numflow.cuda.operand import UNIT, Operand
 from numflow.cuda.pack import PARTS
 from numflow.ops import Step
 
@@ -23,7 +23,8 @@ def linear(step: Step, ctx) -> list[Call]:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), TOKENS[-1])
         args = gemv_args(*ctx.view(y), operand, weight, bias, None, ctx.batch.counts, field, y.width, 1)
-        return Launch(gemv_kernel(weight, int8, tile, False), (ceil(y.width, ROWS), ceil(rows, tile), 1), args)
+        chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
+        return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
     return [*operand.calls, Call(step, plan)]
 
 
@@ -32,9 +33,12 @@ def uses_int8(weight: Matrix, activations: str) -> bool:
     return activations == "int8" and not weight.is_float
 
 
-def gemv_kernel(weight: Matrix, int8: bool, tokens: int, routed: bool) -> Kernel:
-    """The kernel of a matrix for this many tokens at a time."""
-    return float_gemv(weight.kind, tokens, routed) if weight.is_float else gemv(weight.kind, int8, tokens, routed)
+def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -> tuple[Kernel, int]:
+    """The kernel of a matrix with n rows for this many tokens at a time, and the blocks it needs for the rows."""
+    if weight.is_float:
+        return float_gemv(weight.kind, tokens, routed), ceil(n, WARPS)
+    split = split_of(n, weight.pitch // UNIT)
+    return gemv(weight.kind, int8, tokens, split, routed), ceil(n * split, WARPS)
 
 
 def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
@@ -44,4 +48,4 @@ def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref
     if weight.is_float:
         return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes
     planes = (weight.parts.get(name) for name in PARTS)
-    return y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // 32, routes
+    return y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes

@@ -1,4 +1,4 @@
-"""Products of quantised matrices with a few tokens: one warp for each row, a lane for each unit of 32 columns.
+"""Products of quantised matrices with a few tokens: a warp or a block for each row, a lane for a unit of 32 columns.
 
 int8: x as made by operand.py; a unit is 8 times dp4a, then y += A * scale * dot + C * sum.
 f32:  x as it is; codes become floats.
@@ -9,6 +9,7 @@ import functools
 
 from numflow.cuda.intrinsics import (
     LocalArray,
+    SharedArray,
     as_words,
     block_x,
     block_y,
@@ -17,6 +18,7 @@ from numflow.cuda.intrinsics import (
     lane_index,
     load4,
     stream4,
+    sync_block,
     thread_index,
 )
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
@@ -25,67 +27,120 @@ from numflow.cuda.linear_codes import header, pair_header, reader, sevenths
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u16, u32
 
-ROWS = 4               # of the matrix, of a block: one each warp
+WARPS = 4              # of a block
 TOKENS = (1, 2, 4, 8)  # that one pass over the matrix serves
+UNROLL = {1: 4, 2: 2, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
+SPLIT_BELOW = 16384    # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
+
+
+def split_of(n: int, units: int) -> int:
+    """Warps that share a row."""
+    return WARPS if n < SPLIT_BELOW and units > 32 else 1
 
 
 @functools.cache
-def gemv(kind: str, int8: bool, tokens: int, routed: bool) -> Kernel:
-    """grid (N / 4, rows / tokens). routed: `ids` names the matrix of each row of y, x has a row for `routes` of them."""
-    scheme = SCHEMES[kind]
-    sums, codes = LocalArray(f32, tokens), LocalArray(u32, 8)
-    add = (_add_pairs if scheme.header == PAIR else _add_int8(scheme)) if int8 else _add_f32(scheme)
-    read, by_row = reader(scheme), "row" in scheme.parts
-    paired, head_of = scheme.header == PAIR, header(scheme)
-    split = int8 and paired
+def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel:
+    """grid (N * split / 4, rows / tokens). split: warps that share a row.
 
-    @kernel(f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{'_routed' * routed}", 128)
+    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them.
+    """
+    scheme = SCHEMES[kind]
+    sums, codes, partial = LocalArray(f32, tokens), LocalArray(u32, 8), SharedArray(f32, WARPS * tokens)
+    by_row, add_unit = "row" in scheme.parts, _unit(scheme, int8, tokens)
+    unroll, step = UNROLL[tokens], 32 * split
+    ahead, stride = step * (unroll - 1), step * unroll
+
+    name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}{'_routed' * routed}"
+
+    @kernel(name, 128)
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
               one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
               ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32):
-        lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
+        lane, warp = lane_index(), u32(thread_index() >> u32(5))
+        row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
         first, count = u32(block_y() * tokens), u32(counts[rows])
         if row >= n or first >= count:
             return
         place, source = row, first
         if routed:
             place, source = u32(ids[first] * n + row), u32(first // routes)
-        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
         if by_row:
-            base, step, z_bits, dz_bits = stream4(per_row, u32(4 * place))
+            base, step_, z_bits, dz_bits = stream4(per_row, u32(4 * place))
             z, dz = float_of(z_bits), float_of(dz_bits)
         acc, words = sums(), codes()
         for t in range(tokens):
             acc[t] = f32(0)
-        unit = lane
+        unit = u32(lane + 32 * warp) if split > 1 else u32(lane)
+        at = u32(place * units)
+        if unroll > 1:  # written out: a loop would be left as one
+            while unit + ahead < units:
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, count - first,
+                         base, step_, z, dz)
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + step), units, source,
+                         count - first, base, step_, z, dz)
+                if unroll > 2:
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 2 * step), units,
+                             source, count - first, base, step_, z, dz)
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 3 * step), units,
+                             source, count - first, base, step_, z, dz)
+                unit = u32(unit + stride)
         while unit < units:
-            at = u32(place * units + unit)
-            p, q, r, o = u32(0), u32(0), u32(0), u32(0)
-            if paired:
-                p, q, r, o = stream4(low, u32(4 * at))
-                a, c = pair_header(p, q, base, step, z, dz)
-                a16, c16 = a, c
-            else:
-                a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
-            if split:
-                words[0], words[1] = u32(p & u32(0x7F7F7F7F)), u32(q & u32(0x7F7F7F7F))
-                words[2], words[3] = u32(r & u32(0x7F7F7F7F)), u32(o & u32(0x7F7F7F7F))
-                for j in range(4):
-                    words[4 + j] = sevenths(words[j])
-            else:
-                read(words, low, high, two, one, at)
-            for t in range(tokens):
-                if first + t < count:
-                    acc[t] += add(words, x, aux, u32(source + t), unit, units, a, c, a16, c16)
-            unit = u32(unit + 32)
+            add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, count - first, base,
+                     step_, z, dz)
+            unit = u32(unit + step)
+        parts = partial()
         for t in range(tokens):
             total = warp_sum(acc[t])
-            if lane == 0 and first + t < count:
+            if split > 1:
+                if lane == 0:
+                    parts[t * 4 + warp] = total
+            elif lane == 0 and first + t < count:
+                if has_bias != 0:
+                    total += bias[place]
+                y[(first + t) * y_stride + row] = total
+        if split > 1:
+            sync_block()
+            t = u32(thread_index())
+            if t < tokens and first + t < count:
+                total = (parts[4 * t] + parts[4 * t + 1]) + (parts[4 * t + 2] + parts[4 * t + 3])
                 if has_bias != 0:
                     total += bias[place]
                 y[(first + t) * y_stride + row] = total
 
     return _gemv
+
+
+@functools.cache
+def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
+    """Adds a unit of a row to the sums of all tokens."""
+    paired, head_of, read = scheme.header == PAIR, header(scheme), reader(scheme)
+    split = int8 and paired
+    add = _add_pairs if split else _add_int8(scheme) if int8 else _add_f32(scheme)
+
+    @device
+    def add_unit(acc, words, x, aux, low, high, two, one, head, above, begin, unit, units, source, left, base, step, z,
+                 dz):
+        at = u32(begin + unit)
+        p, q, r, o = u32(0), u32(0), u32(0), u32(0)
+        if paired:
+            p, q, r, o = stream4(low, u32(4 * at))
+            a, c = pair_header(p, q, base, step, z, dz)
+            a16, c16 = a, c
+        else:
+            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
+        if split:
+            words[0], words[1] = u32(p & u32(0x7F7F7F7F)), u32(q & u32(0x7F7F7F7F))
+            words[2], words[3] = u32(r & u32(0x7F7F7F7F)), u32(o & u32(0x7F7F7F7F))
+            for j in range(4):
+                words[4 + j] = sevenths(words[j])
+        else:
+            read(words, low, high, two, one, at)
+        for t in range(tokens):
+            if tokens == 1 or t < left:
+                acc[t] += add(words, x, aux, u32(source + t), unit, units, a, c, a16, c16)
+
+    return add_unit
 
 
 @device

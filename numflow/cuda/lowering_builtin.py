@@ -1,6 +1,6 @@
 """Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
 
-from numflow.cuda.lowering import PointerType, SPACES, _intrinsic, _place, hooks, ir, types
+from numflow.cuda.lowering import SPACES, PointerType, _intrinsic, _place, ir, types
 
 _I32 = ir.IntType(32)
 
@@ -154,8 +154,8 @@ def _load_matrices():
         at = builder.ptrtoint(_place(builder, args[0], args[1], sig.args[1]), _I32)
         value = ir.LiteralStructType([_I32] * 4)
         asm = ir.InlineAsm(ir.FunctionType(value, [_I32]),
-                           "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}",
-                           side_effect=True)
+                           "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+                           "=r,=r,=r,=r,r,~{memory}", side_effect=True)
         call = builder.call(asm, [at])
         call.attributes.add("convergent")
         return context.make_tuple(builder, sig.return_type, [builder.extract_value(call, i) for i in range(4)])

@@ -93,8 +93,7 @@ def pack_kernel(kind: str) -> Kernel:
     code, (head, above, constant) = codes_of(kind), headers_of(kind)
     bits, book, pair = scheme.bits, bool(scheme.book), scheme.bits == 7
     has = {name: name in scheme.parts for name in PARTS}
-    has_low, has_high, has_two, has_one = (has[name] for name in PARTS[:4])
-    has_head, has_above, has_row = (has[name] for name in PARTS[4:])
+    has_low, has_two, has_one, has_head, has_above, has_row = (has[name] for name in PARTS if name != "high")
     wide = has_head and scheme.parts["head"][0] == 4
     two_shift = 4 if bits == 6 else 0
     one_shift = 4 if bits == 5 else 2

@@ -278,7 +278,7 @@ def _own_constant(scheme: RowScheme) -> DeviceFunction:
 
 
 _BLOCKS: dict[str, tuple[Callable, Callable, Callable]] = {
-    "Q4_0": (_half_block(18, 2), _first_bytes(18, 2), _none), "IQ4_NL": (_half_block(18, 2), _first_bytes(18, 2), _none),
+    **dict.fromkeys(("Q4_0", "IQ4_NL"), (_half_block(18, 2), _first_bytes(18, 2), _none)),
     "Q4_1": (_half_block(20, 4), _first_bytes(20, 4), _none),
     "Q5_0": (_half_block(22, 6, 2), _first_bytes(22, 2), _none),
     "Q5_1": (_half_block(24, 8, 4), _first_bytes(24, 4), _none), "Q8_0": (_q8_0, _first_bytes(34, 2), _none),

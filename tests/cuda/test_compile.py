@@ -7,7 +7,7 @@ from numflow.cuda.kernel import Kernel
 from tests.cuda.kernels import ALL, compiler_is_there
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
-              pytest.mark.skipif(not compiler_is_there(), reason="numba-cuda and its compiler wheels are not installed")]
+              pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with")]
 
 MOST_REGISTERS = 128   # of a thread, unless the kernel says how many blocks must fit
 MOST_SHARED = 48 << 10  # bytes of a block that need no opt-in

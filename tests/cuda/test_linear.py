@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 @pytest.mark.parametrize("kind", ["F16", "BF16", *QUANTISED])
 def test_float_activations(kind):
     case = linear_case(kind, 6, 512, 2, bias=True)
-    (actual,), (expected,) = run_case(case, Program, activations="f32", device=Simulated(seed=1)), run_case(case, Reference)
+    (actual,) = run_case(case, Program, activations="f32", device=Simulated(seed=1))
+    (expected,) = run_case(case, Reference)
     assert error(actual, expected) < 1e-5
 
 
@@ -24,10 +25,29 @@ def test_float_activations(kind):
 def test_int8_activations(kind):
     """The matrix times x rounded to int8 per 32 columns, worked out here in NumPy."""
     case = linear_case(kind, 5, 512, 3)
+    _check_int8(case, 512, 3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "q3h"])
+@pytest.mark.parametrize("k", [1024, 1312])
+def test_a_row_shared_by_the_warps_of_a_block(kind, k):
+    if kind == "q3h" or k % 256 == 0:
+        _check_int8(linear_case(kind, 3, k, 1), k, 1)
+
+
+def test_many_rows_with_a_warp_each():
+    """Units left over by the loop that loads several at a time."""
+    _check_int8(linear_case("q4", 6, 5 * 32, 1), 160, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("numflow.cuda.linear_gemv.SPLIT_BELOW", 1)
+        _check_int8(linear_case("q4", 2, 32 * 165, 1), 32 * 165, 1)
+
+
+def _check_int8(case, k, tokens):
     (actual,) = run_case(case, Program, activations="int8", device=Simulated(seed=2))
     table = next(a for name, a in case.weights.arrays.items() if name.startswith("table"))
-    x = table[case.runs(64)[0].batch.tokens][:, :512].reshape(3, 16, 32)
+    x = table[case.runs(64)[0].batch.tokens][:, :k].reshape(tokens, k // 32, 32)
     scale = np.abs(x).max(2, keepdims=True) / np.float32(127)
-    rounded = (np.rint(x / scale) * scale).reshape(3, 512)
+    rounded = (np.rint(x / scale) * scale).reshape(tokens, k)
     matrix = next(a for name, a in case.weights.arrays.items() if name.startswith("weight"))
     assert error(actual, (rounded @ matrix.T).astype(np.float32)) < 2e-5
