@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -71,7 +72,12 @@ def _as(kind: type, key: str, value: str) -> Any:
 
 
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"numflow_experiment_{path.parent.name.replace('-', '_')}", path)
+    """The experiment's run.py as a package, so that it can import its neighbours (`from .speed import table`)."""
+    name = f"numflow_experiment_{path.parent.name.replace('-', '_')}"
+    for old in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[old]  # of another folder of experiments, perhaps
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

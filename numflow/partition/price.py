@@ -89,7 +89,7 @@ class Prices:
         memory, compute = 0.0, self.style.start
         for step in part.network.entries[entry]:
             if step.op not in EXCHANGES:
-                waited, calculated = self._work(part, step, loads)
+                waited, calculated = self.work(part, step, loads)
                 memory, compute = memory + waited, compute + calculated
                 continue
             if memory or compute:
@@ -100,7 +100,7 @@ class Prices:
             script.append(Work(memory, compute))
         return script
 
-    def _work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
+    def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
         """Seconds of waiting for memory and of calculating: the longer of the two hides the other."""
         device = self.cluster.devices[part.name]
         costs = [step_cost(part.network, step, load, self.kv_bytes) for load in loads]

@@ -61,3 +61,11 @@ def test_mistakes_are_clear(folder):
         run_experiment("count", options={"up_to": "5"})
     with pytest.raises(RequestError, match="upto: expected int"):
         run_experiment("count", options={"upto": "many"})
+
+
+def test_an_experiment_may_have_several_files(folder):
+    (folder / "experiments/count/helper.py").write_text("VALUE = 7\n")
+    (folder / "experiments/count/run.py").write_text('"""Two files."""\nfrom .helper import VALUE\n\n'
+                                       'def run(lab):\n    lab.results["value"] = VALUE\n')
+    out = run_experiment("count")
+    assert json.loads((out / "results.json").read_text())["results"] == {"value": 7}

@@ -1,0 +1,127 @@
+"""By layer, by tensor, hybrid: decoding speed of one query, and throughput under load, on four devices.
+
+The technical report of Inferflow (arXiv 2401.08294) compares the three ways to cut a model on four Tesla V100 in its
+Table 5. The table itself was not at hand; its text claims that hybrid partition decodes faster than cutting by layer
+and has more throughput than cutting by tensor. Here the same setting is simulated, as the original executes a plan and
+as numflow does, and then run for real on virtual devices of this machine, where the simulator's predictions are held
+against the clock. A plain decoder of the size of the option `shape` in half precision is what is simulated.
+"""
+
+from numflow.lab.shapes import find_shape, random_network
+from numflow.partition.cut import partition
+from numflow.partition.hardware import read_cluster
+from numflow.partition.planner import decode_rate
+from numflow.partition.price import INFERFLOW, NUMFLOW, Prices
+from numflow.partition.serving import Queries, Service, simulate
+
+from .real import measure
+from .sweeps import sweeps
+
+OPTIONS = {"shape": "13b", "cluster": "v100x4-pcie", "prompt": 128, "new": 64, "at_once": 32, "queries": 64,
+           "model": "smollm2-135m-instruct", "rounds": 5}
+STRATEGIES = {"by layer": "0;1;2;3", "by tensor": "0&1&2&3", "hybrid": "0&1;2&3"}
+COLORS = {"by layer": "tab:blue", "by tensor": "tab:orange", "hybrid": "tab:green"}
+
+
+def run(lab):
+    options = lab.options
+    layers = {"layers": 8} if lab.quick else {}
+    if lab.quick:
+        options |= {"new": 8, "at_once": 8, "queries": 8, "rounds": 2}
+    network, _ = random_network(find_shape(options["shape"], **layers), "F16", fuse=False)
+    cluster = read_cluster(options["cluster"])
+    lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
+    rows = _simulated(lab, network, cluster)
+    lab.results |= {"cluster": cluster.title, "simulated": rows}
+    _report(lab, rows, cluster)
+    _timeline(lab, network, cluster)
+    sweeps(lab, network, cluster, STRATEGIES, COLORS)
+    measure(lab, STRATEGIES)
+
+
+def plans(network):
+    """Plans of each strategy as either engine cuts: the original has the head whole, on the last device."""
+    return {(style.name, name): partition(network, devices, head="split" if style is NUMFLOW else "placed",
+                                          embedding="split" if style is NUMFLOW else "placed")
+            for style in (INFERFLOW, NUMFLOW) for name, devices in STRATEGIES.items()}
+
+
+def _simulated(lab, network, cluster) -> list[dict]:
+    options, rows = lab.options, []
+    styles = {style.name: style for style in (INFERFLOW, NUMFLOW)}
+    for (style_name, name), plan in plans(network).items():
+        lab.say(f"simulating {style_name}, {name}")
+        style = styles[style_name]
+        prices = Prices(plan, cluster, style)
+        lanes = len(plan.groups) if style.overlaps else 1
+        one = simulate(cluster, prices.scripts, Queries(2, options["prompt"], options["new"], 1))
+        many = simulate(cluster, prices.scripts,
+                        Queries(options["queries"], options["prompt"], options["new"], options["at_once"]),
+                        Service(options["at_once"], lanes))
+        memory = prices.memory(options["at_once"] * (options["prompt"] + options["new"]), options["prompt"])
+        _, exchanging, waiting = decode_rate(prices, 1, options["prompt"], 1)
+        rows.append({"engine": style_name, "strategy": name, "devices": STRATEGIES[name], "speed": one.speed,
+                     "throughput": many.throughput, "first_token_s": one.first,
+                     "latency_p50_s": many.latencies[len(many.latencies) // 2], "latency_max_s": many.latencies[-1],
+                     "busy": sum(many.busy.values()) / len(many.busy), "exchanging": exchanging, "waiting": waiting,
+                     "gigabytes": max(m.used for m in memory.values()) / 1e9})
+    return rows
+
+
+def _report(lab, rows, cluster) -> None:
+    options = lab.options
+    lab.heading(f"Simulated: {cluster.title}")
+    lab.text(f"{options['shape']} in half precision; prompts of {options['prompt']} tokens, {options['new']} new ones. "
+             f"Speed is of one query alone; throughput with {options['at_once']} queries always under way. Busy is "
+             "how much of the time the devices work under that load; links and waiting are shares of one query's time.")
+    lab.table(["engine", "strategy", "devices", "tok/s, one query", "tok/s, load", "first token s", "busy", "links",
+               "waiting", "GB per device"],
+              [[row["engine"], row["strategy"], f"`{row['devices']}`", row["speed"], row["throughput"],
+                row["first_token_s"], f"{row['busy']:.0%}", f"{row['exchanging']:.0%}", f"{row['waiting']:.0%}",
+                row["gigabytes"]] for row in rows])
+    by = {(row["engine"], row["strategy"]): row for row in rows}
+    for style in (INFERFLOW, NUMFLOW):
+        speed = by[style.name, "hybrid"]["speed"] / by[style.name, "by layer"]["speed"]
+        throughput = by[style.name, "hybrid"]["throughput"] / by[style.name, "by tensor"]["throughput"]
+        lab.text(f"{style.name}: hybrid decodes one query {speed:.2f} times as fast as by layer (the report claims "
+                 f"more than 1: {'yes' if speed > 1 else 'no'}), and has {throughput:.2f} times the throughput of by "
+                 f"tensor (more than 1: {'yes' if throughput > 1 else 'no'}).")
+    plt = lab.pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
+    for axis, key, title in ((axes[0], "speed", "one query"), (axes[1], "throughput", "under load")):
+        for i, style in enumerate((INFERFLOW, NUMFLOW)):
+            for j, name in enumerate(STRATEGIES):
+                bar = axis.bar(i * 4 + j, by[style.name, name][key], color=COLORS[name],
+                               label=name if i == 0 else None)
+                axis.bar_label(bar, fmt="%.0f")
+        axis.set_xticks([1, 5], [INFERFLOW.name, NUMFLOW.name])
+        axis.set_ylabel("tokens/s")
+        axis.set_title(title)
+        axis.margins(y=0.15)
+    axes[0].legend()
+    lab.figure(figure, "strategies", f"Decoding speed of one query, and throughput under load: {cluster.title}")
+    plt.close(figure)
+
+
+def _timeline(lab, network, cluster) -> None:
+    """Two decoding steps of eight queries on every strategy."""
+    plt = lab.pyplot()
+    figure, axes = plt.subplots(len(STRATEGIES), 1, figsize=(10, 5.4))
+    shades = {"work": "tab:green", "exchange": "tab:red", "wait": "0.92"}
+    for axis, (name, devices) in zip(axes, STRATEGIES.items(), strict=True):
+        plan = partition(network, devices)
+        outcome = simulate(cluster, Prices(plan, cluster).scripts, Queries(8, 16, 3, 8),
+                           Service(8, len(plan.groups)), record=True)
+        for row, device in enumerate(cluster.devices):
+            for what, shade in shades.items():
+                axis.broken_barh([(span.begin * 1e3, (span.end - span.begin) * 1e3) for span in outcome.spans
+                                  if span.device == device and span.what == what], (row - 0.4, 0.8), color=shade,
+                                 label=what if row == 0 else None)
+        axis.set_yticks(range(len(cluster.devices)), [f"device {name}" for name in cluster.devices])
+        axis.invert_yaxis()
+        axis.set_title(f"{name}  {devices}", fontsize=9)
+    axes[0].legend(ncol=3, fontsize=7, loc="upper right")
+    axes[-1].set_xlabel("milliseconds: a prompt of 16 tokens and two more steps of eight queries")
+    figure.tight_layout()
+    lab.figure(figure, "timeline", "What each device does (numflow's execution, simulated)")
+    plt.close(figure)
