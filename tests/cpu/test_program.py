@@ -106,13 +106,14 @@ def test_bits_do_not_depend_on_the_neighbours():
     np.testing.assert_array_equal(together.run(batch((90, 1), (17, 1), (200, 1)))[0], expected[1])
 
 
-def test_what_is_left_in_a_block_does_no_harm():
-    """Blocks are used again: what an earlier sequence left behind may be anything."""
-    expected = in_pieces(program(threads=1), 70, [70, 1])
-    dirty = program(threads=1)
+@pytest.mark.parametrize("kv", ["f32", "q3h"])
+def test_what_is_left_in_a_block_does_no_harm(kv):
+    """Blocks are used again: what an earlier sequence left behind may be anything, such as NaN."""
+    expected = in_pieces(program(threads=1, kv_k=kv, kv_v=kv), 70, [70, 1])
+    dirty = program(threads=1, kv_k=kv, kv_v=kv)
     for cache in dirty._caches.values():
         for array in cache._arrays:
-            array[:] = np.nan
+            array[:] = 255
     np.testing.assert_array_equal(in_pieces(dirty, 70, [70, 1]), expected)
 
 

@@ -1,0 +1,93 @@
+"""Keys and values in every type of cache: the compiled attention against the reference, which stores the same bits."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.program import Program
+from numflow.ops import Batch
+from numflow.quant.kv import CODED, KV_TYPES, stored
+from numflow.reference.program import Program as Reference
+from tests.ops.attention_cases import attention_cases
+from tests.ops.build import VOCABULARY, Builder, error, run_case
+
+# Causal with grouped heads, a head that no block of 32 columns divides, a window, both ways with a window, values of
+# another size than keys, an encoder's memory, and more keys than a span.
+CASES = {case.name: case for case in attention_cases()}
+NAMES = ("attention-grouped", "attention-head-20", "attention-window", "attention-both-ways-window",
+         "attention-value-size", "attention-cross", "attention-long")
+
+
+def _compare(name, kv_k, kv_v):
+    case, kv = CASES[name], {"kv_k": kv_k, "kv_v": kv_v}
+    expected = run_case(case, Reference, **kv)
+    for actual, e in zip(run_case(case, Program, activations="f32", threads=2, **kv), expected, strict=True):
+        assert error(actual, e) < case.bound
+
+
+@pytest.mark.parametrize("kind", KV_TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_type(name, kind):
+    _compare(name, kind, kind)
+
+
+@pytest.mark.parametrize(("kv_k", "kv_v"), [("f32", "f16"), ("f16", "q4"), ("q8", "f32"), ("q5", "q3h"), ("q2", "q6")])
+def test_keys_and_values_of_two_types(kv_k, kv_v):
+    _compare("attention-grouped", kv_k, kv_v)
+    _compare("attention-value-size", kv_k, kv_v)
+
+
+def _writer():
+    """A network that writes rows of a table to a cache, and its table."""
+    b = Builder("writer")
+    q, k, v = b.inputs(96, 96, 96)
+    y = b.buffer(96)
+    cache = b.cache(kv_heads=2, k_dim=48)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (q,), (y,), cache=cache, heads=2, scale=0.1)
+    return b.case(y)
+
+
+def _batch(begin, end, block):
+    ids = np.arange(begin, end, dtype=np.int32)
+    return Batch(tokens=ids % VOCABULARY, positions=ids, starts=np.array([0, len(ids)], np.int32),
+                 blocks=np.array([block], np.int32), logit_rows=np.arange(len(ids), dtype=np.int32))
+
+
+@pytest.mark.parametrize("kind", KV_TYPES)
+def test_blocks_are_copied_and_swapped_byte_for_byte(kind):
+    case = _writer()
+    program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+    program.reserve(9)
+    program.run(_batch(0, 100, [3, 5]))
+    expected = program.run(_batch(100, 101, [3, 5]))
+    program.copy_blocks([3, 5], [7, 1])
+    saved = program.save_blocks([3, 5])
+    assert saved.shape == (2, program.block_bytes)
+    assert program.block_bytes * 9 == program.kv_bytes
+    program.load_blocks([0, 8], saved)
+    for blocks in ([7, 1], [0, 8]):
+        np.testing.assert_array_equal(program.run(_batch(100, 101, blocks)), expected)
+
+
+def test_bytes_of_a_block_are_those_of_the_types():
+    case = _writer()
+    for kind in KV_TYPES:
+        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind)
+        bits, columns = (CODED[kind].bits_per_value, 64) if kind in CODED else ({"f32": 32, "f16": 16}[kind], 48)
+        assert program.block_bytes == 64 * 2 * 2 * columns * bits / 8
+
+
+def test_error_falls_with_the_bits():
+    x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+    x[:, 5] *= 20  # a column of unusual size, as keys have
+    errors = [float(np.sqrt(np.mean((stored(x, kind) - x)[:, :5] ** 2))) for kind in KV_TYPES]
+    assert errors[0] == 0
+    assert errors == sorted(errors)
+
+
+@pytest.mark.parametrize("kind", CODED)
+def test_a_row_that_is_constant_or_of_any_magnitude(kind):
+    x = np.random.default_rng(1).standard_normal((4, 32)).astype(np.float32)
+    relative = [np.abs(stored(x * np.float32(2.0**e), kind) / np.float32(2.0**e) - x).max() for e in (-40, -10, 0, 30)]
+    assert len(set(relative)) == 1
+    np.testing.assert_array_equal(stored(np.zeros((1, 40), np.float32), kind), 0)
