@@ -26,7 +26,7 @@ class Program:
     block_size:  tokens per KV block.
     kv_type:     "f32", "f16" or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one of them.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
-    device:      a Device, or the name of one ("gpu", "simulator", "auto").
+    gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     progress:    called as progress("weights", done, total) while the program is made.
 
     Raises:
@@ -38,13 +38,13 @@ class Program:
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
-                 kv_k: str = "auto", kv_v: str = "auto", device: Device | str = "auto"):
+                 kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto"):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
         for name, value, known in (("activations", activations, ("int8", "f32")),
                                    *((name, value, ("auto", *ELEMENTS)) for name, value in types.items())):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
-        self.device = open_device(device) if isinstance(device, str) else device
+        self.device = open_device(gpu) if isinstance(gpu, str) else gpu
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations = activations
         report = progress or (lambda what, done, total: None)

@@ -47,7 +47,7 @@ class Notebook:
 def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
     """Every kernel that a network may launch, by name, over batches of SIZES; options: those of a Program."""
     device = Notebook()
-    program = Program(network, weights, device=device, **options)
+    program = Program(network, weights, gpu=device, **options)
     found = {launch.kernel.name: launch.kernel for rows, keys in SIZES
              for launch in program.launches(Sizes((rows,) * 4, keys))}
     program.close()

@@ -25,7 +25,7 @@ def _no_gpu():
 def test_the_same_greedy_tokens_as_the_cpu(folder):
     pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
     results = {}
-    for backend, options in (("cpu", {}), ("cuda", {"device": "simulator"})):
+    for backend, options in (("cpu", {}), ("cuda", {"gpu": "simulator"})):
         with numflow.load(folder, backend=backend, activations="f32", **options) as model:
             results[backend] = [model.generate([1, 7, 30, 4], max_tokens=6, ignore_eos=True).ids,
                                 model.logits([5, 6, 7])]

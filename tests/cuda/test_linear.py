@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 @pytest.mark.parametrize("kind", ["F16", "BF16", *QUANTISED])
 def test_float_activations(kind):
     case = linear_case(kind, 6, 512, 2, bias=True)
-    (actual,) = run_case(case, Program, activations="f32", device=Simulated(seed=1))
+    (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
     (expected,) = run_case(case, Reference)
     assert error(actual, expected) < 1e-5
 
@@ -44,7 +44,7 @@ def test_many_rows_with_a_warp_each():
 
 
 def _check_int8(case, k, tokens):
-    (actual,) = run_case(case, Program, activations="int8", device=Simulated(seed=2))
+    (actual,) = run_case(case, Program, activations="int8", gpu=Simulated(seed=2))
     table = next(a for name, a in case.weights.arrays.items() if name.startswith("table"))
     x = table[case.runs(64)[0].batch.tokens][:, :k].reshape(tokens, k // 32, 32)
     scale = np.abs(x).max(2, keepdims=True) / np.float32(127)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_the_reference(case):
-    actual = run_case(case, Program, activations="f32", device=Simulated(seed=1))
+    actual = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
     for a, e in zip(actual, run_case(case, Reference), strict=True):
         assert error(a, e) < case.bound
 
 
 @pytest.mark.parametrize("case", ONE_PER_OP, ids=str)
 def test_bits_do_not_depend_on_the_order_of_threads(case):
-    first = run_case(case, Program, activations="f32", device=Simulated(seed=0))
+    first = run_case(case, Program, activations="f32", gpu=Simulated(seed=0))
     for seed in (2, 3):
-        for a, b in zip(run_case(case, Program, activations="f32", device=Simulated(seed=seed)), first, strict=True):
+        for a, b in zip(run_case(case, Program, activations="f32", gpu=Simulated(seed=seed)), first, strict=True):
             np.testing.assert_array_equal(a, b)
