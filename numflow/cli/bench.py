@@ -34,6 +34,8 @@ def bench(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    devices: options.Devices = None,
+    transport: options.Transport = "threads",
     spec: options.SpecFile = None,
     json: options.Json = False,
     offline: options.Offline = False,
@@ -52,7 +54,8 @@ def bench(
         result = run(model or registry.default_model(), _numbers("--prompt-tokens", prompt_tokens), gen_tokens, repeat,
                      process_start(), progress, contexts=_numbers("--context", context),
                      batches=_numbers("--batch", batch), profiled=profile, backend=device, activations=activations,
-                     threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix)
+                     threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix,
+                     devices=devices, transport=transport)
     if earlier is not None:
         from numflow.engine.bench_runs import compare as rows_of
 

@@ -18,6 +18,11 @@ Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_d
 Imatrix = Annotated[str | None, typer.Option("--imatrix", metavar="FILE", show_default=False,
                     help="With --weights: what `numflow imatrix` has measured.")]
 Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
+Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
+                    help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
+                         "device 0 twice as much. On the CPU a device is a set of threads.")]
+Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, or "
+                      "processes with shared memory between.")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",
                      help="Specification: a file, or a name that `numflow spec list` shows.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network (also NUMFLOW_OFFLINE=1).")]
@@ -28,6 +33,28 @@ Temperature = Annotated[float, typer.Option(metavar="T", help="0 takes the likel
 TopK = Annotated[int, typer.Option(metavar="K", help="Choose among the K likeliest tokens; 0: all.")]
 TopP = Annotated[float, typer.Option(metavar="P", help="Choose among the likeliest tokens that hold P of all.")]
 MinP = Annotated[float, typer.Option(metavar="P", help="Drop tokens less likely than P times the likeliest.")]
+Decoding = Annotated[str | None, typer.Option("--decoding", metavar="NAME", show_default=False,
+                     help="A strategy by Inferflow's name or JSON: greedy, sample.std, top_k, top_p, min_p, tfs, "
+                          "typical, mirostat, fsd or random_fsd.")]
+RepetitionPenalty = Annotated[float, typer.Option(metavar="X", help="Divide the scores of tokens that have been by X; "
+                              "1: off.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", show_default=False,
+                 help="End before this text; may be repeated.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", show_default=False,
+                help="Any other setting (docs/decoding.md has them), such as mirostat=2, n=3 or num_beams=4; may be "
+                     "repeated.")]
+JsonSchema = Annotated[str | None, typer.Option(metavar="JSON", show_default=False,
+                       help="The text follows this JSON schema; @FILE reads it.")]
+Regex = Annotated[str | None, typer.Option(metavar="REGEX", show_default=False,
+                  help="The text follows this regular expression; @FILE reads it.")]
+Grammar = Annotated[str | None, typer.Option(metavar="GRAMMAR", show_default=False,
+                    help="The text follows this grammar (Lark or GBNF); @FILE reads it.")]
+Logprobs = Annotated[int | None, typer.Option(metavar="N", show_default=False,
+                     help="With --json: log-probabilities of each token and of the N likeliest.")]
+Draft = Annotated[str | None, typer.Option("--draft", metavar="MODEL", show_default=False,
+                  help="A smaller model of the same vocabulary that guesses tokens ahead (speculative decoding).")]
+Speculate = Annotated[str | None, typer.Option(metavar="HOW", show_default=False,
+                      help="How tokens are guessed ahead: ngram (from the text itself), draft or off.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", show_default="random", help="Makes sampling repeatable.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print times and speeds on standard error.")]
 

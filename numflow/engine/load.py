@@ -9,6 +9,7 @@ from pathlib import Path
 from numflow import formats, network, registry
 from numflow.engine.defaults import read_defaults
 from numflow.engine.model import Model
+from numflow.engine.placed import FileWeights, placed_program
 from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.partition.plan import single_device
@@ -21,7 +22,8 @@ ACTIVATIONS = ("int8", "f32")
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
          threads: int | None = None, *, offline: bool = False, progress: bool = True,
          context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
-         imatrix: str | Path | None = None, **options) -> Model:
+         imatrix: str | Path | None = None, devices: str | None = None, transport: str = "threads",
+         draft: "str | Path | Model | None" = None, **options) -> Model:
     """Load a model, ready to run.
 
     path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
@@ -34,6 +36,11 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
     weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored.
     imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
+    devices:      place the model on several devices: "0;1" cuts it by layer, "0&1" by tensor, "0&1;2&3" both. On the
+                  CPU a device is a set of threads with memory of its own; `threads` are then those of each device.
+    transport:    of devices on the CPU: "threads" of this process, or "processes" with shared memory between.
+    draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
+                  loaded with the same backend, activations and threads, and closed with the model.
     options:      further options of the executor.
 
     Raises:
@@ -50,17 +57,38 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
     elif imatrix is not None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
-    built = _limited(network.build(chosen, checkpoint, context), context)
-    part = single_device(built, backend).part(0)
-    program = program_class(part, network.WeightSource(built, checkpoint), **options)
+    built = _limited(network.build(chosen, checkpoint, context, fuse=devices is None), context)
+    if devices is None:
+        program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
+                                **options)
+    else:
+        program = placed_program(built, backend, BACKENDS[backend], devices, checkpoint,
+                                 FileWeights(checkpoint.path, chosen, weights, imatrix), transport, options=options)
     defaults = chosen.section("generation")
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
                   defaults.get("template", ""), defaults.get("system_prompt", ""), chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
+    if draft is not None:
+        _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,
+                                              progress=progress))
     model.load_s = time.perf_counter() - begin
     return model
+
+
+def _add_draft(model: Model, draft, load_it) -> None:
+    """Let a model, or one that is loaded for it, guess for `model`; nothing stays open if it cannot."""
+    model.owns_draft = not isinstance(draft, Model)
+    found = None
+    try:
+        found = load_it() if model.owns_draft else draft
+        model.draft = found
+    except BaseException:
+        if model.owns_draft and found is not None:
+            found.close()
+        model.close()
+        raise
 
 
 def _executor(backend: str):
@@ -76,7 +104,8 @@ def _options(program_class, backend, options):
     threads = options["threads"]
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise RequestError(f"threads should be a whole number from 1, is {threads!r}")
-    known = [name for name in inspect.signature(program_class).parameters if name not in ("network", "weights")]
+    ours = ("network", "weights", "world", "device")
+    known = [name for name in inspect.signature(program_class).parameters if name not in ours]
     for name in options:
         if name not in known:
             raise RequestError(f"backend {backend!r} has no option {name!r}{did_you_mean(name, known)}")
