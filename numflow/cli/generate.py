@@ -1,13 +1,14 @@
 """`numflow generate`: continue or answer a prompt."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
 from numflow.cli import options
 from numflow.cli.running import loaded, print_json, read_text
+from numflow.cli.strategies import strategy, streams
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
@@ -23,12 +24,24 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    decoding: options.Decoding = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop_: options.Stop = None,
+    set_: options.Set = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    logprobs: options.Logprobs = None,
+    draft: options.Draft = None,
+    speculate: options.Speculate = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    devices: options.Devices = None,
+    transport: options.Transport = "threads",
     spec: options.SpecFile = None,
     stats: options.Stats = False,
     json: options.Json = False,
@@ -42,23 +55,26 @@ def generate(
     as it stands. Models without a template always continue.
     """
     text = _prompt(prompt, file)
+    settings = strategy(set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop_,
+                        decoding_alg=decoding, repetition_penalty=repetition_penalty, json_schema=json_schema,
+                        regex=regex, grammar=grammar, logprobs=logprobs, speculate=speculate)
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix) as (ready, notice):
+                imatrix=imatrix, draft=draft, devices=devices, transport=transport) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)
             notice.clear()
             _print_trace(rows, json)
             return
-        run = ready.generate(text, max_tokens, temperature, stream=True, seed=seed, top_k=top_k, top_p=top_p,
-                             min_p=min_p, chat=not raw and ready.has_template)
-        _show(run, notice, quiet=json)
+        run = ready.generate(text, max_tokens, stream=streams(settings), chat=not raw and ready.has_template,
+                             **settings)
+        result = run.result if streams(settings) else run
+        _show(run if streams(settings) else _texts(result), notice, quiet=json)
         if json:
-            result = run.result
-            print_json({"model": ready.network.name, "text": result.text, "ids": result.ids,
-                        "finish_reason": result.finish_reason, "stats": {**result.stats, "load_s": ready.load_s}})
+            print_json({"model": ready.network.name, **_facts(result, ready.load_s)})
         if stats:
-            print(stats_line({**run.result.stats, "load_s": ready.load_s}, run.result.finish_reason), file=sys.stderr)
+            print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
+                  + _guesses(ready.core.counts), file=sys.stderr)
 
 
 def _prompt(prompt, file) -> str:
@@ -69,6 +85,32 @@ def _prompt(prompt, file) -> str:
     if prompt is None and file is None and sys.stdin.isatty():
         raise RequestError('no prompt: numflow generate "..." (or -f FILE, or standard input)')
     return read_text(file or "-").removesuffix("\n")
+
+
+def _texts(result) -> list[str]:
+    """All texts of a request for several, each under its number."""
+    if len(result.choices) == 1:
+        return [result.text]
+    return ["\n\n".join(f"[{number}]\n{one.text}" for number, one in enumerate(result.choices, 1))]
+
+
+def _facts(result, load_s: float) -> dict:
+    """A generation as JSON; several texts are under "choices"."""
+    facts = {"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason,
+             "stats": {**result.stats, "load_s": load_s}}
+    facts |= {} if result.score is None else {"score": result.score}
+    if result.logprobs is not None:
+        facts["logprobs"] = [{"id": one.id, "logprob": one.logprob, "top": [
+            {"id": id, "logprob": logprob} for id, logprob in one.top]} for one in result.logprobs]
+    if len(result.choices) > 1:
+        facts["choices"] = [_facts(replace(one, choices=[]), load_s) for one in result.choices]
+    return facts
+
+
+def _guesses(counts: dict) -> str:
+    """How speculation did, if there was any."""
+    drafts, right = counts["drafts"], counts["accepted_drafts"]
+    return f", {right} of {drafts} guesses right ({right / drafts:.0%})" if drafts else ""
 
 
 def _show(run, notice, quiet: bool) -> None:

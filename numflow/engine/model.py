@@ -47,6 +47,7 @@ class Model:
         self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
+        self.owns_draft = False  # whether the draft model is closed with this one
         self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
         self._requests = Requests(self.runner, self.prompts, lambda: self.tokenizer, ends, bos, defaults)
 
@@ -334,8 +335,10 @@ class Model:
             return self.runner.trace(sequence, request.prefix[-1:])
 
     def close(self) -> None:
-        """Free the executor's memory and threads."""
+        """Free the executor's memory and threads, and those of a draft model that was loaded with it."""
         self.program.close()
+        if self.owns_draft and self.draft is not None:
+            self.draft.close()
 
     def __enter__(self):
         return self

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -97,15 +98,55 @@ def test_sampling_reaches_the_library(run, loader, monkeypatch):
     seen = {}
     original = Model.generate
 
-    def spy(self, prompt, max_tokens, temperature, **settings):
-        seen.update(settings, max_tokens=max_tokens, temperature=temperature)
-        return original(self, prompt, max_tokens, temperature, **settings)
+    def spy(self, prompt, max_tokens, **settings):
+        seen.update(settings, max_tokens=max_tokens)
+        return original(self, prompt, max_tokens, **settings)
 
     monkeypatch.setattr(Model, "generate", spy)
     run("generate", "x", "-n", "7", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1",
         "--seed", "11")
     assert seen == {"max_tokens": 7, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 11,
                     "chat": True, "stream": True}
+    seen.clear()
+    run("generate", "x", "--decoding", "sample.top_p", "--set", "seed=3", "--set", "n=2", "--stop", "a", "--stop", "b",
+        "--repetition-penalty", "1.2", "--speculate", "ngram", "--logprobs", "1")
+    assert seen == {"max_tokens": 256, "decoding_alg": "sample.top_p", "seed": 3, "n": 2, "stop": ["a", "b"],
+                    "repetition_penalty": 1.2, "speculate": "ngram", "logprobs": 1, "chat": True, "stream": False}
+
+
+def test_several_texts(run, loader):
+    done = run("generate", "x", "--temperature", "1", "--set", "n=2")
+    assert done.out == f"[1]\n{ANSWER}\n\n[2]\n{ANSWER}\n"
+    found = json.loads(run("generate", "x", "--temperature", "1", "--set", "n=2", "--json", "--logprobs", "2").out)
+    assert [one["text"] for one in found["choices"]] == [ANSWER, ANSWER] == [found["text"]] * 2
+    assert [one["id"] for one in found["logprobs"]] == found["ids"]
+    assert [one["top"][0]["id"] for one in found["logprobs"]] == found["ids"]
+    beams = json.loads(run("generate", "x", "--set", "num_beams=2", "--json").out)
+    assert beams["text"] == ANSWER and beams["score"] < 0
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    (["--set", "n"], "--set needs NAME=VALUE, got 'n'"), (["--set", "top_k=3", "--top-k", "4"], "top_k is given twice"),
+    (["--set", "n=x"], "n should be a whole number"), (["--regex", "@gone.txt"], "gone.txt: No such file"),
+    (["--set", "temprature=1"], "did you mean 'temperature'"), (["--speculate", "draft"], "needs a draft model"),
+    (["--decoding", "top_p", "--set", "temperature=0"], "contradicts decoding_alg")])
+def test_wrong_settings_are_one_line(run, loader, arguments, complaint):
+    done = run("generate", "x", *arguments)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert complaint in done.err
+
+
+def test_a_draft_model_reaches_the_library(run, loader):
+    run("generate", "x", "--draft", "small")
+    assert loader.options[0]["draft"] == "small"
+
+
+def test_guesses_are_counted(run, loader):
+    loader.answer = b"abcdefgh" * 8
+    done = run("generate", "--stats", "--speculate", "ngram", "--set", "draft_tokens=4", "x")
+    assert done.out == "abcdefgh" * 8 + "\n"
+    right, drafts = map(int, re.search(r"(\d+) of (\d+) guesses right", done.err).groups())
+    assert 20 < right <= drafts
 
 
 @pytest.mark.parametrize("command", [generate, chat])

@@ -1,0 +1,48 @@
+"""Settings of a generation from command-line options."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numflow.cli.running import read_text
+from numflow.errors import RequestError
+
+FILES = ("json_schema", "regex", "grammar")  # their text may stand in a file: @FILE
+
+
+def strategy(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
+    """Settings that were given: options that are not the library's defaults, and KEY=VALUE pairs.
+
+    Raises:
+        RequestError: a pair without "=", a setting given twice, or a file that cannot be read.
+    """
+    from numflow.engine.settings import Settings
+
+    defaults = vars(Settings()) | {"decoding_alg": None}
+    given = {name: value for name, value in options.items() if value is not None and value != defaults[name]}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name or not equals:
+            raise RequestError(f"--set needs NAME=VALUE, got {pair!r}")
+        if name in given:
+            raise RequestError(f"{name} is given twice")
+        given[name] = _value(value)
+    for name in FILES:
+        if isinstance(given.get(name), str) and given[name].startswith("@"):
+            given[name] = read_text(Path(given[name][1:]))
+    return given
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def streams(settings: Mapping[str, Any]) -> bool:
+    """Whether the text comes piece by piece: not with several texts or beams."""
+    return all(settings.get(name) in (None, 1) for name in ("n", "best_of", "num_beams"))
