@@ -1,0 +1,60 @@
+"""Statistics of inputs, against those of a run that keeps them all."""
+
+import numpy as np
+import pytest
+
+import numflow
+from numflow.engine.calibrate import Collector, calibrate
+from numflow.errors import RequestError
+from numflow.ops import Buffer, Network, Part, Step, View, Weight
+from tests.quant.small import TEXT, write_model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("source"))
+
+
+def test_against_inputs_kept_whole(source):
+    found = calibrate(source, TEXT, 32, 3)
+    kept = {}
+
+    def keep(step, inputs):
+        if step.op == "linear":
+            kept.setdefault(step.label, []).append(inputs[0].copy())
+
+    with numflow.load(source, backend="reference") as model:
+        ids = model.tokenizer.encode(TEXT)
+        model.program.observer = keep
+        hidden = np.concatenate([model.hidden(ids[i:i + 32]) for i in (0, 32, 64)])
+    down = np.concatenate(kept["blk.1.ffn_down"])
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert down.shape == (96, 96)
+    np.testing.assert_allclose(found.importance(name), np.mean(down ** 2, axis=0), rtol=1e-4)
+    np.testing.assert_allclose(found.moment(name), down.T @ down / 96, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found.importance("lm_head.weight"), np.mean(hidden ** 2, axis=0), rtol=1e-4)
+    q, k, gate, up = (f"model.layers.0.{n}_proj.weight" for n in ("self_attn.q", "self_attn.k", "mlp.gate", "mlp.up"))
+    assert found.moment(q) is found.moment(k) and found.moment(gate) is found.moment(up)
+    assert found.moment(q) is not found.moment(gate)
+    assert found.facts["tokens"] == 96 and [len(s) for s in found.facts["sample"]] == [32, 32]
+    assert not calibrate(source, TEXT, 32, 1, moments=False).moments
+
+
+def test_experts_are_counted_apart():
+    weight = Weight("w", (6, 4), (Part("stack"),), groups=3)
+    views = View("x", 0, 4), View("ids", 0, 2)
+    step = Step("expert_linear", views, (View("y", 0, 2),), {"weight": "w"})
+    network = Network("n", {"main": (step,)}, {b: Buffer(b, "tokens", 4) for b in "xy"}, {"w": weight}, {}, {}, {})
+    collector, x = Collector(network, moments=True), np.arange(8, dtype=np.float32).reshape(2, 4)
+    collector(step, [x, np.array([[0, 1], [1, 0]], np.int32)])
+    found = collector.calibration({})
+    both = np.mean(x ** 2, axis=0)
+    np.testing.assert_allclose(found.importance("stack"), [both, both, both])  # nobody asked the third
+    collector(step, [np.ones((2, 4), np.float32), np.array([[2], [0]], np.int32)])
+    np.testing.assert_allclose(collector.calibration({}).importance("stack")[2], np.ones(4))
+    assert not found.moments
+
+
+def test_a_text_that_is_too_short(source):
+    with pytest.raises(RequestError, match="at least 2 are needed"):
+        calibrate(source, "", 32)
