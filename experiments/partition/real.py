@@ -115,11 +115,12 @@ def _predicted(prices: Prices, queries: int) -> float:
 
 def _report(lab, name: str, rows: list[dict], cluster) -> None:
     device = cluster.devices["0"]
+    per_device = f"{device.bandwidth / 1e9:.1f} GB/s and {device.operations / 1e9:.0f} int8 GOP/s per device"
     lab.text(f"{name}, after {CONTEXT} tokens; each virtual device is threads of its own with memory of its own. "
-             f"Measured on this machine: {device.bandwidth / 1e9:.1f} GB/s and {device.operations / 1e9:.0f} int8 "
-             f"GOP/s per device, {cluster.host_bandwidth / 1e9:.1f} GB/s together, {device.step * 1e6:.1f} µs per "
-             f"step, {cluster.link.latency * 1e6:.1f} µs per exchange, {cluster.cores:g} devices at full speed at once. The "
-             "simulator's price of each op is scaled by what that op takes on one device; the rest is its own. On "
+             f"Measured on this machine: {per_device}, {cluster.host_bandwidth / 1e9:.1f} GB/s together, "
+             f"{device.step * 1e6:.1f} µs per step, {cluster.link.latency * 1e6:.1f} µs per exchange, "
+             f"{cluster.cores:g} devices at full speed together. "
+             "The simulator's price of each op is scaled by what that op takes on one device; the rest is its own. On "
              "more devices than cores nothing can be gained: what is tested is the execution and the prediction.")
     lab.table(["strategy", "devices", "queries", "tok/s", "least", "most", "predicted", "off"],
               [[row["strategy"], f"`{row['devices']}`", row["queries"], row["measured"], row["least"], row["most"],

@@ -85,7 +85,7 @@ def _with_memory(cluster, names: list[str], memory: str):
     """The cluster with other sizes of memory."""
     from dataclasses import replace
 
-    from numflow.partition.hardware import parse_bytes
+    from numflow.sizes import parse_bytes
 
     if not memory:
         return cluster

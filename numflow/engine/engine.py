@@ -7,11 +7,12 @@ from typing import Any
 
 from numflow.engine.handle import Handle
 from numflow.engine.job import Job, Sink
-from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within, parse_bytes
+from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.model import Model
 from numflow.engine.request import Request, Settings
 from numflow.engine.scheduler import Limits
 from numflow.errors import QueueFullError, RequestError
+from numflow.sizes import parse_bytes
 
 Prompt = str | Sequence[int] | Sequence[Mapping]
 
@@ -42,15 +43,20 @@ class Engine:
     def __init__(self, model: Model, max_batch: int = 32, kv_memory: int | str | None = None, *, max_queue: int = 1024,
                  max_step_tokens: int = 512, batching: str = "dynamic", preemption: str = "swap",
                  prefix_cache: bool = True):
-        if not isinstance(max_queue, int) or isinstance(max_queue, bool) or max_queue < 0:
-            raise RequestError(f"max_queue should be a whole number from 0, is {max_queue!r}")
+        for name, value, least in (("max_batch", max_batch, 1), ("max_queue", max_queue, 0),
+                                   ("max_step_tokens", max_step_tokens, 1)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise RequestError(f"{name} should be a whole number from {least}, is {value!r}")
         limits = Limits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
         self.model, self.max_queue, self._core = model, max_queue, model.core
         program = model.program
-        budget = None if kv_memory is None else blocks_within(parse_bytes(kv_memory), program)
+        budget = None
+        if kv_memory is not None:
+            budget = blocks_within(parse_bytes(kv_memory, "memory for keys and values"), program)
         kept = 0 if not prefix_cache else budget or max(1, CACHE_BYTES // max(1, block_bytes(program)))
         self._core.open(limits, budget, kept)
-        self._begin, self._closing, self._jobs = time.perf_counter(), False, set[Job]()
+        self._begin, self._jobs = time.perf_counter(), set[Job]()
+        self._closing = self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="numflow-engine", daemon=True)
         self._thread.start()
@@ -136,9 +142,12 @@ class Engine:
             job.done.wait()
         with self._core.signal:
             self._core.signal.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread():
             self._thread.join()
-            self._core.close()
+            with self._lock:
+                if not self._closed:
+                    self._closed = True
+                    self._core.close()
 
     def __enter__(self):
         return self
@@ -153,4 +162,7 @@ class Engine:
                 core.signal.wait_for(lambda: core.busy or (self._closing and not core.busy))
                 if not core.busy:
                     return
-            core.step()
+            try:
+                core.step()
+            except Exception:  # every request has been told what went wrong
+                continue

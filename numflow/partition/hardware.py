@@ -1,17 +1,15 @@
 """Devices and links as figures: what a planner prices with and a simulator runs on. Read from TOML or measured."""
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import FormatError, ModelNotFoundError, did_you_mean
+from numflow.errors import FormatError, ModelNotFoundError, RequestError, did_you_mean
+from numflow.sizes import parse_bytes
 
 CLUSTERS = Path(__file__).parent / "clusters"
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 @dataclass(frozen=True)
@@ -64,21 +62,6 @@ class Cluster:
     def between(self, a: str, b: str) -> Link:
         """The link of two devices."""
         return self.links.get((a, b), self.link)
-
-
-def parse_bytes(text: str | int | float, what: str = "memory") -> float:
-    """ "24GB", "1.5 GiB", 1000 -> bytes.
-
-    Raises:
-        FormatError: anything else.
-    """
-    if isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0:
-        return float(text)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B?)\s*", str(text).upper())
-    if match and float(match[1]) > 0:
-        unit = match[2] if match[2].endswith("B") else match[2] + "B"
-        return float(match[1]) * _UNITS[unit]
-    raise FormatError(f"{what} should be a size such as 24GB or 512MiB, is {text!r}")
 
 
 def known_clusters() -> dict[str, str]:
@@ -143,7 +126,10 @@ class _Reader:
         hosts = hosts if isinstance(hosts, list) else [hosts] * count
         if len(hosts) != count or not all(isinstance(host, int) for host in hosts):
             raise self.wrong(f"device.{kind}.host", f"{count} whole numbers", facts["host"])
-        memory = parse_bytes(facts["memory"], f"{self.path}: device.{kind}.memory")
+        try:
+            memory = parse_bytes(facts["memory"], f"{self.path}: device.{kind}.memory")
+        except RequestError as error:
+            raise FormatError(str(error)) from None
         bandwidth = self.number(f"device.{kind}.bandwidth", facts["bandwidth"]) * 1e9
         operations = self.number(f"device.{kind}.operations", facts["operations"]) * 1e12
         step = self.number(f"device.{kind}.step", facts.get("step", 0), least=0) * 1e-6

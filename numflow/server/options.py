@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numflow.engine.memory import parse_bytes
 from numflow.errors import RequestError
+from numflow.sizes import parse_bytes
 
 
 @dataclass(frozen=True)

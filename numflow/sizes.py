@@ -1,0 +1,22 @@
+"""Sizes of memory as people write them: "24GB", "1.5 GiB", "512m"."""
+
+import re
+
+from numflow.errors import RequestError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+          "ti": 1 << 40}
+
+
+def parse_bytes(size: int | float | str, what: str = "memory") -> int:
+    """A number of bytes, or text with a unit, as bytes. `what` is what messages call it.
+
+    Raises:
+        RequestError: anything else.
+    """
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 1:
+        return int(size)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower()) if isinstance(size, str) else None
+    if match is None or not (count := int(float(match[1]) * _UNITS[match[2]])):
+        raise RequestError(f'{what} should be a size such as "24GB" or "512MiB", is {size!r}')
+    return count

@@ -1,0 +1,16 @@
+import pytest
+
+from numflow.errors import RequestError
+from numflow.sizes import parse_bytes
+
+
+@pytest.mark.parametrize(("text", "size"), [("24GB", 24 * 10**9), ("1.5 GiB", 3 << 29), ("512m", 512 * 10**6),
+                                            (1000, 1000), ("7", 7), (1.5e9, 1_500_000_000)])
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", 0, True, None])
+def test_no_sizes(text):
+    with pytest.raises(RequestError, match="memory should be a size"):
+        parse_bytes(text)
