@@ -11,6 +11,7 @@ from numflow.network.checks import check_step, verify
 from numflow.network.describe import bits_per_weight
 from numflow.network.names import TensorNames
 from numflow.network.passes import fuse_linears
+from numflow.network.selecting import select_early
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.weights import RawMatrix, WeightSource
 from numflow.ops import Network
@@ -40,7 +41,7 @@ def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: 
     """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
 
     context: longest sequence that will be run, None = the model's own; chooses among length-dependent rotary scalings.
-    fuse: merge neighbouring matrix products (same results, fewer steps).
+    fuse: merge neighbouring matrix products, and leave out rows that nobody wants early (same results, less work).
 
     Raises:
         SpecError: a value or tensor is missing, of the wrong shape, or left over.
@@ -59,7 +60,7 @@ def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: 
                         f"{shown}; name it in a tensors table or in `ignore`")
     network = builder.network(spec.name, _facts(builder, spec))
     if fuse:
-        network = fuse_linears(network)
+        network = select_early(fuse_linears(network))
     verify(network)
     return network
 

@@ -20,14 +20,15 @@ def test_a_plain_decoder_is_ten_steps_a_layer_and_four_around():
     net, ck = build()
     ops = [step.op for step in net.entries["main"]]
     assert ops[:2] == ["embed", "rms_norm"]
-    assert ops[-3:] == ["select_rows", "rms_norm", "linear"]
+    assert ops[-3:] == ["copy", "rms_norm", "linear"]
     fused = [step for step in net.entries["main"] if step.label == "blk.1.attn_q+attn_k+attn_v"]
     assert len(fused) == 1
     assert net.weights[fused[0].weights["weight"]].shape == (32 + 16 + 16, 32)
     assert net.facts == {"type": "decoder", "vocabulary": 40, "layers": 2, "width": 32, "context": 64}
     groups = group_steps(net, ck)
     assert sum(g.stored_bytes for g in groups) == ck.nbytes
-    assert next(g for g in groups if g.label == "blk.*.ffn_down").layers == "0-1"
+    assert next(g for g in groups if g.label == "blk.*.attn_q+attn_k+attn_v").layers == "0-1"
+    assert [g.layers for g in groups if g.label == "blk.*.ffn_down"] == ["0", "1"]  # the last one on wanted rows
     assert tensor_types(net, ck)["F32"][2] == ck.nbytes
     assert cache_bytes_per_token(net) == 2 * 2 * (8 + 8) * 2
 

@@ -1,0 +1,69 @@
+"""A pass over a finished network: rows that nobody asks for stop as early as they can.
+
+Behind the last step in which rows meet (attention, or keys and values being stored), a row is on its own. Of a prompt
+only the last row is wanted, so the rest of that layer - its feed-forward part above all - is left out for all others.
+Rows that are computed are the same bits as before.
+"""
+
+from dataclasses import replace
+
+from numflow.ops import Buffer, Network, Step, View
+
+# Ops whose output rows depend on the same row of their inputs, and on nothing of the batch.
+ROW_BY_ROW = frozenset({"rms_norm", "layer_norm", "linear", "act", "act_mul", "gate_rows", "add", "scale", "softcap",
+                        "clamp", "copy"})
+SUFFIX = ".wanted"  # of the buffers that hold wanted rows only
+
+
+def select_early(network: Network) -> Network:
+    """The network with `select_rows` moved forward in every entry."""
+    buffers, entries = dict(network.buffers), {}
+    for name, steps in network.entries.items():
+        entries[name] = _moved(steps, buffers)
+    return replace(network, entries=entries, buffers=buffers)
+
+
+def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer]) -> tuple[Step, ...]:
+    at = [i for i, step in enumerate(steps) if step.op == "select_rows"]
+    if len(at) != 1:
+        return steps
+    end = begin = at[0]
+    while begin > 0 and steps[begin - 1].op in ROW_BY_ROW and _is_whole(steps[begin - 1], buffers):
+        begin -= 1
+    select, alone = steps[end], steps[begin:end]
+    later = {view.buffer for step in steps[end + 1:] for view in step.inputs}
+    if not alone or later & {view.buffer for step in alone for view in step.outputs}:
+        return steps
+    renamed = {view.buffer: f"{view.buffer}{SUFFIX}" for step in (*alone, select) for view in step.inputs}
+    renamed |= {view.buffer: f"{view.buffer}{SUFFIX}" for step in alone for view in step.outputs}
+    buffers |= {new: replace(buffers[old], name=new, rows="logits") for old, new in renamed.items()}
+
+    def wanted(view: View) -> View:
+        return replace(view, buffer=renamed[view.buffer])
+
+    selects = [replace(select, inputs=(view,), outputs=(wanted(view),), label=f"{select.label}.{view.buffer}")
+               for view in _read_first((*alone, select))]
+    on_rows = [replace(step, inputs=tuple(map(wanted, step.inputs)), outputs=tuple(map(wanted, step.outputs)))
+               for step in alone]
+    last = replace(select, op="copy", inputs=(wanted(select.inputs[0]),))
+    return (*steps[:begin], *selects, *on_rows, last, *steps[end + 1:])
+
+
+def _is_whole(step: Step, buffers: dict[str, Buffer]) -> bool:
+    return all(buffers[view.buffer].rows == "tokens" for view in (*step.inputs, *step.outputs))
+
+
+def _read_first(steps: tuple[Step, ...]) -> list[View]:
+    """Views that are read before these steps have written all of them."""
+    found: dict[View, None] = {}
+    written: list[View] = []
+    for step in steps:
+        for view in step.inputs:
+            if not any(_covers(w, view) for w in written):
+                found[view] = None
+        written += step.outputs
+    return list(found)
+
+
+def _covers(a: View, b: View) -> bool:
+    return a.buffer == b.buffer and a.start <= b.start and b.start + b.width <= a.start + a.width
