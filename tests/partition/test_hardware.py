@@ -57,7 +57,7 @@ def test_units_and_links(written):
 @pytest.mark.parametrize(("change", "said"), [
     (("step = 4", "steps = 4"), r"c\.toml: unknown key 'device\.gpu\.steps'; did you mean 'step'"),
     (('memory = "16GB"', ""), r"'device\.gpu\.memory' is missing"),
-    (('memory = "16GB"', 'memory = "lots"'), r"device\.gpu\.memory should be a size such as "24GB""),
+    (('memory = "16GB"', 'memory = "lots"'), r'device\.gpu\.memory should be a size such as "24GB"'),
     (("bandwidth = 500", "bandwidth = -1"), r"device\.gpu\.bandwidth should be a number above 0, is -1"),
     (("count = 2", "count = 0"), r"device\.gpu\.count should be a whole number 1 \.\. 1024"),
     (("host = [0, 1]", "host = [0]"), r"device\.gpu\.host should be 2 whole numbers"),
