@@ -1,0 +1,71 @@
+"""quantize, verify and imatrix as commands."""
+
+import json
+
+import pytest
+
+from numflow.formats import container
+from tests.quant.small import TEXT, write_model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("source"), ffn=80)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_a_model_is_quantised_checked_and_measured(run, source, text, tmp_path):
+    made, file = tmp_path / "imatrix.safetensors", tmp_path / "out.safetensors"
+    done = run("imatrix", "-m", source, "--text", text, "-o", made, "--context", 64, "--chunks", 4)
+    assert (done.code, done.err.count("calibrating")) == (0, 1)
+    assert "15 matrices, 256 tokens" in done.out
+    done = run("quantize", source, file, "--weights", "q3h", "--imatrix", made)
+    assert done.code == 0, done.err
+    assert "q3h        14   86,144" in done.out and "bits per weight of its quantised matrices" in done.out
+    assert "down_proj.weight stays as it is: q3h has blocks of 32 weights, which do not divide 80 columns" in done.out
+    assert container.read_report(file)["calibration"]["tokens"] == 256
+    done = run("verify", file, "--against", source)
+    assert done.code == 0 and "sizes and hashes, source and errors" in done.out
+    done = run("perplexity", "-m", file, "--text", text, "--kl-against", source, "--context", 64, "--chunks", 2,
+               "--device", "reference", "--json")
+    result = json.loads(done.out)
+    assert 0 < result["kl"]["mean"] < 1 and {"median", "p99.9", "max", "stderr"} <= result["kl"].keys()
+    assert result["bits_per_weight"] == pytest.approx(container.read_report(file)["bits_per_weight"], abs=1e-5)
+    assert {"perplexity", "stderr", "same_top", "same_top_stderr", "protocol", "protocol_text"} <= result.keys()
+    done = run("perplexity", "-m", source, "--weights", "q3h", "--text", text, "--context", 64, "--chunks", 2,
+               "--device", "reference")
+    assert "2 of 16 matrices stay as they are" in done.err and "bits_per_weight" in done.out
+
+
+def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
+    done = run("quantize", source, tmp_path / "x", "--target-bpw", "5", "--imatrix", text, "--context", 64,
+               "--chunks", 4, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["recipe"]["name"] == "auto-5"
+    assert 4.3 < report["bits_per_weight"] <= 5
+
+
+@pytest.mark.parametrize("options, message", [
+    ((), "one of --weights, --recipe and --target-bpw"),
+    (("--weights", "q4", "--target-bpw", "4"), "one of --weights, --recipe and --target-bpw"),
+    (("--target-bpw", "4"), "give a text or a calibration with --imatrix"),
+    (("--weights", "q44"), "no quantisation scheme, preset or recipe file 'q44'; did you mean 'q4'"),
+    (("--recipe", "nowhere.toml"), "no quantisation scheme, preset or recipe file 'nowhere.toml'"),
+])
+def test_what_cannot_be(run, source, tmp_path, options, message):
+    done = run("quantize", source, tmp_path / "x", *options)
+    assert done.code == 1 and message in done.err
+    assert done.err.count("\n") == 1 + done.err.count("quantising")
+
+
+def test_files_that_are_none(run, source, text):
+    done = run("verify", source / "model.safetensors")
+    assert done.code == 1 and "not one that `numflow quantize` made" in done.err
+    done = run("verify", text)
+    assert done.code == 1 and "not a checkpoint" in done.err
