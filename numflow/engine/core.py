@@ -155,10 +155,9 @@ class Core:
         """One step; False if there was nothing to do. What goes wrong ends the requests concerned, not the others."""
         with self.runner.lock:
             self._sweep()
-            begin, self._stepping, plan = time.perf_counter(), True, Plan()
+            begin, self._stepping, plan = time.perf_counter(), True, None
             try:
-                for group in self.scheduler.running:
-                    self.jobs[group].propose()
+                self._propose()
                 plan = self.scheduler.plan()
                 for group, tokens in plan.refused:
                     self._end(self.jobs[group], error=RequestError(_no_memory(tokens)))
@@ -166,19 +165,26 @@ class Core:
                     return False
                 self._run(plan)
             except BaseException as error:
-                for group in {span.lane.group for span in plan.spans} | {group for group, _ in plan.encodes}:
-                    if group in self.jobs:
-                        self._end(self.jobs[group], error=error)
-                if not isinstance(error, Exception):
+                for group in list(self.jobs) if plan is None else plan.groups & self.jobs.keys():
+                    self._end(self.jobs[group], error=error)
+                if plan is None or not isinstance(error, Exception):
                     raise
             finally:
-                for _, scratch in plan.encodes:
+                for _, scratch in plan.encodes if plan else ():
                     scratch.release()
                 self._stepping = False
             self.counts["steps"] += 1
             self.counts["tokens"] += plan.tokens
             self.counts["step_s"] += time.perf_counter() - begin
             return True
+
+    def _propose(self) -> None:
+        """Let the running requests guess what comes next."""
+        for group in list(self.scheduler.running):
+            try:
+                self.jobs[group].propose()
+            except Exception as error:
+                self._end(self.jobs[group], error=error)
 
     def _sweep(self) -> None:
         """Take in what other threads have sent."""
@@ -224,17 +230,12 @@ class Core:
             self.scheduler.ran(span)
         for group, own in rows.items():
             job = self.jobs[group]
-            before = sum(len(sample.generation.ids) for sample in job.samples)
             try:
                 job.advance(own, self.scheduler)
             except Exception as error:
                 self._end(job, error=error)
                 continue
-            new = sum(len(sample.generation.ids) for sample in job.samples) - before
-            drafts = sum(len(tokens) for _, tokens in own.values())
-            self.counts["new_tokens"] += new
-            self.counts["drafts"] += drafts
-            self.counts["accepted_drafts"] += max(0, min(new - 1, drafts)) if drafts else 0
+            self._count(job)
             if job.finished:
                 self._end(job)
 
@@ -244,6 +245,12 @@ class Core:
         self.scheduler.remove(job.group)
         self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
         job.end(reason, error)
+        self._count(job)
+
+    def _count(self, job: Job) -> None:
+        """Add what the job has done since the last time."""
+        for name, count in job.tally().items():
+            self.counts[name] += count
 
 
 def _no_memory(tokens: int) -> str:

@@ -26,6 +26,7 @@ class Sample:
         self.generation = Generation()
         self.lanes: list[Lane] = []
         self.done = search.done
+        self.drafts = self.accepted = 0
         self._emit = emit
 
     def propose(self, limit: int) -> None:
@@ -41,8 +42,10 @@ class Sample:
         if isinstance(self.search, BeamSearch):
             self._branch(self.search.advance(rows), scheduler)
         else:
-            before = len(self.search.new)
+            before, picked = len(self.search.new), self.search.sampler.new
             self.search.advance(rows, drafts)
+            self.drafts += len(drafts)
+            self.accepted += self.search.sampler.new - picked - 1
             new, (lane,) = self.search.new[before:], self.lanes
             lane.ids += new
             self._write(new)
@@ -123,22 +126,26 @@ class Job:
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
                  sink: Sink = lambda piece: None, encoder: bool = False):
         self.request, self.decoder, self.sink, self.error = request, decoder, sink, None
-        self.done = threading.Event()
+        self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
-                               self._tell) for index, search in enumerate(searches(request, count))]
+                               sink) for index, search in enumerate(searches(request, count))]
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
                            len(request.prompt) if encoder else 0,
                            root=tuple(request.prompt.tolist()) if encoder else 0)
 
-    def _tell(self, piece: Piece | None) -> None:
-        self.sink(piece)
-
     @property
     def results(self) -> list[Generation]:
         """What there is of each sample."""
         return [sample.generation for sample in self.samples]
+
+    def tally(self) -> dict[str, int]:
+        """New tokens, drafts that ran and drafts that were right, since the last call."""
+        now = [sum(len(sample.generation.ids) for sample in self.samples),
+               sum(sample.drafts for sample in self.samples), sum(sample.accepted for sample in self.samples)]
+        before, self._tallied = self._tallied, now
+        return dict(zip(("new_tokens", "drafts", "accepted_drafts"), (a - b for a, b in zip(now, before))))
 
     @property
     def finished(self) -> bool:

@@ -115,5 +115,10 @@ class Plan:
         """Tokens that run, the encoder's included."""
         return sum(span.count for span in self.spans) + sum(group.encoder for group, _ in self.encodes)
 
+    @property
+    def groups(self) -> set[Group]:
+        """Requests that take part."""
+        return {span.lane.group for span in self.spans} | {group for group, _ in self.encodes}
+
     def __bool__(self) -> bool:
         return bool(self.spans or self.encodes or self.refused)

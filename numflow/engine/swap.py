@@ -33,5 +33,6 @@ class HostBlocks:
 
     def _grow(self, capacity: int) -> None:
         data = np.zeros((capacity, self.program.block_bytes), np.uint8)
-        data[:len(self._data)] = self._data
+        if len(self._data):
+            data[:len(self._data)] = self._data
         self._data = data

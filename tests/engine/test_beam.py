@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from numflow.engine.beam import Beams, BeamSearch
 from numflow.decoding.constraints import Constraints
+from numflow.engine.beam import Beams, BeamSearch
 from numflow.errors import RequestError
 
 V, END = 5, 4

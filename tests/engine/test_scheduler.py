@@ -100,7 +100,7 @@ def run_schedule(seed, cancel_at=None):
             here.append(request)
         for request in here:
             request.propose(rng)
-        if (cancel_at is None and here and rng.random() < 0.02) or steps == cancel_at and here:
+        if (cancel_at is None and here and rng.random() < 0.02) or (steps == cancel_at and here):
             victim = here.pop(rng.randrange(len(here)))
             scheduler.remove(victim.group)
         steps += 1
