@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Generation, Piece
 from numflow.engine.request import Request as Checked
@@ -68,7 +69,7 @@ class _Answer:
         await self._running.finish(lambda run, pieces: [choices[piece.index].feed(piece) for piece in pieces])
         return {**self._envelope, "usage": self._running.usage(), "choices": [{
             "index": choice.index, "message": _message(choice.end().splitter.reply),
-            "logprobs": self._logprobs(run.logprobs(choice.index)),
+            "logprobs": self._logprobs(choice.entries),
             "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)} for choice in choices]}
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -81,13 +82,13 @@ class _Answer:
             self._running.came(run, pieces)
             chunks = []
             for piece in pieces:
-                chunks += self._deltas(run, choices[piece.index], choices[piece.index].feed(piece))
+                chunks += self._deltas(choices[piece.index], choices[piece.index].feed(piece))
             if chunks:
                 yield b"".join(chunks)
         for choice in choices:
-            chunks = self._deltas(run, choice, choice.end().last)
+            chunks = self._deltas(choice, choice.end().last)
             reason = finish_reason(run.results[choice.index], choice.splitter.reply)
-            chunks.append(self._chunk(choice.index, {}, self._take(run, choice), reason))
+            chunks.append(self._chunk(choice.index, {}, self._take(choice), reason))
             yield b"".join(chunks)
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             yield event({**self._envelope, "choices": [], "usage": self._running.usage()})
@@ -96,22 +97,19 @@ class _Answer:
     def _choices(self, run: Run) -> list["_Choice"]:
         return [_Choice(self._served, self._prompt, index) for index in range(len(run.results))]
 
-    def _deltas(self, run: Run, choice: "_Choice", parts: Sequence[Part]) -> list[bytes]:
+    def _deltas(self, choice: "_Choice", parts: Sequence[Part]) -> list[bytes]:
         """Chunks for parts of the reply; log-probabilities go with the first text that comes after them."""
-        chunks = []
-        for delta in [delta for part in parts for delta in _delta(part)]:
-            chunks.append(self._chunk(choice.index, delta, self._take(run, choice)))
-        return chunks
+        return [self._chunk(choice.index, delta, self._take(choice)) for part in parts for delta in _delta(part)]
 
-    def _take(self, run: Run, choice: "_Choice") -> dict[str, Any] | None:
+    def _take(self, choice: "_Choice") -> dict[str, Any] | None:
         """Log-probabilities of the tokens that came since the last time."""
-        begin, choice.told = choice.told, choice.pending
-        return self._logprobs(run.logprobs(choice.index)[begin:choice.told]) if begin < choice.told else None
+        begin, choice.told = choice.told, len(choice.entries)
+        return self._logprobs(choice.entries[begin:]) if begin < choice.told else None
 
-    def _logprobs(self, entries) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return {"content": chat_entries(self._served.tokenizer, entries or ()), "refusal": None}
+        return {"content": chat_entries(self._served.tokenizer, entries), "refusal": None}
 
     def _chunk(self, index: int, delta: Mapping[str, Any], logprobs=None, finish: str | None = None) -> bytes:
         usage = {"usage": None} if self._body.stream_options and self._body.stream_options.include_usage else {}
@@ -120,17 +118,19 @@ class _Answer:
 
 
 class _Choice:
-    """A choice as it grows. pending: tokens that have come; told: those whose log-probabilities were sent."""
+    """A choice as it grows. entries: log-probabilities of its tokens, of which the first `told` were sent."""
 
     def __init__(self, served: Served, prompt: ChatPrompt, index: int):
         self.index, self.splitter = index, prompt.make_splitter()
-        self.pending = self.told = 0
+        self.entries: list[TokenLogprob] = []
+        self.told = 0
         self.last: list[Part] = []
         self._marks = served.marks
 
     def feed(self, piece: Piece) -> list[Part]:
         """Take a piece, with the marks of tool calls and thinking, which decoding leaves out."""
-        self.pending += piece.id is not None
+        if piece.logprob is not None:
+            self.entries.append(piece.logprob)
         return self.splitter.feed(self._marks.get(piece.id, "") + piece)
 
     def end(self) -> "_Choice":

@@ -1,16 +1,14 @@
 """POST /v1/completions: texts continued, with log-probabilities of prompt and new tokens for evaluation harnesses."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from numflow.decoding.logprobs import TokenLogprob, token_logprobs
+from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Piece
 from numflow.engine.request import Request as Checked
@@ -68,15 +66,13 @@ class _Answer:
             self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
             for ids in self._ids:
                 self._running.check(ids, "prompt")
-            return [engine.request(ids, **settings) for ids in self._ids]
+            requests = [engine.request(ids, **settings) for ids in self._ids]
+            if self._body.echo:
+                self._echoes = [_Echo(self._served, prompt, checked)
+                                for prompt, checked in zip(self._prompts, requests, strict=True)]
+            return requests
 
         await self._running.start(make)
-        if self._body.echo:
-            self._echoes = await asyncio.to_thread(self._read_prompts)
-
-    def _read_prompts(self) -> list["_Echo"]:
-        return [_Echo(self._served, prompt, ids, self._body.logprobs)
-                for prompt, ids in zip(self._prompts, self._ids, strict=True)]
 
     async def whole(self) -> dict[str, Any]:
         """The reply in one piece."""
@@ -86,8 +82,8 @@ class _Answer:
         await self._running.finish(lambda run, pieces: [kept[id(run)][piece.index].take(piece) for piece in pieces])
         choices = []
         for run in runs:
-            for choice in best(run, kept[id(run)], self._n):
-                part = choice.first() + choice.new()
+            for choice in best(kept[id(run)], self._n):
+                part = choice.first() + choice.new(end=True)
                 choices.append({"index": len(choices), "text": part.text, "logprobs": part.logprobs,
                                 "finish_reason": finish_reason(run.results[choice.sample])})
         return {**self._envelope, "choices": choices, "usage": self._running.usage()}
@@ -131,24 +127,14 @@ class _Part:
 
 
 class _Echo:
-    """A prompt that is repeated in the reply. top: alternatives of each token, None: no log-probabilities."""
+    """A prompt that is repeated in the reply. entries: log-probabilities of its tokens, if they are wanted."""
 
-    def __init__(self, served: Served, prompt: str | Sequence[int], ids: Sequence[int], top: int | None):
+    def __init__(self, served: Served, prompt: str | Sequence[int], checked: Checked):
         stream = served.tokenizer.stream()
-        self.texts = [stream.push(id) for id in ids]
+        self.texts = [stream.push(id) for id in checked.prompt]
         self.texts[-1] += stream.flush()
         self.text = prompt if isinstance(prompt, str) else "".join(self.texts)
-        self.entries: list[TokenLogprob | None] = [] if top is None else prompt_logprobs(served.model, ids, top)
-
-
-def prompt_logprobs(model, ids: Sequence[int], top: int) -> list[TokenLogprob | None]:
-    """Log-probabilities of a text's tokens; None for the first, which follows nothing."""
-    found: list[TokenLogprob | None] = [None]
-    checked = np.asarray(ids, np.int32)
-    for start, logits in model.iter_logits(checked):
-        following = checked[start + 1:start + 1 + len(logits)]
-        found += token_logprobs(logits[:len(following)], following, top)
-    return found
+        self.entries = checked.prompt_logprobs or []
 
 
 class _Choice:
@@ -159,12 +145,15 @@ class _Choice:
         self._echo = answer._echoes[prompt] if answer._echoes else None
         self._wanted = answer._body.logprobs is not None
         self._logprobs = CompletionLogprobs(answer._served.tokenizer, answer._body.logprobs or 0)
+        self.entries: list[TokenLogprob] = []
         self._texts: list[str] = []
         self._text, self._told = "", 0
 
     def take(self, piece: Piece) -> None:
         """A piece has come."""
         self._text += piece
+        if piece.logprob is not None:
+            self.entries.append(piece.logprob)
         if piece.id is not None:
             self._texts.append(str(piece))
         elif self._texts:
@@ -179,24 +168,22 @@ class _Choice:
         return _Part(self._echo.text, self._logprobs.add(self._echo.entries, self._echo.texts))
 
     def new(self, end: bool = False) -> _Part:
-        """What has come since the last time. Without text nothing is taken before the end."""
-        if not self._text and not end and self._told:
+        """What has come since the last time. Tokens without text wait for the next that has some, or the end."""
+        if not self._text and not end:
             return _Part("")
         text, self._text = self._text, ""
         if not self._wanted:
             return _Part(text)
-        entries, texts = self.run.logprobs(self.sample)[self._told:len(self._texts)], self._texts[self._told:]
-        self._told += len(entries)
-        return _Part(text, self._logprobs.add(entries, texts[:len(entries)]))
+        begin, self._told = self._told, len(self.entries)
+        return _Part(text, self._logprobs.add(self.entries[begin:], self._texts[begin:]))
 
 
-def best(run: Run, choices: Sequence[_Choice], n: int) -> list[_Choice]:
+def best(choices: Sequence[_Choice], n: int) -> list[_Choice]:
     """The n choices whose tokens have the highest mean log-probability; all, in order, if there are no more."""
     if len(choices) <= n:
         return list(choices)
 
     def mean(choice: _Choice) -> float:
-        entries = run.logprobs(choice.sample)
-        return sum(entry.logprob for entry in entries) / max(1, len(entries))
+        return sum(entry.logprob for entry in choice.entries) / max(1, len(choice.entries))
 
     return sorted(choices, key=mean, reverse=True)[:n]

@@ -107,7 +107,9 @@ class Splitter:
         before, mark, after = self._held.partition(self._tools.begin)
         if mark:
             self._mode, self._held = "call", after
-            return self._text("content", before if before.strip() else "")
+            return self._text("content", "" if self._fresh and not before.strip() else before)
+        if self._fresh and not end and self._tools.begin.startswith(self._held.lstrip()):
+            return None  # the space before a call is dropped
         return self._release("content", (self._tools.begin,), end)
 
     def _call(self, end: bool) -> list[Part] | None:

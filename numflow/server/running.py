@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Generation, Piece
 from numflow.engine.request import Request
@@ -76,11 +75,6 @@ class Run:
     def results(self) -> list[Generation]:
         """What there is of each sample."""
         return self._job.results
-
-    def logprobs(self, index: int) -> list[TokenLogprob]:
-        """Log-probabilities of the tokens of a sample so far, if the settings want them."""
-        sample = self._job.samples[index]
-        return sample.search.sampler.logprobs[:len(sample.generation.ids)]
 
     @property
     def new_tokens(self) -> int:

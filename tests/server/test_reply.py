@@ -1,0 +1,96 @@
+"""Texts cut into answer, thinking and calls: however they come, the result is the same."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numflow.server.reply import Reply, Splitter
+from numflow.server.tool_formats import FORMATS, find_format
+
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+
+
+def split(text, cuts=(), tools=None, **options):
+    """(content, reasoning, [(name, arguments)]) of a text that comes in pieces; what is emitted equals the reply."""
+    splitter, emitted, at = Splitter(tools and FORMATS[tools], **options), Reply(), 0
+    for cut in [*sorted(cuts), len(text)]:
+        for part in splitter.feed(text[at:cut]):
+            emitted.add(part)
+        at = max(at, cut)
+    for part in splitter.feed("", end=True):
+        emitted.add(part)
+    assert emitted == splitter.reply
+    assert [call.index for call in emitted.calls] == list(range(len(emitted.calls)))
+    return emitted.content, emitted.reasoning, [(c.call.name, json.loads(c.call.arguments)) for c in emitted.calls]
+
+
+@pytest.mark.parametrize("tools, text, content, calls", [
+    ("tag_json", f"<tool_call>\n{CALL}\n</tool_call>", "", [("f", {"a": 1})]),
+    ("tag_json", f"Sure.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "Sure.\n",
+     [("f", {"a": 1})] * 2),
+    ("tag_json", "<tool_call>{oops</tool_call> end", "<tool_call>{oops</tool_call> end", []),
+    ("tag_json", "a <tool_call>" + CALL, "a ", [("f", {"a": 1})]),  # cut off behind the call
+    ("tag_json", 'a <tool_call>{"name": "f", "arg', 'a <tool_call>{"name": "f", "arg', []),  # within it
+    ("tag_json", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
+    ("tag_json", "1 < 2 <tool", "1 < 2 <tool", []),
+    ("bracket_json", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [("f", {"a": 1})] * 2),
+    ("bracket_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]x[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
+    ("pipe_json", f"<|tool_call|>[{CALL}]<|/tool_call|>", "", [("f", {"a": 1})]),
+    ("pipe_python", '<|tool_call_start|>[f(a=1), a.g(b="x", c=[True])]<|tool_call_end|>ok', "ok",
+     [("f", {"a": 1}), ("a.g", {"b": "x", "c": [True]})]),
+    ("function_tag", '<function=f>{"a": 1}</function>', "", [("f", {"a": 1})]),
+    ("tag_parameters", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx y\n</parameter>\n"
+     "</function>\n</tool_call>", "", [("f", {"a": 1, "b": "x y"})]),
+    ("fenced", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+     "<｜tool▁calls▁end｜>", "", [("f", {"a": 1})]),
+    ("plain_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
+    ("plain_json", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', []),
+    ("plain_json", "An answer {", "An answer {", []),
+    ("plain_python", " [f(a=1)]", "", [("f", {"a": 1})]),
+    ("plain_python", "[see](there)", "[see](there)", []),
+    (None, f"<tool_call>{CALL}</tool_call>", f"<tool_call>{CALL}</tool_call>", []),
+])
+def test_formats(tools, text, content, calls):
+    names = frozenset(("f", "g"))
+    assert split(text, tools=tools, names=names) == (content, "", calls)
+    assert split(text, range(1, len(text)), tools=tools, names=names) == (content, "", calls)  # one by one
+
+
+@pytest.mark.parametrize("text, inside, found", [
+    ("<think>\nhm\n</think>\n\nyes", False, ("yes", "hm\n")), ("hm</think>\nyes", True, ("yes", "hm")),
+    ("  <think>hm", False, ("", "hm")), ("yes <think>no</think>", False, ("yes <think>no</think>", "")),
+    ("<thinking>", False, ("<thinking>", "")), ("<thi", False, ("<thi", "")), ("</think>yes", False, ("</think>yes", "")),
+])
+def test_thinking(text, inside, found):
+    assert split(text, inside=inside)[:2] == found
+    assert split(text, range(1, len(text)), inside=inside)[:2] == found
+    assert split(text, thinking=False)[0] == text
+
+
+def test_a_forced_call():
+    assert split(CALL, range(len(CALL)), forced=True) == ("", "", [("f", {"a": 1})])
+    assert split(CALL[:-4], forced=True) == (CALL[:-4], "", [])  # cut off: shown, not swallowed
+
+
+MARKS = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "\n", " ", CALL, "{", "x", "<", "é"])
+
+
+@given(st.lists(MARKS, max_size=9).map("".join), st.sets(st.integers(0, 120)), st.sampled_from([None, *FORMATS]),
+       st.booleans())
+def test_pieces_never_change_the_result(text, cuts, tools, inside):
+    cuts = {cut for cut in cuts if cut < len(text)}
+    names = frozenset("f")
+    assert split(text, cuts, tools, names=names, inside=inside) == split(text, (), tools, names=names, inside=inside)
+
+
+def test_the_format_is_seen_from_the_template():
+    shown = {"tag_json": "{% if tools %}<tool_call>", "bracket_json": "{{ tools }} [TOOL_CALLS]",
+             "tag_parameters": "{{ tools }}<tool_call><function=x><parameter=y>",
+             "plain_json": '{{ tools }} {\\"name\\": x, \\"parameters\\": y}'}
+    for name, template in shown.items():
+        assert find_format(template) is FORMATS[name]
+    assert find_format("<tool_call>") is None  # it takes no tools
+    assert find_format("{{ tools }}") is None and find_format(None) is None
+    assert find_format(None, "pipe_json") is FORMATS["pipe_json"]
