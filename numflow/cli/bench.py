@@ -34,6 +34,9 @@ def bench(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -55,7 +58,7 @@ def bench(
                      process_start(), progress, contexts=_numbers("--context", context),
                      batches=_numbers("--batch", batch), profiled=profile, backend=device, activations=activations,
                      threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix,
-                     devices=devices, transport=transport)
+                     devices=devices, transport=transport, kv=kv, kv_k=kv_k, kv_v=kv_v)
     if earlier is not None:
         from numflow.engine.bench_runs import compare as rows_of
 

@@ -27,6 +27,9 @@ def chat(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
     spec: options.SpecFile = None,
     stats: options.Stats = False,
     offline: options.Offline = False,
@@ -39,7 +42,7 @@ def chat(
     settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "top_k": top_k, "top_p": top_p,
                 "min_p": min_p}
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix) as (ready, notice):
+                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v) as (ready, notice):
         if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)

@@ -40,6 +40,9 @@ def generate(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -59,7 +62,8 @@ def generate(
                         decoding_alg=decoding, repetition_penalty=repetition_penalty, json_schema=json_schema,
                         regex=regex, grammar=grammar, logprobs=logprobs, speculate=speculate)
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, draft=draft, devices=devices, transport=transport) as (ready, notice):
+                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
+                transport=transport) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)

@@ -28,6 +28,9 @@ def perplexity(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -45,7 +48,8 @@ def perplexity(
     content, shared = read_text(text), {"spec": spec, "threads": threads, "offline": offline}
     with ExitStack() as stack:
         ready, notice = stack.enter_context(loaded(model, device, activations=activations, weights=weights,
-                                                   imatrix=imatrix, devices=devices, transport=transport, **shared))
+                                                   imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices,
+                                                   transport=transport, **shared))
 
         def progress(done: int, total: int, value: float) -> None:
             notice.clear()
@@ -81,6 +85,9 @@ def warmup(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -93,7 +100,7 @@ def warmup(
     """
     begin = time.perf_counter()
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, devices=devices, transport=transport) as (ready, notice):
+                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices, transport=transport) as (ready, notice):
         for length in (1, min(64, ready.context - 2)):  # one token and many take different kernels
             ready.generate([0] * length, max_tokens=2, ignore_eos=True)
     what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"

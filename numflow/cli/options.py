@@ -17,6 +17,12 @@ Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_d
                          "recipe file.")]
 Imatrix = Annotated[str | None, typer.Option("--imatrix", metavar="FILE", show_default=False,
                     help="With --weights: what `numflow imatrix` has measured.")]
+KV = Annotated[str | None, typer.Option("--kv", metavar="TYPE", show_default="f16, or f32 with float32 arithmetic",
+               help="How keys and values are cached: f32, f16, q8, q6, q5, q4, q3h, q3 or q2.")]
+KVK = Annotated[str | None, typer.Option("--kv-k", metavar="TYPE", show_default="--kv",
+                help="The same for keys alone.")]
+KVV = Annotated[str | None, typer.Option("--kv-v", metavar="TYPE", show_default="--kv",
+                help="The same for values alone.")]
 Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
 Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
                     help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "

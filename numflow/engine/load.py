@@ -22,7 +22,8 @@ ACTIVATIONS = ("int8", "f32")
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
          threads: int | None = None, *, offline: bool = False, progress: bool = True,
          context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
-         imatrix: str | Path | None = None, devices: str | None = None, transport: str = "threads",
+         imatrix: str | Path | None = None, kv: str | None = None, kv_k: str | None = None, kv_v: str | None = None,
+         devices: str | None = None, transport: str = "threads",
          draft: "str | Path | Model | None" = None, **options) -> Model:
     """Load a model, ready to run.
 
@@ -36,6 +37,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
     weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored.
     imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
+    kv:           type of cached keys and values: f32, f16, q8, q6, q5, q4, q3h, q3 or q2; None: f16, or f32 where the
+                  arithmetic is float32. kv_k, kv_v: of keys, of values alone.
     devices:      place the model on several devices: "0;1" cuts it by layer, "0&1" by tensor, "0&1;2&3" both. On the
                   CPU a device is a set of threads with memory of its own; `threads` are then those of each device.
     transport:    of devices on the CPU: "threads" of this process, or "processes" with shared memory between.
@@ -49,7 +52,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         RequestError: an option that does not exist, or is out of range.
     """
     begin = time.perf_counter()
-    program_class = _executor(backend)
+    program_class, types = _executor(backend), {"kv_k": kv_k or kv, "kv_v": kv_v or kv}
+    options |= {name: kind for name, kind in types.items() if kind is not None}
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
