@@ -15,7 +15,6 @@ from numflow.cpu.context import Context
 from numflow.cpu.cores import default_threads
 from numflow.cpu.kernel import N_TOKENS
 from numflow.cpu.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
-from numflow.cpu.memory import aligned
 from numflow.cpu.threads import shared_threads
 from numflow.ops import Buffer, Network, Step, View, Weight
 from numflow.quant.layout import ROW_SCHEMES

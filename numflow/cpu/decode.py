@@ -5,8 +5,8 @@ tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * h
 kernel is compiled.
 """
 
-from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 
+from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
     BF16,
@@ -110,7 +110,9 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
     scales = scale(heads, unit, half, scheme.header)
     if isinstance(heads, Grid):
         return scales, heads.zero(unit, half)
-    return scales, base(heads, unit, half, scheme.header) if scheme.header in WITH_BASE else scales * -float(scheme.zero)
+    if scheme.header in WITH_BASE:
+        return scales, base(heads, unit, half, scheme.header)
+    return scales, scales * -float(scheme.zero)
 
 
 def weights(codes: Value, scales: Value, offsets: Value, scheme: Scheme) -> Value:

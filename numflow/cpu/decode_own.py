@@ -28,7 +28,7 @@ class Grid:
     def __init__(self, heads: Value, columns: Value, scheme: Scheme):
         self.heads, self.own, self.blocks = heads, scheme.own, 2 if scheme.header == GRID16 else 1
         scale_bits, zero_bits = self.own.scale_bits, self.own.zero_bits
-        self.at = min(18 - scale_bits, 23 - zero_bits - scale_bits)  # the place of S; D is a multiple of 1 << 18 - its bits
+        self.at = min(18 - scale_bits, 23 - zero_bits - scale_bits)  # of S; D is a multiple of 1 << 18 - scale_bits
         rows = load(heads + (columns >> 5) * (self.blocks * 2 * self.own.header_bits), "u16", 16).widen()
         base, step = rows >> 7, rows >> 2 & 31
         alive = base.compare(">", 0)

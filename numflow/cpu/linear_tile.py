@@ -127,7 +127,8 @@ def _grid_int8(kind, total, x, aux, codes, heads, unit):
     """total + scale * (x_scale * dot - zero * x_sum), by 16 columns total + x_scale * (the same of both halves)."""
     m, zeros = len(total), _zeros(total, "i32")
     if kind.scheme.header == GRID:
-        scales, minus_zeros, acc = heads.scale(unit, 0), -heads.zero(unit, 0), _dot(kind.scheme, x, codes, range(8), zeros)
+        scales, minus_zeros = heads.scale(unit, 0), -heads.zero(unit, 0)
+        acc = _dot(kind.scheme, x, codes, range(8), zeros)
         parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
         return [fma(p, scales, t) for t, p in zip(total, parts)]
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)

@@ -201,5 +201,11 @@ EXPERT_LINEAR = {
     ("q8", True): _expert_linear_q8_int8, ("q8", False): _expert_linear_q8_f32,
 }
 EMBED = {
-    "q2": _embed_q2, "q3": _embed_q3, "q3h": _embed_q3h, "q4": _embed_q4, "q5": _embed_q5, "q6": _embed_q6, "q8": _embed_q8,
+    "q2": _embed_q2,
+    "q3": _embed_q3,
+    "q3h": _embed_q3h,
+    "q4": _embed_q4,
+    "q5": _embed_q5,
+    "q6": _embed_q6,
+    "q8": _embed_q8,
 }

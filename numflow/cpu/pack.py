@@ -9,7 +9,7 @@ from numflow.cpu.kernel import Call
 from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
 from numflow.cpu.pack_kernels import KERNELS, SCRATCH
-from numflow.cpu.pack_own import KERNELS as OWN
+from numflow.cpu.pack_own import KERNELS as OWN_KERNELS
 from numflow.errors import NetworkError
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
@@ -17,6 +17,7 @@ from numflow.network.weights import RawMatrix
 _SMALL = 1 << 21        # bytes below which one thread packs
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 _ARENA = Arena()
+_KERNELS = KERNELS | OWN_KERNELS
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
@@ -67,7 +68,7 @@ def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int)
     columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
     code_bytes, head_bytes = packed.scheme.tile_bytes(columns)
     scratch = aligned(threads * SCRATCH, np.uint8)
-    call = Call.of(None, (KERNELS | OWN)[packed.type], rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups,
+    call = Call.of(None, _KERNELS[packed.type], rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups,
                    columns, packed.codes.ctypes.data + tile * code_bytes,
                    packed.headers.ctypes.data + tile * head_bytes, code_bytes, head_bytes, scratch, keep=(rows, packed))
     if threads == 1:

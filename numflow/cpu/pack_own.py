@@ -95,7 +95,8 @@ def _put_unit(typingctx, groups, codes, kind):
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
-        for i, plane in enumerate(_pair_planes(vectors) if kind.scheme.own.paired else planes(vectors, kind.scheme.bits)):
+        packed = _pair_planes(vectors) if kind.scheme.own.paired else planes(vectors, kind.scheme.bits)
+        for i, plane in enumerate(packed):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen

@@ -9,8 +9,8 @@ from numflow.formats.types import TYPES, to_f32
 from tests.cpu.matrices import activations, pack_stored, quantized, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
-_SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4", "q5",
-                                    "q6")}
+_SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
+                                    "q5", "q6")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
 
