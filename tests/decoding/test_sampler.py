@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.settings import Sampling
 from numflow.errors import RequestError
@@ -36,15 +37,50 @@ def test_filters_by_hand(settings, expected):
     assert allowed(**settings) == expected
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.7}])
-def test_frequencies_follow_the_probabilities(settings):
-    sampler, draws = Sampler(Sampling(**{"temperature": 1.0, "seed": 7, **settings})), 4000
-    counts = np.bincount([sampler.pick(LOGITS) for _ in range(draws)], minlength=5)
-    ids, probabilities = sampler.distribution(LOGITS)
-    expected = np.zeros(5)
-    expected[ids] = probabilities
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({}, [0.1, 0.4, 0.05, 0.25, 0.2]), ({"temperature": 0.5}, [0.0364, 0.5818, 0.0091, 0.2273, 0.1455]),
+    ({"top_k": 3}, [0, 0.4706, 0, 0.2941, 0.2353]), ({"top_p": 0.6}, [0, 0.6154, 0, 0.3846, 0]),
+    ({"min_p": 0.3}, [0, 0.4706, 0, 0.2941, 0.2353]), ({"tfs_z": 0.6}, [0, 0.6154, 0, 0.3846, 0]),
+    ({"typical_p": 0.4}, [0, 0, 0, 0.5556, 0.4444]), ({"pool_size": 2}, [0, 0.6154, 0, 0.3846, 0]),
+    ({"mirostat": 2, "mirostat_tau": 1.05}, [0, 0.6154, 0, 0.3846, 0]),
+    ({"mirostat": 1, "mirostat_tau": 1.0}, [0, 0.4706, 0, 0.2941, 0.2353]),
+    ({"fsd": "random", "fsd_alpha": 0.0}, [0.05, 0.7, 0.025, 0.125, 0.1]),  # half of the time the best one
+    ({"samplers": ("top_p", "temperature"), "top_p": 0.6, "temperature": 0.5}, [0, 0.7191, 0, 0.2809, 0]),
+    ({"logit_bias": {2: 2.0794}}, [0.0741, 0.2963, 0.2963, 0.1852, 0.1481]),  # eight times as probable
+    ({"top_p": 0.9, "top_k": 2, "samplers": ("temperature", "top_p", "top_k")}, [0, 0.6154, 0, 0.3846, 0])])
+def test_first_tokens_are_drawn_by_their_probabilities(settings, expected):
+    """Of 3,000 requests, against probabilities worked out by hand."""
+    draws = 3000
+    counts = np.bincount([Sampler(Sampling(**{"temperature": 1.0, "seed": seed, **settings})).pick(LOGITS)
+                          for seed in range(draws)], minlength=5)
+    expected = np.array(expected)
     assert counts[expected == 0].sum() == 0
-    assert np.all(np.abs(counts - draws * expected) < 4.5 * np.sqrt(draws * expected * (1 - expected)) + 1)
+    assert np.all(np.abs(counts - draws * expected) < 4 * np.sqrt(draws * expected * (1 - expected)) + 1)
+
+
+def test_the_tokens_of_one_request_are_drawn_independently():
+    sampler, draws = Sampler(Sampling(temperature=1.0, seed=7)), 4000
+    ids, p = np.array([sampler.pick(LOGITS) for _ in range(draws)]), np.exp(LOGITS)
+    pairs = np.zeros((5, 5))
+    np.add.at(pairs, (ids[:-1], ids[1:]), 1)
+    expected = (draws - 1) * np.outer(p, p)
+    assert np.all(np.abs(pairs - expected) < 4.5 * np.sqrt(expected) + 1)
+
+
+def test_end_tokens_are_passed_over():
+    """Twice the best other token comes instead."""
+    limits = Constraints(frozenset({1}), max_tokens=99)
+    sampler = Sampler(Sampling(eos_bypassing_max=2), limits)
+    assert [sampler.pick(LOGITS) for _ in range(4)] == [3, 3, 1, 1]
+    alone = Sampler(Sampling(eos_bypassing_max=1), Constraints(frozenset(range(5))))
+    with pytest.raises(RequestError, match="no token may come next but an end token"):
+        alone.pick(LOGITS)
+
+
+def test_nothing_may_come():
+    sampler = Sampler(Sampling(), Constraints(banned=tuple((id,) for id in range(5))))
+    with pytest.raises(RequestError, match="no token may come next"):
+        sampler.pick(LOGITS)
 
 
 def test_the_seed_decides():
@@ -54,24 +90,6 @@ def test_the_seed_decides():
 
     assert picks(1) == picks(1) != picks(2)
     assert picks(None) != picks(None)
-
-
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"temperature": -0.1}, "temperature should be a number from 0, is -0.1"),
-    ({"temperature": float("nan")}, "temperature"), ({"temperature": float("inf")}, "temperature"),
-    ({"temperature": "hot"}, "temperature"), ({"top_k": -1}, "top_k"), ({"top_k": 2.5}, "top_k"),
-    ({"top_p": 0.0}, "top_p should be above 0"), ({"top_p": 1.1}, "top_p"), ({"min_p": 1.0}, "min_p"),
-    ({"min_p": -0.1}, "min_p"), ({"seed": -1}, "seed"), ({"seed": "x"}, "seed"),
-])
-def test_bad_settings(settings, message):
-    with pytest.raises(RequestError, match=message):
-        Sampling(**{"temperature": 1.0, **settings})
-
-
-@pytest.mark.parametrize("settings", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_filters_without_a_temperature_contradict(settings):
-    with pytest.raises(RequestError, match="has no effect at temperature 0"):
-        Sampling(**settings)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
