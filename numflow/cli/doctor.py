@@ -14,7 +14,8 @@ from numflow.cli.tables import print_fields
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
 EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
-          "report": ("matplotlib",), "test": ("pytest", "hypothesis", "ruff", "matplotlib")}
+          "report": ("matplotlib",), "structured": ("llguidance",),
+          "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance")}
 
 
 def doctor(json: options.Json = False) -> None:
