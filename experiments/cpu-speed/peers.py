@@ -1,0 +1,93 @@
+"""The other engines: llama.cpp's programs, and torch in a process of its own that answers questions line by line."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+TORCH = r'''
+import json, sys, time
+import torch, transformers
+transformers.logging.set_verbosity_error()
+torch.set_grad_enabled(False)
+kind, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+torch.set_num_threads(threads)
+folder, _, file = path.rpartition("/")
+if kind == "decoder":
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16).eval()
+else:
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}), flush=True)
+for line in sys.stdin:
+    rows, length, repeat = json.loads(line)
+    ids = torch.randint(1000, 20000, (rows, length))
+    begin = time.perf_counter()
+    for _ in range(repeat):
+        if kind == "decoder":
+            model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        else:
+            model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    print((time.perf_counter() - begin) / repeat, flush=True)
+'''
+
+
+class LlamaCpp:
+    """llama.cpp's programs in a folder; false where there are none."""
+
+    def __init__(self, folder: str):
+        self._folder = Path(folder) if folder else None
+        self.peak_mib = 0.0
+
+    def __bool__(self) -> bool:
+        return self._folder is not None and (self._folder / "llama-bench").exists()
+
+    def bench(self, path: Path, threads: int, *what: str) -> float:
+        """tokens/s of one run of llama-bench; `peak_mib` is then its largest resident memory."""
+        out = self._run("llama-bench", "-m", path, "-t", threads, "-r", 1, "-o", "json", *what)
+        return json.loads(out)[0]["avg_ts"]
+
+    def batched(self, path: Path, threads: int, sequences: int, context: int, steps: int) -> float:
+        """tokens/s of all of so many sequences decoding together."""
+        size = sequences * (context + steps) + 256
+        out = self._run("llama-batched-bench", "-m", path, "-t", threads, "-tb", threads, "-c", size, "-npp", context,
+                        "-ntg", steps, "-npl", sequences, "--output-format", "jsonl")
+        return float(re.search(r'"speed_tg": *([\d.]+)', out)[1])
+
+    def _run(self, program: str, *words) -> str:
+        process = subprocess.Popen([str(self._folder / program), *map(str, words)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, text=True)
+        out = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, program)
+        self.peak_mib = usage.ru_maxrss / 1024
+        return out
+
+
+class Torch:
+    """A process of the interpreter `python` with a model: a "decoder" in bfloat16 or an "encoder" in float32."""
+
+    def __init__(self, python: str, kind: str, path: Path, threads: int):
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
+        self._process = subprocess.Popen([python, "-c", TORCH, kind, str(path), str(threads)], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        self.versions = json.loads(self._answer())
+
+    def seconds(self, rows: int, length: int, repeat: int = 1) -> float:
+        """Of one forward pass of [rows, length] tokens."""
+        self._process.stdin.write(json.dumps([rows, length, repeat]) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"torch's process ended with code {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()

@@ -1,0 +1,220 @@
+"""The measurements: runs of numflow and of the others in turns, each sample kept on disk as soon as there is one."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from .peers import LlamaCpp, Torch
+
+PROMPT, GENERATE, AFTER = 512, 128, 32  # tokens of a prompt; tokens decoded, and those before them
+STEPS = 16                              # of batched decoding, and at a long context
+SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at once
+
+
+class Samples:
+    """Lists of numbers by key, in a file; a run that was broken off goes on where it stopped."""
+
+    def __init__(self, path: Path, rounds: int, resume: bool):
+        self._path, self.rounds = path, rounds
+        self.values: dict[str, list[float]] = json.loads(path.read_text()) if resume and path.exists() else {}
+
+    def missing(self, *key) -> bool:
+        """Whether a key has fewer samples than there are rounds."""
+        return len(self.of(*key)) < self.rounds
+
+    def of(self, *key) -> list[float]:
+        return self.values.get(_text(key), [])
+
+    def add(self, value: float, *key) -> None:
+        self.values.setdefault(_text(key), []).append(float(value))
+        self._path.write_text(json.dumps(self.values, indent=1))
+
+
+def _text(key: tuple) -> str:
+    return "|".join(map(str, key))
+
+
+class Model:
+    """numflow on one model: speeds of single runs."""
+
+    def __init__(self, path: Path, threads: int, **options):
+        import numflow
+
+        self.model = numflow.load(path, threads=threads, **options)
+        self._rng = np.random.default_rng(0)
+        self.generate(8, 4)
+
+    def generate(self, prompt: int, new: int) -> dict:
+        ids = self._rng.integers(0, self.model.vocabulary, prompt).tolist()
+        return self.model.generate(ids, max_tokens=new, ignore_eos=True).stats
+
+    def prefill(self, tokens: int) -> float:
+        return self.generate(tokens, 1)["prefill_tok_s"]
+
+    def decode(self, after: int, new: int) -> float:
+        return self.generate(max(after, 1), new + 1)["decode_tok_s"]
+
+    def batched(self, sequences: int, after: int, steps: int) -> float:
+        from numflow.engine.bench_runs import Measure
+
+        measure = Measure(self.model, 1, lambda line: None)
+        return measure.batched([sequences], steps)[str(sequences)]["median"]
+
+    def close(self) -> None:
+        self.model.close()
+
+
+def by_model(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> None:
+    """Prefill of 512 tokens and decoding of 128 after 32."""
+    key = ("model", path.name, threads)
+    if not samples.missing(*key, "decode"):
+        return
+    model = Model(path, threads)
+    samples.values[_text((*key, "bytes"))] = [model.model.program.weights_bytes]
+    while samples.missing(*key, "decode"):
+        samples.add(model.prefill(PROMPT), *key, "prefill")
+        if peer:
+            samples.add(peer.bench(path, threads, "-p", PROMPT, "-n", 0), *key, "peer prefill")
+            samples.add(peer.bench(path, threads, "-p", 0, "-n", GENERATE, "-d", AFTER), *key, "peer decode")
+        samples.add(model.decode(AFTER, GENERATE), *key, "decode")
+    model.close()
+    _say(lab, samples, key, ("prefill", "decode"))
+
+
+def by_context(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int, contexts: list[int]) -> None:
+    """Decoding after long prompts."""
+    keys = [("context", path.name, threads, context) for context in contexts]
+    if not any(samples.missing(*key, "decode") for key in keys):
+        return
+    model = Model(path, threads)
+    for key in keys:
+        while samples.missing(*key, "decode"):
+            if peer:
+                samples.add(peer.bench(path, threads, "-p", 0, "-n", STEPS, "-d", key[-1]), *key, "peer decode")
+            samples.add(model.decode(key[-1], STEPS), *key, "decode")
+        _say(lab, samples, key, ("decode",))
+    model.close()
+
+
+def by_batch(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int, counts: list[int]) -> None:
+    """Sequences that decode together, each after 32 tokens."""
+    keys = [("batch", path.name, threads, count) for count in counts]
+    if not any(samples.missing(*key, "decode") for key in keys):
+        return
+    model = Model(path, threads)
+    for key in keys:
+        while samples.missing(*key, "decode"):
+            if peer:
+                samples.add(peer.batched(path, threads, key[-1], AFTER, STEPS), *key, "peer decode")
+            samples.add(model.batched(key[-1], AFTER, STEPS), *key, "decode")
+        _say(lab, samples, key, ("decode",))
+    model.close()
+
+
+def beside_torch(lab, samples: Samples, python: str, path: Path, encoder: Path, threads: int) -> None:
+    """Prefill beside torch in bfloat16, and sentences per second beside torch in float32."""
+    key = ("torch", path.name, threads)
+    if samples.missing(*key, "prefill"):
+        model, other = Model(path, threads), Torch(python, "decoder", path, threads)
+        lab.results["torch"] = other.versions
+        other.seconds(1, PROMPT)
+        while samples.missing(*key, "prefill"):
+            samples.add(model.prefill(PROMPT), *key, "prefill")
+            samples.add(PROMPT / other.seconds(1, PROMPT), *key, "peer prefill")
+        model.close()
+        other.close()
+        _say(lab, samples, key, ("prefill",))
+    key = ("torch", encoder.name, threads)
+    if samples.missing(*key, SENTENCES[-1], "sentences"):
+        import numflow
+
+        model, other = numflow.load(encoder, threads=threads), Torch(python, "encoder", encoder, threads)
+        for count in SENTENCES:
+            rows = [list(range(1000, 1000 + SENTENCE))] * count
+            repeat = max(1, 32 // count)
+            for run in range(samples.rounds + 1):  # the first one warms up
+                ours = _sentences(model, rows, repeat)
+                theirs = count / other.seconds(count, SENTENCE, repeat)
+                if run and samples.missing(*key, count, "sentences"):
+                    samples.add(theirs, *key, count, "peer sentences")
+                    samples.add(ours, *key, count, "sentences")
+            _say(lab, samples, (*key, count), ("sentences",))
+        model.close()
+        other.close()
+
+
+def _sentences(model, rows: list[list[int]], repeat: int) -> float:
+    """Texts a second that an encoder reads side by side."""
+    from numflow.engine.batch import Text, outputs
+
+    begin = time.perf_counter()
+    for _ in range(repeat):
+        list(outputs(model.runner, [Text(np.array(ids, np.int32)) for ids in rows], "hidden"))
+    return repeat * len(rows) / (time.perf_counter() - begin)
+
+
+def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> None:
+    """A large model of random weights: decoding beside the memory's bandwidth, prefill beside the int8 peak."""
+    key = ("synthetic", f"{shape} {kind}", threads)
+    if not samples.missing(*key, "decode"):
+        return
+    from numflow import network
+    from numflow.cpu.limits import measure_limits
+    from numflow.cpu.program import Program
+    from numflow.engine.model import Model as Engine
+    from numflow.engine.profile import Work, cost
+    from numflow.lab.shapes import find_shape, random_network
+
+    built, checkpoint = random_network(find_shape(shape), kind)
+    program = Program(built, network.WeightSource(built, checkpoint), threads=threads)
+    linears = [step for step in built.entries["main"] if step.op == "linear"]
+    read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
+    work = sum(cost(step, built, program, Work(PROMPT, 0)).int8 for step in linears) / PROMPT
+    engine = Engine(built, program, ends=frozenset())
+    rng = np.random.default_rng(0)
+    while samples.missing(*key, "decode"):
+        limits = measure_limits(threads)
+        ids = rng.integers(0, engine.vocabulary, PROMPT).tolist()
+        prefill = engine.generate(ids, max_tokens=1, ignore_eos=True).stats["prefill_tok_s"]
+        decode = engine.generate(ids[:8], max_tokens=STEPS + 1, ignore_eos=True).stats["decode_tok_s"]
+        samples.add(prefill * work / 1e9 / limits.int8_gop_s, *key, "of int8 peak")
+        samples.add(decode * read / 1e9 / limits.read_gb_s, *key, "of bandwidth")
+        samples.add(prefill, *key, "prefill")
+        samples.add(decode, *key, "decode")
+    samples.values[_text((*key, "bytes"))] = [read]
+    engine.close()
+    _say(lab, samples, key, ("of int8 peak", "of bandwidth"))
+
+
+def start(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> None:
+    """Seconds from a process's start to its first token, and the peak of its memory."""
+    key = ("start", path.name, threads)
+    command = [sys.executable, "-m", "numflow", "bench", "-m", str(path), "--json", "--threads", str(threads),
+               "--repeat", "1", "--gen-tokens", str(STEPS), "--prompt-tokens", str(PROMPT)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    for _ in range(2 * samples.rounds):
+        if not samples.missing(*key, "first token"):
+            break
+        out = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+        result = json.loads(out)
+        if result["compile_s"] > 0:
+            continue  # a first start
+        if peer:
+            peer.bench(path, threads, "-p", PROMPT, "-n", STEPS)
+            samples.add(peer.peak_mib, *key, "peer memory")
+        samples.add(result["peak_rss_mib"], *key, "memory")
+        samples.add(result["first_token_s"], *key, "first token")
+    _say(lab, samples, key, ("first token", "memory"))
+
+
+def _say(lab, samples: Samples, key: tuple, what: tuple[str, ...]) -> None:
+    found = []
+    for name in what:
+        ours, theirs = samples.of(*key, name), samples.of(*key, f"peer {name}")
+        found.append(f"{name} {np.median(ours):.3g}" + (f" beside {np.median(theirs):.3g}" if theirs else ""))
+    lab.say(f"{time.strftime('%H:%M:%S')} {' '.join(map(str, key))}: {', '.join(found)}")
