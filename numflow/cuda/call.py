@@ -1,7 +1,7 @@
 """What binders make of a step: launches whose grids depend on how many rows a batch has."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numflow.cuda.device import Launch
 from numflow.cuda.kernel import Kernel
@@ -25,10 +25,26 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """One launch of a bound step: plan(sizes) -> Launch. step: None for what prepares an operand."""
+    """One launch of a bound step: plan(sizes) -> Launch, for runs where `when` holds (None: all).
+
+    step: None for what prepares an operand.
+    """
 
     step: Step | None
     plan: Callable[[Sizes], Launch]
+    when: Callable[[Sizes], bool] | None = None
+
+    def only(self, when: Callable[[Sizes], bool]) -> "Call":
+        """The same call, left out of runs of other sizes."""
+        before = self.when
+        return replace(self, when=when if before is None else lambda sizes: before(sizes) and when(sizes))
+
+    def launches(self, sizes: Sizes) -> list[Launch]:
+        """Its launch for a run of these sizes, if there is anything to do."""
+        if self.when is not None and not self.when(sizes):
+            return []
+        launch = self.plan(sizes)
+        return [launch] if all(launch.grid) else []
 
 
 def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:

@@ -78,7 +78,7 @@ class Context:
 
     def begin(self) -> None:
         """A new list of steps begins: no operand is made yet."""
-        self._made: set[tuple[View, str]] = set()
+        self._made: set[tuple[View, str, str]] = set()
 
     @staticmethod
     def stride(width: int) -> int:
@@ -107,9 +107,12 @@ class Context:
         """A table whose rows are looked up: float32 [V, D]."""
         return self.vector(name)
 
-    def operand(self, view: View, kind: str) -> Operand:
+    def operand(self, view: View, kind: str, runs: str = "all") -> Operand:
         """A view as an operand of a kind of operand.py, made once for all matrices that follow until a step writes its
-        columns. "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself."""
+        columns. Kind "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself.
+
+        runs: name of the runs that its calls will take part in, where the binder leaves them out of others.
+        """
         whole = view.start % 4 == 0 and view.width == padded(view.width)
         x, stride = self.view(view)
         if whole and (kind == "rows" or (kind == "f32" and stride == view.width)):
@@ -118,13 +121,13 @@ class Context:
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
         x = self.scratch(f"{view} as {kind}", size + more)
         aux = x + size if more else None
-        calls = () if (view, kind) in self._made else (bind_operand(self, view, kind, x, aux),)
-        self._made.add((view, kind))
+        calls = () if (view, kind, runs) in self._made else (bind_operand(self, view, kind, x, aux),)
+        self._made.add((view, kind, runs))
         return Operand(x, aux, padded(view.width), calls)
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""
-        self._made = {(v, kind) for v, kind in self._made if not overlap(v, view)}
+        self._made = {made for made in self._made if not overlap(made[0], view)}
 
     def _alloc(self, nbytes: int) -> Ref:
         self._memory.append(self.device.alloc(nbytes))

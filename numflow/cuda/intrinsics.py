@@ -110,6 +110,11 @@ def grid_y() -> int:
     return NOW.thread.block.grid[1]
 
 
+@builtin("nctaid.z")
+def grid_z() -> int:
+    return NOW.thread.block.grid[2]
+
+
 @builtin("ntid")
 def block_threads() -> int:
     """u32: threads of a block."""
@@ -506,3 +511,27 @@ def load_matrices(shared, index: int) -> tuple:
 def global_timer() -> int:
     """Nanoseconds."""
     return 0
+
+
+# ---- two halves at a time
+
+
+@asm((u32,), (u32, u32), "sub.rn.f16x2 $0, $1, $2;")
+def sub_halves(a: int, b: int) -> int:
+    """a - b of two float16 each."""
+    return _pair_of_halves(a, b, lambda x, y: x - y)
+
+
+@asm((u32,), (u32, u32, u32), "fma.rn.f16x2 $0, $1, $2, $3;")
+def fma_halves(a: int, b: int, c: int) -> int:
+    """a * b + c of two float16 each, rounded once."""
+    exact = _doubles(a) * _doubles(b) + _doubles(c)
+    return int(exact.astype(np.float16).view(np.uint32)[0])
+
+
+def _doubles(word):
+    return np.array([word], np.uint32).view(np.float16).astype(np.float64)
+
+
+def _pair_of_halves(a, b, function):
+    return int(function(_doubles(a), _doubles(b)).astype(np.float16).view(np.uint32)[0])

@@ -1,14 +1,22 @@
-"""Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N]."""
+"""Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
 
-from numflow.cuda.call import Call, ceil
+Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (linear_gemv, linear_float); more tokens go
+through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
+"""
+
+from numflow.cuda.call import Call, Sizes, ceil
 from numflow.cuda.device import Launch, Ref
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.layout import Matrix
 from numflow.cuda.linear_float import float_gemv
+from numflow.cuda.linear_gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
+from numflow.cuda.linear_gemm import split_of as parts_of
 from numflow.cuda.linear_gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.operand import UNIT, Operand
 from numflow.cuda.pack import PARTS
 from numflow.ops import Step
+
+FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
 
 
 def linear(step: Step, ctx) -> list[Call]:
@@ -17,15 +25,45 @@ def linear(step: Step, ctx) -> list[Call]:
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
     int8 = uses_int8(weight, ctx.activations)
-    operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32")
+    exact = weight.kind == "f32" or ctx.activations == "f32"
+    operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", "all" if exact else "few")
 
-    def plan(sizes):
+    def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
-        tile = next((t for t in TOKENS if t >= rows), TOKENS[-1])
+        tile = next((t for t in TOKENS if t >= rows), FEW)
         args = gemv_args(*ctx.view(y), operand, weight, bias, None, ctx.batch.counts, field, y.width, 1)
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
-    return [*operand.calls, Call(step, plan)]
+
+    if exact:
+        return [*operand.calls, Call(step, few)]
+    many = _many(step, ctx, weight, bias, field)
+    return [*(call.only(lambda sizes: sizes.rows[field] <= FEW) for call in [*operand.calls, Call(step, few)]),
+            *(call.only(lambda sizes: sizes.rows[field] > FEW) for call in many)]
+
+
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
+    """The calls on tensor cores."""
+    (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
+    operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", "many")
+    partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
+    planes = (weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:]))
+    args = (*ctx.view(y), partial, operand.x, operand.aux, *planes, bias, int(bias is not None), ctx.batch.counts,
+            field, y.width, units)
+
+    def parts(sizes: Sizes) -> int:
+        return parts_of(y.width, sizes.rows[field], units)
+
+    def multiply(sizes: Sizes) -> Launch:
+        rows = sizes.rows[field]
+        tile = tile_of(rows)
+        return Launch(gemm(weight.kind, tile), (ceil(y.width, ROWS), ceil(rows, tile), parts(sizes)), args)
+
+    def add(sizes: Sizes) -> Launch:
+        return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
+            *ctx.view(y), partial, parts(sizes), bias, int(bias is not None), ctx.batch.counts, field, y.width))
+
+    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
 
 
 def uses_int8(weight: Matrix, activations: str) -> bool:

@@ -1,10 +1,13 @@
 """Views as the right-hand operand of a matrix, zero up to a whole number of units of 32 columns.
 
 f32   x f32 [T, pitch]
+f16   x words of two float16 [T, pitch / 2], each row divided by its own scale f32 [T], so that no number is too large
+bf16  the same in bfloat16, and all scales are 1
 int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
       scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
 """
 
+import functools
 from dataclasses import dataclass
 
 from numflow.cuda.call import Call, ceil, per_row
@@ -15,12 +18,15 @@ from numflow.cuda.intrinsics import (
     block_y,
     fabs,
     fmax,
+    pack_bfloats,
+    pack_halves,
     round_to_int,
     shuffle_xor,
     store4,
     thread_index,
 )
-from numflow.cuda.kernel import kernel
+from numflow.cuda.kernel import Kernel, kernel
+from numflow.cuda.reduce import block_max
 from numflow.cuda.scalar import f32, i32, u32
 
 UNIT = 32
@@ -46,6 +52,8 @@ def padded(columns: int) -> int:
 def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
     """Bytes of x and of what goes with it, for `rows` rows."""
     pitch = padded(columns)
+    if kind in ("f16", "bf16"):
+        return rows * pitch * 2, rows * 4
     return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
 
 
@@ -54,6 +62,8 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
     pitch, source = padded(view.width), (*ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width)
     if kind == "int8":
         return per_row(None, _int8, ctx.rows(view), ceil(pitch, 4 * THREADS), x, aux, pitch // UNIT, *source)
+    if kind in ("f16", "bf16"):
+        return per_row(None, _halves(kind == "bf16"), ctx.rows(view), 1, x, aux, pitch // 2, *source)
     return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
 
 
@@ -93,3 +103,39 @@ def _int8(y: f32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, count
         if part == 0:
             scale = largest / f32(127)
             store4(aux, u32((row * units + unit) * 4), scale, scale * f32(total), scale * f32(half), f32(0))
+
+
+_LARGEST = 16384.0  # of a float16 operand; larger rows are scaled
+
+
+@functools.cache
+def _halves(bfloat: bool) -> Kernel:
+    """A block for each row."""
+
+    @kernel("operand_bf16" if bfloat else "operand_f16", THREADS)
+    def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
+                 width: u32):
+        row, thread = block_y(), u32(thread_index())
+        if row >= counts[rows]:
+            return
+        source, to = x + row * x_stride, y + row * words
+        inverse, scale = f32(1), f32(1)
+        if not bfloat:
+            largest, column = f32(0), thread
+            while column < width:
+                largest = fmax(largest, fabs(source[column]))
+                column = u32(column + 128)
+            largest = block_max(largest, 4)
+            if largest > f32(_LARGEST):
+                scale, inverse = largest / f32(_LARGEST), f32(_LARGEST) / largest
+        if thread == 0:
+            scales[row] = scale
+        word = thread
+        while word < words:
+            column = u32(2 * word)
+            a = source[column] * inverse if column < width else f32(0)
+            b = source[column + 1] * inverse if column + 1 < width else f32(0)
+            to[word] = pack_bfloats(a, b) if bfloat else pack_halves(a, b)
+            word = u32(word + 128)
+
+    return _operand

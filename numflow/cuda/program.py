@@ -156,12 +156,13 @@ class Program:
             self.device.synchronize()
             microseconds = (time.perf_counter() - start) * 1e6
             rows.append(TraceRow(index, step.label, step.op, self._shapes(step, sizes),
-                                 calls[-1].plan(sizes).kernel.location, microseconds))
+                                 self._where(calls, sizes), microseconds))
         return rows
 
     def launches(self, sizes: Sizes) -> list[Launch]:
         """What runs for a batch of these sizes, all entries one after the other."""
-        return [call.plan(sizes) for bound in self._bound.values() for _, calls in bound for call in calls]
+        return [work for bound in self._bound.values() for _, calls in bound for call in calls
+                for work in call.launches(sizes)]
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
@@ -183,9 +184,14 @@ class Program:
         self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
 
     def _launch(self, call: Call, sizes: Sizes) -> None:
-        work = call.plan(sizes)
-        if all(work.grid):
+        for work in call.launches(sizes):
             self.device.launch(work)
+
+    @staticmethod
+    def _where(calls: list[Call], sizes: Sizes) -> str:
+        """file:line of the last kernel."""
+        works = [work for call in calls for work in call.launches(sizes)]
+        return works[-1].kernel.location if works else "-"
 
     def _end(self, entry: str, output: str | None) -> int:
         """Steps of the entry to run."""

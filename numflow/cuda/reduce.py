@@ -40,3 +40,18 @@ def block_sum(value, warps):
     for warp in range(warps):
         total += parts[warp]
     return total
+
+
+@device
+def block_max(value, warps):
+    """Largest over a block of `warps` warps, in every thread, as block_sum."""
+    parts = _parts()
+    value = warp_max(value)
+    sync_block()
+    if lane_index() == 0:
+        parts[thread_index() >> u32(5)] = value
+    sync_block()
+    largest = parts[0]
+    for warp in range(1, warps):
+        largest = fmax(largest, parts[warp])
+    return largest

@@ -51,3 +51,19 @@ def _check_int8(case, k, tokens):
     rounded = (np.rint(x / scale) * scale).reshape(tokens, k)
     matrix = next(a for name, a in case.weights.arrays.items() if name.startswith("weight"))
     assert error(actual, (rounded @ matrix.T).astype(np.float32)) < 2e-5
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [(kind, 9) for kind in ("F16", "BF16", *QUANTISED)]
+                         + [("q4", 40), ("F16", 70), ("q3h", 130)])
+def test_tensor_cores(kind, tokens):
+    """Weights and activations of 11 bits (8 of bfloat16), sums in float32."""
+    case = linear_case(kind, 20, 256, tokens, bias=tokens > 9)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
+    (expected,) = run_case(case, Reference)
+    assert error(actual, expected) < (1e-2 if kind == "BF16" else 4e-3)
+
+
+def test_columns_in_parts():
+    case = linear_case("q4", 130, 32 * 33, 9, bias=True)  # 4 parts of 9 units, but the last of 6
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=3))
+    assert error(actual, run_case(case, Reference)[0]) < 4e-3
