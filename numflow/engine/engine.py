@@ -98,8 +98,8 @@ class Engine:
                 raise RequestError("the engine is closed")
             if self._core.waiting >= self.max_queue + self._free_lanes:
                 raise QueueFullError(f"{self._core.waiting} requests wait already, max_queue={self.max_queue}")
-            self._jobs = {other for other in self._jobs if not other.done.is_set()} | {job}
             self._core.submit(job)
+            self._jobs = {other for other in self._jobs if not other.done.is_set()} | {job}
         return job
 
     @property
