@@ -4,15 +4,18 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 import numflow
 from numflow.cli import (
     bench,
     chat,
+    client,
     doctor,
     experiment,
     generate,
     inspect,
+    load,
     measure,
     models,
     plan,
@@ -23,7 +26,16 @@ from numflow.cli import (
 )
 from numflow.cli.failures import guarded
 
+
+class _Commands(TyperGroup):
+    """`bench serve` is a command beside `bench`."""
+
+    def resolve_command(self, ctx, args):
+        return super().resolve_command(ctx, ["bench-serve", *args[2:]] if args[:2] == ["bench", "serve"] else args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Run language models that are described by specification files.",
     no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -32,7 +44,7 @@ app = typer.Typer(
 for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, models.pull, models.models,
                 inspect.inspect, bench.bench, measure.perplexity, quantize.quantize, quantize.verify,
                 quantize.imatrix, measure.warmup, plan.plan, experiment.experiment,
-                serve.serve, doctor.doctor):
+                serve.serve, client.client, load.bench_serve, doctor.doctor):
     app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")
 

@@ -8,7 +8,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, RequestError
 
 
 def bench_serve(
@@ -24,9 +24,9 @@ def bench_serve(
     limit: Annotated[float, typer.Option(metavar="S", help="The whole run ends after that.")] = 120.0,
     json: options.Json = False,
 ) -> None:
-    """Drive a running service with many clients, and measure what they see.
+    """Measure a running service under load.
 
-    Throughput, time to the first token, time between tokens, errors. Only services of this machine, for a bounded
+    Many clients ask at a time; shown is what they see: throughput, time to the first token, time between tokens, errors. Only services of this machine, for a bounded
     time. An API key is read from NUMFLOW_API_KEY.
     """
     try:
@@ -36,6 +36,8 @@ def bench_serve(
 
     report = run(Load(url, clients, seconds, requests, prompt_words, max_tokens, model,
                       os.environ.get("NUMFLOW_API_KEY"), limit)).report()
+    if not report["requests"]:
+        raise RequestError(f"{url}: no request was answered: {', '.join(report['errors']) or 'too little time'}")
     if json:
         print_json(report)
         return

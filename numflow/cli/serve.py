@@ -45,9 +45,10 @@ def serve(
                                             help="Where the log goes.")] = None,
     offline: options.Offline = False,
 ) -> None:
-    """Serve models over HTTP: OpenAI's interface, Inferflow's, and a chat page.
+    """Serve models over HTTP, with a chat page.
 
-    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1. docs/server.md has the routes and
+    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1; Inferflow's own
+    interface is at ADDRESS. docs/server.md has the routes and
     every option of the configuration file.
     """
     try:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from numflow.errors import RequestError
 from numflow.server.guard import LOOPBACK
 
-WORDS = ("the river runs through old towns and quiet fields while people talk about weather music work and bread "
-         "under a wide sky where birds turn slowly and lights come on one by one").split()
+TEXT = ("the river runs through old towns and quiet fields while people talk about weather music work and bread "
+        "under a wide sky where birds turn slowly and lights come on one by one")
 PERCENTILES = (50, 95, 99)
 
 
@@ -47,8 +47,8 @@ class Load:
 
     def body(self, number: int) -> bytes:
         """The request `number`."""
-        words = random.Random(number)
-        prompt = " ".join([str(number), *words.choices(WORDS, k=self.prompt_words)])
+        words = random.Random(number).choices(TEXT.split(), k=self.prompt_words)
+        prompt = " ".join([str(number), *words])
         return json.dumps({"prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0, "stream": True,
                            "stream_options": {"include_usage": True}, "ignore_eos": True,
                            **({"model": self.model} if self.model else {}), **self.fields}).encode()

@@ -1,0 +1,86 @@
+"""`numflow client`: ask a running service from the shell."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.running import print_json, read_text
+from numflow.cli.tables import print_table
+from numflow.errors import RequestError
+
+
+def client(
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="What to ask; without it (and without -f) "
+                                                 "standard input is read.")] = None,
+    url: Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="The service.")] =
+    "http://127.0.0.1:8080",
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", show_default="the service's first",
+                                              help="One of the service's models.")] = None,
+    file: options.ReadFile = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", show_default=False, help="A system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", "-n", metavar="N", show_default="the service's",
+                                                   help="New tokens at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", show_default="the service's",
+                                                      help="0 takes the likeliest token.")] = None,
+    seed: options.Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
+    models: Annotated[bool, typer.Option("--models", help="List the service's models instead.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Ask a service that runs.
+
+    The answer of `numflow serve` is printed as it comes. An API key is read from NUMFLOW_API_KEY.
+    """
+    from numflow.server.client import ask
+
+    key = os.environ.get("NUMFLOW_API_KEY")
+    if models:
+        listing, = ask(url, "/v1/models", key=key)
+        if json:
+            print_json(listing)
+            return
+        print_table(["model", ">context"], [(entry["id"], entry.get("max_model_len", "not loaded"))
+                                            for entry in listing["data"]])
+        return
+    body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stream": not json,
+            **_asked(_prompt(prompt, file), system, raw)}
+    path = "/v1/completions" if raw else "/v1/chat/completions"
+    answer = ask(url, path, {name: value for name, value in body.items() if value is not None}, key)
+    if json:
+        print_json(next(answer))
+        return
+    _print(answer)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise RequestError("give the prompt as an argument or with --file, not both")
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and file is None and sys.stdin.isatty():
+        raise RequestError('no prompt: numflow client "..." (or -f FILE, or standard input)')
+    return read_text(file or "-").removesuffix("\n")
+
+
+def _asked(text: str, system: str | None, raw: bool) -> dict[str, Any]:
+    if raw:
+        if system is not None:
+            raise RequestError("--system has no effect with --raw")
+        return {"prompt": text}
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return {"messages": [*messages, {"role": "user", "content": text}]}
+
+
+def _print(answer) -> None:
+    try:
+        for event in answer:
+            for choice in event["choices"]:
+                delta = choice.get("delta", {})
+                print(choice.get("text") or delta.get("reasoning_content") or delta.get("content") or "", end="",
+                      flush=True)
+    finally:
+        print(flush=True)
