@@ -67,9 +67,9 @@ class PlanProgram:
                 make = _Make(executor.Program, self._world, part.network, source, part.index,
                              {**options, "threads": count})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
-            self._gather(range(len(self._workers)), START_S)
-            self.block_size, self.activations = (self._read(name)[0] for name in ("block_size", "activations"))
-            self.weights_bytes = sum(self._read("weights_bytes"))
+            self._gather(START_S)
+            self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
+            self.weights_bytes = sum(self._all("weights_bytes"))
         except BaseException:
             self.close()
             raise
@@ -82,12 +82,12 @@ class PlanProgram:
     @property
     def device_weights_bytes(self) -> list[int]:
         """Bytes of weights on each device."""
-        return self._read("weights_bytes")
+        return self._all("weights_bytes")
 
     @property
     def device_kv_bytes(self) -> list[int]:
         """Bytes of keys and values that are reserved on each device."""
-        return self._read("kv_bytes")
+        return self._all("kv_bytes")
 
     @property
     def kv_bytes(self) -> int:
@@ -97,12 +97,12 @@ class PlanProgram:
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block, all layers and devices."""
-        return sum(self._read("block_bytes"))
+        return sum(self._all("block_bytes"))
 
     @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers and devices."""
-        return sum(self._read("cross_block_bytes"))
+        return sum(self._all("cross_block_bytes"))
 
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content."""
@@ -123,20 +123,15 @@ class PlanProgram:
         goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
         """
         owners = self._owners(entry, output)
-        with self._lock:
-            for worker, part in zip(self._workers, self.plan.devices, strict=True):
-                own = output if part.index in owners else None
-                worker.command("run_all", (batches, entry, own, part.index == min(owners, default=-1)), {})
-            results = self._gather(range(len(self._workers)), self.timeout)
+        results = self._each("run_all", [
+            (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1))
+            for part in self.plan.devices])
         return results[owners[0]] if owners else [None] * len(batches)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, a row per step of every device, one device after the other; labels begin with the device."""
         self._owners(entry, None)
-        with self._lock:
-            for worker in self._workers:
-                worker.command("trace", (batch, entry), {})
-            traces = self._gather(range(len(self._workers)), self.timeout)
+        traces = self._all("trace", batch, entry)
         rows = [replace(row, label=f"{part.name}: {row.label}")
                 for part, trace in zip(self.plan.devices, traces, strict=True) for row in trace]
         return [replace(row, index=index) for index, row in enumerate(rows)]
@@ -151,11 +146,8 @@ class PlanProgram:
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        ends = np.cumsum(self._read("block_bytes"))[:-1]
-        with self._lock:
-            for worker, share in zip(self._workers, np.split(data, ends, axis=1), strict=True):
-                worker.command("load_blocks", (blocks, np.ascontiguousarray(share)), {})
-            self._gather(range(len(self._workers)), self.timeout)
+        shares = np.split(data, np.cumsum(self._all("block_bytes"))[:-1], axis=1)
+        self._each("load_blocks", [(blocks, np.ascontiguousarray(share)) for share in shares])
 
     def close(self) -> None:
         """Close every device; may be called twice."""
@@ -179,33 +171,35 @@ class PlanProgram:
             raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
         return self.plan.owners(output)
 
-    def _read(self, attribute: str) -> list[Any]:
-        return self._all(attribute)
-
     def _all(self, name: str, *args: Any) -> list[Any]:
-        """The same command for every device; their answers."""
-        with self._lock:
-            for worker in self._workers:
-                worker.command(name, args, {})
-            return self._gather(range(len(self._workers)), self.timeout)
+        """The same command for every device: a method, or an attribute to read. Their answers."""
+        return self._each(name, [args] * len(self.plan.devices))
 
-    def _gather(self, indices, timeout: float) -> list[Any]:
+    def _each(self, name: str, args: Sequence[tuple]) -> list[Any]:
+        """A command with its own arguments for each device; their answers."""
+        with self._lock:
+            if self._broken:
+                raise DeviceError(self._broken)
+            for worker, own in zip(self._workers, args, strict=True):
+                worker.command(name, own)
+            return self._gather(self.timeout)
+
+    def _gather(self, timeout: float) -> list[Any]:
         """An answer of each device, in order.
 
         Raises:
             The first error that a device answers, after all others have stopped. DeviceError: a device died, or nothing
             moved for `timeout` seconds; the program cannot be used any more.
         """
-        if self._broken:
-            raise DeviceError(self._broken)
         answers: dict[int, Any] = {}
+        indices = set(range(len(self._workers)))
         try:
             error = self._collect(set(indices), answers, timeout)
         except BaseException:  # Ctrl-C: leave no device behind in the middle of a run
-            self._stop(set(indices) - set(answers), answers)
+            self._stop(indices - set(answers))
             raise
         if error is not None:
-            self._stop(set(indices) - set(answers), answers)
+            self._stop(indices - set(answers))
             raise error
         return [answers[index] for index in sorted(answers)]
 
@@ -228,10 +222,18 @@ class PlanProgram:
                 self._broken = f"{value}; load the model again"
                 return DeviceError(self._broken)
             if how == "error":
-                return value
+                return self._with_device(index, value)
         return None
 
-    def _stop(self, missing: set[int], answers: dict[int, Any]) -> None:
+    def _with_device(self, index: int, error: Exception) -> Exception:
+        """A device's error; one of memory says whose, and what the others hold."""
+        if not isinstance(error, MemoryError):
+            return error
+        part = self.plan.devices[index]
+        return DeviceError(f"device {part.name}: no memory for its part of {self.network.name} ({error}); give it a "
+                           f"smaller share ({part.name}*0.5) or more devices")
+
+    def _stop(self, missing: set[int]) -> None:
         """Break a run off: whoever waits for another device stops. Then all is as before it, but for the cache."""
         self._world.abort()
         deadline = time.monotonic() + _GRACE_S

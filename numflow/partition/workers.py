@@ -45,9 +45,9 @@ class ThreadWorker:
         self._thread = threading.Thread(target=self._work, args=(make,), daemon=True, name=f"numflow-device-{index}")
         self._thread.start()
 
-    def command(self, name: str, args: tuple, kwargs: dict) -> None:
+    def command(self, name: str, args: tuple) -> None:
         """Call a method of the program, or read an attribute; the answer comes later."""
-        self._commands.put((name, args, kwargs))
+        self._commands.put((name, args))
 
     def close(self) -> None:
         """Close the program and end the thread, once it is at rest."""
@@ -84,9 +84,9 @@ class ProcessWorker:
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"numflow-answers-{index}")
         self._reader.start()
 
-    def command(self, name: str, args: tuple, kwargs: dict) -> None:
+    def command(self, name: str, args: tuple) -> None:
         with contextlib.suppress(OSError):  # it has died: the reader says so
-            self._pipe.send((name, args, kwargs))
+            self._pipe.send((name, args))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -127,11 +127,11 @@ def _process_work(make: Callable[[], Any], pipe) -> None:
     make.world.close()
 
 
-def answer(program: Any, name: str, args: tuple, kwargs: dict) -> tuple[str, Any]:
+def answer(program: Any, name: str, args: tuple) -> tuple[str, Any]:
     """("ok", result) of a command, or ("error", exception)."""
     try:
         found = getattr(program, name)
-        return "ok", found(*args, **kwargs) if callable(found) else found
+        return "ok", found(*args) if callable(found) else found
     except Exception as error:
         return "error", error
 

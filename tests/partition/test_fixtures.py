@@ -1,0 +1,50 @@
+"""Published families, placed by `numflow.load`: bit for bit by layer, within 1e-5 by tensor, the same greedy tokens."""
+
+import numpy as np
+import pytest
+
+import numflow
+from tests.golden.fixtures import folders, load_case
+from tests.partition.plans import TOLERANCE, error
+
+BY_LAYER = ("0;1", "0*2;1", "cpu;0")
+BY_TENSOR = ("0&1", "0&1;2&3")
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_placed(folder):
+    case, _ = load_case(folder)
+    expected, tokens = _results(folder, case)
+    for devices in (*BY_LAYER, *BY_TENSOR):
+        found, greedy = _results(folder, case, devices=devices)
+        for name, values in expected.items():
+            if devices in BY_LAYER:
+                np.testing.assert_array_equal(found[name], values, err_msg=devices)
+            else:
+                assert error(found[name], values) < TOLERANCE, devices
+        assert greedy == tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral_7b", "mixtral_8x7b", "m2m100_418m", "bert_base_multilingual_cased"])
+@pytest.mark.parametrize("devices", ["0;1", "0&1;2&3"])
+def test_processes_and_threads_give_the_same_bits(name, devices):
+    folder = next(folder for folder in folders() if folder.name == name)
+    case, _ = load_case(folder)
+    threads, _ = _results(folder, case, devices=devices)
+    processes, _ = _results(folder, case, devices=devices, transport="processes")
+    for output, values in threads.items():
+        np.testing.assert_array_equal(processes[output], values)
+
+
+def _results(folder, case, **options):
+    """Arrays by name, and greedy tokens."""
+    with numflow.load(folder, activations="f32", threads=1, **options) as model:
+        if case["kind"] == "causal":
+            ids = case["prompts"][0]
+            return {"logits": model.logits(ids)}, model.generate(ids, max_tokens=5, ignore_eos=True).ids
+        if case["kind"] == "masked_lm":
+            given = {"token_type_ids": case["token_type_ids"][0]}
+            return {output: getattr(model, output)(case["prompts"][0], **given) for output in ("logits", "hidden")}, []
+        source, prefix = case["encoder_inputs"][0], case["decoder_prefixes"][0]
+        return {"encoder_hidden": model.hidden(source), "logits": model.logits(prefix, encoder_ids=source)}, []
