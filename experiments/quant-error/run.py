@@ -1,240 +1,40 @@
-"""Error of quantised weights against bits per weight, for numflow's schemes, Inferflow's and GGUF's types.
+"""What quantising costs: error of weights, divergence of language models, size and speed, beside llama.cpp's types.
 
-Each matrix is quantised without calibration and decoded; the error is rms(decoded - w) / rms(w) over all of a set's
-matrices. Bits per weight count every stored byte. The sets are 2^20 draws each from a normal, a Laplace and a Student-t
-distribution (4 degrees of freedom) of standard deviation 0.02, as matrices of 1024 columns, and the matrices of the
-layers of real models. all-MiniLM-L6-v2 is shipped in float32. The weights of the two language models are what their
-shipped GGUF files decode to, that is, numbers that have been quantised once: a 4-bit affine block of 32, such as Q4_1
-or q4_b32t1a with float16 headers, holds SmolLM2's Q4_1 (almost) exactly, and Q4_K holds much of Gemma's; no other
-scheme has that advantage. GGUF's K types have blocks of 256, which divide few of these models' rows; to measure them
-anyway, rows are put one behind the other, which is more than a GGUF file can do. GGUF's types are quantised by
-llama.cpp's own library, looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP), and left out
-where there is none.
+Schemes are numflow's own (q2 ... q8), Inferflow's (with a suffix such as q3h_b64t1), and GGUF's types (in capitals).
+Bits per weight count every stored byte. The weights of the two language models are what their shipped GGUF files decode
+to, that is, numbers that have been quantised once: a 4-bit affine block of 32, such as Q4_1 or q4_b32t1a with float16
+headers, holds SmolLM2's Q4_1 (almost) exactly, and Q4_K holds much of Gemma's. all-MiniLM-L6-v2 is shipped in float32.
+What needs a model, a text or llama.cpp that is not at hand is left out, and the report says so.
 """
 
-import ctypes
 import os
-import time
 from pathlib import Path
 
-import numpy as np
+from . import frontier, kv, speeds, weights
 
-from numflow.errors import NumflowError
-from numflow.quant import SCHEMES, decode, encode, find
-from numflow.quant.layout import ROW_SCHEMES
-
-OPTIONS = {"llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""), "size": 1 << 20, "rows": 256,
-           "models": "all-minilm-l6-v2,smollm2-135m-instruct,gemma-3-270m"}
-GGUF = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
-WIDE = 256      # columns of a block of GGUF's K types
-COLORS = {"numflow": "tab:blue", "Inferflow": "tab:orange", "GGUF": "tab:green"}
+_TEXT = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "text" / "wikitext-2-raw.test.txt"
+OPTIONS = {
+    "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),   # folder of llama.cpp's programs and library, else the PATH
+    "size": 1 << 20, "rows": 256,                           # weights of each drawn set; rows of each real matrix
+    "models": "all-minilm-l6-v2,smollm2-135m-instruct,gemma-3-270m",  # whose weights are looked at
+    "language_models": "smollm2-135m-instruct,gemma-3-270m",          # whose predictions are
+    "text": os.environ.get("NUMFLOW_WIKITEXT", ""),         # WikiText-2's raw test split
+    "chunks": 20, "calibration_chunks": 32,                 # windows of 512 tokens
+    "keep": "",                                             # folder for intermediate files, to go on from later
+    "parts": "weights,frontier,kv,speed",
+}
+PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": kv.kv_types, "speed": speeds.speed_part}
 
 
 def run(lab):
     if lab.quick:
-        lab.options |= {"size": 1 << 13, "rows": 4, "models": ""}
-    sets = _sets(lab)
-    rows = []
-    for family, name, encoder, bits in _encoders(lab):
-        lab.say(name)
-        encoder(sets["normal"]["normal"][:1])  # compiles
-        begin = time.perf_counter()
-        errors = {label: _error(matrices, encoder) for label, matrices in sets.items()}
-        seconds = time.perf_counter() - begin
-        weights = sum(x.size for matrices in sets.values() for x in matrices.values())
-        rows.append({"family": family, "scheme": name, "errors": errors, "seconds": seconds, "weights": weights,
-                     "bits": {label: _mean_bits(matrices, bits) for label, matrices in sets.items()}})
-    lab.results |= {"rows": rows, "sets": {label: len(matrices) for label, matrices in sets.items()}}
+        lab.options |= {"size": 1 << 13, "rows": 4, "models": "", "language_models": ""}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
-    _table(lab, rows, list(sets))
-    _frontier(lab, rows, list(sets))
-    _tensors(lab, sets)
-    _codes(lab, sets)
-
-
-def _sets(lab) -> dict[str, dict[str, np.ndarray]]:
-    """Matrices float32 [N, K] by name, by set."""
-    rng, shape = np.random.default_rng(0), (lab.options["size"] // 1024, 1024)
-    draws = {"normal": rng.standard_normal(shape), "Laplace": rng.laplace(size=shape) / np.sqrt(2),
-             "Student-t": rng.standard_t(4, shape) / np.sqrt(2)}
-    sets = {label: {label: (x * 0.02).astype(np.float32)} for label, x in draws.items()}
-    for model in filter(None, lab.options["models"].split(",")):
-        try:
-            sets[Path(model).name] = _matrices(model, lab.options["rows"])
-        except NumflowError as error:
-            lab.text(f"`{model}` is left out: {error}")
-    return sets
-
-
-def _matrices(model: str, most: int) -> dict[str, np.ndarray]:
-    """The first rows of each matrix of a model's layers."""
-    from numflow.formats import open_checkpoint
-    from numflow.registry import resolve
-
-    tensors = open_checkpoint(resolve(model)).tensors
-    return {name: np.ascontiguousarray(t.f32(slice(0, most))) for name, t in tensors.items()
-            if len(t.shape) == 2 and any(part.isdigit() for part in name.split("."))}
-
-
-def _encoders(lab):
-    """(family, name, x -> decoded x, columns -> bits per weight) of everything that is compared."""
-    for name, scheme in SCHEMES.items():
-        family = "numflow" if name in ROW_SCHEMES else "Inferflow"
-        yield family, name, lambda x, s=scheme: decode(encode(x, s), s, x.shape[1]), scheme.bits_per_weight
-    library = _ggml(lab.options["llama_cpp"])
-    lab.options["llama_cpp"] = "found" if library else ""  # where it is belongs to this machine, not into the report
-    if library is None:
-        lab.text("llama.cpp's library was not at hand: GGUF's types are left out.")
-        return
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    for name in GGUF:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
-        yield "GGUF", name, lambda x, n=name: _gguf(library, x, n), lambda columns, b=block, s=size: 8 * s / b
-
-
-def _ggml(folder: str):
-    path = Path(folder) / "libggml-base.so" if folder else None
-    if path is None or not path.exists():
-        return None
-    library = ctypes.CDLL(str(path))
-    library.ggml_quantize_chunk.restype = ctypes.c_size_t
-    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3,
-                                            ctypes.c_void_p]
-    return library
-
-
-def _gguf(library, x: np.ndarray, name: str) -> np.ndarray:
-    """x after GGUF type `name`; the last weights that fill no block of 256 are left as they are."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
-
-    kind = GGMLQuantizationType[name]
-    block, size = GGML_QUANT_SIZES[kind]
-    y = x.copy()
-    whole = y.reshape(-1)[:x.size // WIDE * WIDE].reshape(-1, WIDE)
-    raw = np.empty((len(whole), WIDE // block * size), np.uint8)
-    library.ggml_quantize_init(int(kind))
-    library.ggml_quantize_chunk(int(kind), whole.ctypes.data, raw.ctypes.data, 0, len(whole), WIDE, None)
-    whole[:] = quants.dequantize(raw, kind)
-    return y
-
-
-def _relative(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    return float(np.sum((x - y) ** 2.0, dtype=np.float64)), float(np.sum(x ** 2.0, dtype=np.float64))
-
-
-def _error(matrices, encoder) -> float | None:
-    """Relative rms error over all matrices; None where the scheme cannot hold one of them."""
-    try:
-        error, whole = np.sum([_relative(x, encoder(x)) for x in matrices.values()], axis=0)
-    except NumflowError:
-        return None
-    return float(np.sqrt(error / whole))
-
-
-def _mean_bits(matrices, bits) -> float | None:
-    try:
-        return sum(bits(x.shape[1]) * x.size for x in matrices.values()) / sum(x.size for x in matrices.values())
-    except NumflowError:
-        return None
-
-
-def _table(lab, rows, labels):
-    lab.heading("Relative rms error")
-    lab.text("Bits per weight are those of 1024 columns; a row of numflow's schemes has a header of 16 bits. An empty "
-             "cell: blocks do not divide the rows, or the header cannot hold the numbers. Time includes decoding.")
-    ordered = sorted(rows, key=lambda r: r["bits"]["normal"])
-    lab.table(["scheme", "family", "bits", *labels, "ns per weight"],
-              [[r["scheme"], r["family"], f"{r['bits']['normal']:.4f}",
-                *(None if r["errors"][label] is None else f"{r['errors'][label]:.4f}" for label in labels),
-                1e9 * r["seconds"] / r["weights"]] for r in ordered])
-
-
-def _frontier(lab, rows, labels):
-    """Error against bits, one panel per set: as it is, and times 2^bits, which tells schemes apart at all sizes."""
-    lab.heading("Error against size")
-    for name, flat, caption in (
-            ("error_against_bits", False, "Left and below is better; numflow's schemes are joined by a line"),
-            ("error_times_levels", True, "The same, times 2^bits: half the error for a bit more is a level line. What "
-                                         "a file's own type holds exactly is below the picture")):
-        plt = lab.pyplot()
-        height = -(-len(labels) // 3)
-        figure, axes = plt.subplots(height, 3, squeeze=False, figsize=(15, 4.5 * height), layout="constrained")
-        for axis, label in zip(axes.flat, labels):
-            _panel(axis, rows, label, flat)
-        for axis in axes.flat[len(labels):]:
-            axis.set_visible(False)
-        lab.figure(figure, name, caption)
-        plt.close(figure)
-
-
-def _panel(axis, rows, label, flat):
-    for family, color in COLORS.items():
-        points = sorted((r["bits"][label], r["errors"][label] * (2 ** r["bits"][label] if flat else 1), r["scheme"])
-                        for r in rows if r["family"] == family and r["errors"][label])
-        if not points:
-            continue
-        bits, errors, names = zip(*points)
-        axis.plot(bits, errors, "o-" if family == "numflow" else "o", color=color, markersize=4, label=family)
-        for at, name in zip(zip(bits, errors), names):
-            axis.annotate(name, at, fontsize=6, xytext=(2, 3), textcoords="offset points", clip_on=True)
-    axis.set(title=label, xlabel="bits per weight", yscale="log", ylim=(1, 6) if flat else (2e-3, 0.6),
-             ylabel="rms error / rms weight" + " * 2^bits" * flat)
-    axis.grid(alpha=0.3, which="both" if flat else "major")
-    axis.legend(loc="upper right")
-
-
-def _tensors(lab, sets):
-    """Heat map of q3h's error by layer and kind of matrix, for each real model."""
-    plt, scheme = lab.pyplot(), find("q3h")
-    models = {label: matrices for label, matrices in sets.items() if len(matrices) > 1}
-    if not models:
-        return
-    figure, axes = plt.subplots(1, len(models), squeeze=False, figsize=(6 * len(models), 6))
-    for axis, (label, matrices) in zip(axes.flat, models.items()):
-        errors = {}
-        for name, x in matrices.items():
-            parts = name.split(".")
-            at = next(i for i, part in enumerate(parts) if part.isdigit())
-            kind = ".".join(parts[at + 1:]).removesuffix(".weight")
-            error, whole = _relative(x, decode(encode(x, scheme), scheme, x.shape[1]))
-            errors[int(parts[at]), kind] = (error / whole) ** 0.5
-        kinds = list(dict.fromkeys(kind for _, kind in errors))
-        layers = sorted({layer for layer, _ in errors})
-        image = axis.imshow([[errors.get((layer, kind), np.nan) for kind in kinds] for layer in layers], aspect="auto")
-        axis.set(title=label, ylabel="layer", xticks=range(len(kinds)))
-        axis.set_xticklabels(kinds, rotation=60, ha="right", fontsize=7)
-        figure.colorbar(image, ax=axis)
-        lab.results.setdefault("q3h_by_tensor", {})[label] = {f"{a}.{b}": e for (a, b), e in errors.items()}
-    lab.heading("q3h by tensor")
-    lab.figure(figure, "error_by_tensor", "Relative rms error of q3h in each matrix")
-    plt.close(figure)
-
-
-def _codes(lab, sets):
-    """How often each code is used: ours, where every level is, and the original's."""
-    from numflow.quant.bits import unpack_planes
-    from numflow.quant.inferflow import PAIR_LEVELS
-    from numflow.quant.search_kernels import search
-
-    plt, x = lab.pyplot(), sets["normal"]["normal"]
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.5))
-    used = {}
-    for axis, (ours, theirs) in zip(axes, (("q3h", "q3h_b64t1"), ("q4", "q4_b64t1"), ("q6", "q6_b64t1"))):
-        scheme, other = find(ours), find(theirs)
-        raw = encode(x, other).reshape(-1, other.size)
-        codes = unpack_planes(raw[:, other.header:], other.planes, other.codes)
-        if other.paired:
-            codes = np.stack([codes % PAIR_LEVELS, codes // PAIR_LEVELS])
-        for name, values in ((ours, search(x, scheme).codes), (theirs, codes)):
-            shares = np.bincount(values.ravel(), minlength=scheme.levels) / values.size
-            axis.step(np.arange(len(shares)), shares, where="mid", label=name)
-            used[name] = {"entropy": float(-np.sum(shares[shares > 0] * np.log2(shares[shares > 0]))),
-                          "levels": int(np.count_nonzero(shares))}
-        axis.set(xlabel="code", ylabel="share of weights")
-        axis.legend()
-    lab.results["codes"] = used
-    lab.heading("Distribution of codes")
-    lab.table(["scheme", "levels used", "entropy, bits"], [[n, u["levels"], u["entropy"]] for n, u in used.items()])
-    lab.figure(figure, "codes", "Share of each code, on normal weights")
-    plt.close(figure)
+    if not lab.options["text"] and _TEXT.exists():
+        lab.options["text"] = str(_TEXT)
+    for part in lab.options["parts"].split(","):
+        PARTS[part](lab)
+    # Where things are belongs to this machine, not into the report.
+    for place in ("llama_cpp", "text"):
+        lab.options[place] = "found" if lab.options[place] else ""
+    lab.options["keep"] = ""

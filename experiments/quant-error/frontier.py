@@ -1,0 +1,221 @@
+"""Divergence of quantised language models from their own weights, against bits per weight, beside llama.cpp's types."""
+
+import contextlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import NumflowError
+from numflow.quant.layout import ROW_SCHEMES
+
+from . import outputs, peer
+
+KEPT = ("q3h", "q4", "q5", "q6", "q8")
+PLAIN = ("q3", "q3h", "q4", "q5")
+PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure", "Q5_0 pure")
+INFERFLOW = ("q3_b32t1b", "q3h_b64t1", "q4_b32t1a")
+TARGETS = (2.75, 3.25, 3.75, 4.5)
+_PROTOCOL = """Base of each model: its own weights, de-quantised, in float32. Measured on the first {chunks} windows
+of 512 tokens of WikiText-2's test split; calibrated on {calibration_chunks} windows of 512 from the second half of the
+same file, articles that no measured window touches (the train split is not at hand). llama.cpp's importance matrix is
+made from the same text, with its own program, on the same weights in float32. All models run in numflow with float32
+arithmetic, so that only weights differ. numflow's calibrated schemes use error feedback (GPTQ-style), or importances
+where no second moment is known; one scheme is applied to every matrix, the table of tokens included. "auto" meets a
+size by measured sensitivity. "table kept" leaves the table of tokens, which is shipped as Q8_0, as it is: so do most of
+llama.cpp's types, which lose nothing there. KL is in nats per token, with the standard error over windows."""
+TOGETHER = 4  # models that run beside the base at a time
+FAMILIES = {"numflow": "tab:blue", "numflow, mixed": "tab:cyan", "numflow, not calibrated": "tab:purple",
+            "Inferflow": "tab:orange", "GGUF": "tab:green"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be measured: what to load, and how."""
+
+    name: str
+    family: str
+    path: Path
+    weights: str | None = None
+    imatrix: Path | None = None
+
+
+def frontier(lab):
+    """KL and perplexity on held-out text for each language model and everything it can be quantised to."""
+    names = [name for name in lab.options["language_models"].split(",") if name]
+    if not names:
+        return
+    lab.heading("Language models: divergence against size")
+    if not lab.options["text"]:
+        lab.text("Left out: WikiText-2 was not at hand (option `text`).")
+        return
+    text = Path(lab.options["text"]).read_text(encoding="utf-8")
+    lab.text(_PROTOCOL.format(**lab.options).replace("\n", " "))
+    for name in names:
+        try:
+            _model(lab, name, text)
+        except NumflowError as error:
+            lab.text(f"`{name}` is left out: {error}")
+
+
+def _model(lab, name: str, text: str) -> None:
+    from numflow.engine.calibrate import calibrate
+    from numflow.network.calibration import read_calibration
+    from numflow.registry import resolve
+
+    source, chunks = resolve(name), lab.options["calibration_chunks"]
+    with _work(lab.options["keep"], name) as folder:
+        work = Path(folder)
+        imatrix = work / "calibration.safetensors"
+        if not imatrix.exists():
+            lab.say(f"{name}: calibrating")
+            calibrate(source, text[len(text) // 2:], 512, chunks).write(imatrix)
+        calibration = read_calibration(imatrix)
+        quantiser = peer.Quantiser(lab.options["llama_cpp"], source, work)
+        candidates = _candidates(lab, name, source, work, calibration, imatrix, quantiser, text)
+        rows = _measure(lab, name, source, work, candidates, text)
+        lab.results.setdefault("frontier", {})[name] = rows
+        _report(lab, name, rows)
+        outputs.output_error(lab, name, source, calibration)
+
+
+def _work(keep: str, name: str):
+    """The folder of a model's intermediate files; one that goes afterwards, unless it is to be kept."""
+    if not keep:
+        return tempfile.TemporaryDirectory()
+    folder = Path(keep) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return contextlib.nullcontext(folder)
+
+
+def _candidates(lab, name, source, work, calibration, imatrix, quantiser, text) -> list[Candidate]:
+    """Everything that is measured for one model."""
+    from numflow.engine.sensitivity import allocate
+
+    found = [Candidate(scheme, "numflow", source, scheme, imatrix) for scheme in ROW_SCHEMES]
+    found += [Candidate(f"{scheme} plain", "numflow, not calibrated", source, scheme) for scheme in PLAIN]
+    for scheme in KEPT:
+        recipe = work / f"{scheme}-kept.toml"
+        recipe.write_text(f'weights = "{scheme}"\n[tensors]\n"token_embd" = "keep"\n')
+        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", source, str(recipe), imatrix))
+    found += [Candidate(scheme, "Inferflow", source, scheme) for scheme in INFERFLOW]
+    peers = _peers(lab, name, quantiser, text)
+    groups, costs = outputs.sensitivity(lab, name, source, work, calibration)
+    # Where none of our sizes is near a peer's, the size is met, so that equals are compared.
+    ours = [8 * sum(g.sizes[s] for g in groups) / sum(g.weights for g in groups) for s in ROW_SCHEMES]
+    wanted = [bits for _, bits in peers if not any(0.85 * bits < size <= bits for size in ours)]
+    for bits in sorted({*TARGETS, *(np.floor(bits * 100) / 100 for bits in wanted)}):
+        recipe = work / f"auto-{bits:g}.toml"
+        rules = [f'"{module}" = "{scheme}"' for group, scheme in zip(groups, allocate(groups, costs, bits))
+                 for module in group.modules]
+        recipe.write_text("\n".join(["[tensors]", *rules]))
+        found.append(Candidate(f"auto {bits:g}", "numflow, mixed", source, str(recipe), imatrix))
+    return found + [candidate for candidate, _ in peers]
+
+
+def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
+    """llama.cpp's types with their bits per weight."""
+    from numflow import formats, network
+
+    if not quantiser.there:
+        lab.text(f"`{name}`: llama.cpp's types are left out: no llama-quantize, or the model is no GGUF file.")
+        return []
+    lab.say(f"{name}: llama.cpp's importance matrix")
+    if quantiser.imatrix(text[len(text) // 2:], lab.options["calibration_chunks"]) is None:
+        lab.text(f"`{name}`: llama-imatrix was not found; llama.cpp's types are made without an importance matrix.")
+    found = []
+    for kind in PEERS:
+        lab.say(f"{name}: llama.cpp's {kind}")
+        path = quantiser.model(kind)
+        checkpoint = formats.open_checkpoint(path)
+        bits = network.bits_per_weight(network.build(network.choose_spec(checkpoint), checkpoint), checkpoint)
+        found.append((Candidate(kind, "GGUF", path), bits))
+    return found
+
+
+def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: str) -> list[dict]:
+    """Some candidates at a time, beside one run of the base; what `work` has rows of is not measured again."""
+    import numflow
+    from numflow.engine.divergence import divergences
+
+    kept = work / "rows.json"
+    rows = json.loads(kept.read_text()) if kept.exists() else []
+    measured = {row["name"] for row in rows if row["chunks"] == lab.options["chunks"]}
+    candidates = [c for c in candidates if c.name not in measured]
+    with numflow.load(source, activations="f32", progress=False) as base:
+        for first in range(0, len(candidates), TOGETHER):
+            models, some = {}, candidates[first:first + TOGETHER]
+            for c in some:
+                lab.say(f"{name}: {c.name}")
+                models[c.name] = numflow.load(c.path, activations="f32", weights=c.weights, imatrix=c.imatrix,
+                                              progress=False)
+            found = divergences(models, base, text, 512, lab.options["chunks"])
+            for c in some:
+                types = sorted({t for w in models[c.name].network.weights.values() for t in w.types} - {"F32"})
+                rows.append({"name": c.name, "family": c.family, "bits": models[c.name].bits_per_weight,
+                             "types": types, **found[c.name]})
+                models[c.name].close()
+                lab.say(f"{name}: {c.name} {rows[-1]['bits']:.3f} bits, KL {rows[-1]['kl']['mean']:.5f}")
+            kept.write_text(json.dumps(rows))
+    return rows
+
+
+def _report(lab, name, rows):
+    lab.heading(f"{name}: quantised, on WikiText-2")
+    base = rows[0]["base_perplexity"]
+    lab.text(f"{rows[0]['tokens']} tokens in {rows[0]['chunks']} windows; perplexity of the base {base:.3f}.")
+    rows = sorted(rows, key=lambda r: r["bits"])
+    lab.table(["name", "family", "bits", "KL", "±", "median", "99.9 %", "max", "same top", "perplexity"],
+              [[r["name"], r["family"], f"{r['bits']:.4f}", f"{r['kl']['mean']:.5f}", f"{r['kl']['stderr']:.5f}",
+                f"{r['kl']['median']:.5f}", f"{r['kl']['p99.9']:.3f}", f"{r['kl']['max']:.3f}",
+                f"{100 * r['same_top']:.2f} %", f"{r['perplexity']:.3f}"] for r in rows])
+    _picture(lab, name, rows)
+    _verdict(lab, name, rows)
+
+
+def _verdict(lab, name, rows):
+    """Each of llama.cpp's types beside our best that is no larger."""
+    ours = [r for r in rows if r["family"] in ("numflow", "numflow, mixed")]
+    table, lost = [], []
+    for theirs in sorted((r for r in rows if r["family"] == "GGUF"), key=lambda r: r["bits"]):
+        fitting = [r for r in ours if r["bits"] <= theirs["bits"] + 1e-6]
+        best = min(fitting, key=lambda r: r["kl"]["mean"], default=None)
+        won = best is not None and best["kl"]["mean"] < theirs["kl"]["mean"]
+        lost += [] if won else [theirs["name"]]
+        table.append([theirs["name"], f"{theirs['bits']:.3f}", f"{theirs['kl']['mean']:.5f}",
+                      ", ".join(theirs["types"]), *((best["name"], f"{best['bits']:.3f}", f"{best['kl']['mean']:.5f}",
+                      best["kl"]["mean"] / max(theirs["kl"]["mean"], 1e-9)) if best else (None,) * 4),
+                      "yes" if won else "no"])
+    if not table:
+        return
+    lab.text("llama.cpp's types, and numflow's best calibrated one of the same size or smaller. Its K types have "
+             "blocks of 256, which do not divide most rows of these models: llama-quantize then takes a larger type, "
+             "which is in the column of types and in the bits.")
+    lab.table(["llama.cpp", "bits", "KL", "types", "numflow", "bits", "KL", "ratio", "lower"], table)
+    if lost:
+        lab.text(f"Not lower at: {', '.join(lost)}. Where the shipped numbers are on a type's own grid, such as those "
+                 f"of Q8_0 for the table of tokens, llama.cpp loses nothing; numflow's grids are other ones, and do.")
+    lab.results.setdefault("verdict", {})[name] = {"lost": lost, "compared": len(table)}
+
+
+def _picture(lab, name, rows):
+    plt = lab.pyplot()
+    figure, axis = plt.subplots(figsize=(9, 6))
+    for family, color in FAMILIES.items():
+        points = sorted((r["bits"], r["kl"]["mean"], r["kl"]["stderr"], r["name"]) for r in rows
+                        if r["family"] == family)
+        if not points:
+            continue
+        bits, kl, error, names = zip(*points)
+        axis.errorbar(bits, kl, error, fmt="o-" if family == "numflow" else "o", color=color, markersize=4, capsize=2,
+                      label=family)
+        for at, label in zip(zip(bits, kl), names):
+            axis.annotate(label, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axis.set(xlabel="bits per weight, all matrices", ylabel="KL divergence from the base, nats per token", yscale="log",
+             title=name)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend()
+    lab.figure(figure, f"kl_against_bits_{name}", f"{name}: left and below is better; bars are standard errors")
+    plt.close(figure)

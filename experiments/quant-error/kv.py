@@ -1,0 +1,48 @@
+"""Types of cached keys and values against the divergence they cause."""
+
+from pathlib import Path
+
+from numflow.errors import NumflowError
+
+PAIRS = (("f16", "f16"), ("q8", "q8"), ("q6", "q6"), ("q5", "q5"), ("q4", "q4"), ("q3h", "q3h"), ("q3", "q3"),
+         ("q2", "q2"), ("q8", "q4"), ("q4", "q8"))
+
+
+def kv_types(lab):
+    """KL of each language model with its own weights and other types of keys and values."""
+    names = [name for name in lab.options["language_models"].split(",") if name]
+    if not names or not lab.options["text"]:
+        return
+    lab.heading("Keys and values")
+    lab.text("The model with its own weights in float32 arithmetic; keys and values of these types, against float32 "
+             "ones. Bits of a cached number count headers too.")
+    text = Path(lab.options["text"]).read_text(encoding="utf-8")
+    for name in names:
+        try:
+            rows = _rows(lab, name, text)
+        except NumflowError as error:
+            lab.text(f"`{name}` is left out: {error}")
+            continue
+        lab.results.setdefault("kv", {})[name] = rows
+        lab.text(f"{name}:")
+        lab.table(["keys", "values", "KB per token", "KL", "±", "same top"],
+                  [[r["k"], r["v"], r["bytes"] / 1e3, f"{r['kl']['mean']:.6f}", f"{r['kl']['stderr']:.6f}",
+                    f"{100 * r['same_top']:.2f} %"] for r in rows])
+
+
+def _rows(lab, name, text) -> list[dict]:
+    import numflow
+    from numflow.engine.divergence import divergences
+    from numflow.registry import resolve
+
+    source, rows = resolve(name), []
+    with numflow.load(source, activations="f32", kv="f32", progress=False) as base:
+        models = {pair: numflow.load(source, activations="f32", kv_k=pair[0], kv_v=pair[1], progress=False)
+                  for pair in PAIRS}
+        found = divergences(models, base, text, 512, max(1, lab.options["chunks"] // 4))
+        for (k, v), model in models.items():
+            size = model.program.block_bytes / model.program.block_size
+            rows.append({"k": k, "v": v, "bytes": size, **found[k, v]})
+            lab.say(f"{name}: keys {k}, values {v}: KL {found[k, v]['kl']['mean']:.6f}")
+            model.close()
+    return rows

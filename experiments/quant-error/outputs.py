@@ -1,0 +1,102 @@
+"""What an error of weights does to a layer's outputs, and what a layer's errors do to the model's predictions."""
+
+import json
+
+import numpy as np
+
+from numflow.quant import decode, encode, find
+from numflow.quant.layout import ROW_SCHEMES
+
+from . import peer
+
+INFERFLOW = ("q2_b32t1b", "q3_b32t1b", "q3h_b64t1", "q4_b32t1a", "q8_b32t2")
+GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # whose blocks divide every row
+
+
+def sensitivity(lab, name, source, work, calibration):
+    """Groups of matrices and the divergence that quantising each to q3 alone causes; a heat map of it.
+
+    What the folder `work` has is not measured again.
+    """
+    from numflow import formats, network
+    from numflow.engine.sensitivity import groups, sensitivities
+
+    checkpoint = formats.open_checkpoint(source)
+    spec = network.choose_spec(checkpoint)
+    found = groups(network.build(spec, checkpoint, fuse=False), checkpoint)
+    samples = [np.asarray(ids, np.int32) for ids in calibration.facts["sample"]]
+
+    def progress(done: int, total: int) -> None:
+        if done % 8 == 0:
+            lab.say(f"{name}: sensitivity {done} of {total}")
+
+    kept = work / "sensitivity.json"
+    if kept.exists():
+        costs = json.loads(kept.read_text())
+    else:
+        costs = sensitivities(spec, checkpoint, found, calibration, samples, progress)
+        kept.write_text(json.dumps(costs))
+    kinds = list(dict.fromkeys(_kind(group.modules[0]) for group in found))
+    table: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for group, cost in zip(found, costs):
+        table[_kind(group.modules[0])].append(cost)
+    lab.results.setdefault("sensitivity", {})[name] = table
+    depth = max(map(len, table.values()))
+    plt = lab.pyplot()
+    figure, axis = plt.subplots(figsize=(6, 0.5 * len(kinds) + 1.5))
+    values = np.array([table[kind] + [np.nan] * (depth - len(table[kind])) for kind in kinds])
+    image = axis.imshow(np.log10(np.maximum(values, 1e-9)), aspect="auto")
+    axis.set(title=name, xlabel="part of the model's depth", xticks=range(depth), yticks=range(len(kinds)))
+    axis.set_yticklabels(kinds, fontsize=8)
+    figure.colorbar(image, ax=axis, label="log10 KL when only these are q3")
+    lab.figure(figure, f"sensitivity_{name}", f"{name}: which matrices tolerate few bits, as measured")
+    plt.close(figure)
+    return found, costs
+
+
+def _kind(module: str) -> str:
+    return ".".join(word for word in module.split(".") if not word.isdigit()).removeprefix("blk.")
+
+
+def output_error(lab, name, source, calibration) -> None:
+    """Error of matrices weighted by their inputs: sqrt(tr(E M E^T) / tr(W M W^T)), with M the inputs' second moment."""
+    from numflow import formats
+
+    checkpoint = formats.open_checkpoint(source)
+    names = [n for n in calibration.shared if checkpoint.tensors[n].rows < 10_000]
+    names = names[len(names) // 2:][:7]  # a layer in the middle
+    matrices = [(checkpoint.tensors[n].f32(), calibration.moment(n)) for n in names]
+    rows = []
+    for label, bits, coder in _coders(lab):
+        lab.say(f"{name}: outputs of {label}")
+        sums = np.sum([_outputs(x, coder(x, moment), moment) for x, moment in matrices], axis=0)
+        columns = matrices[0][0].shape[1]
+        rows.append([label, f"{bits(columns):.4f}", f"{np.sqrt(sums[0] / sums[1]):.4f}"])
+    lab.results.setdefault("output_error", {})[name] = rows
+    lab.heading(f"{name}: error weighted by activations")
+    lab.text(f"Relative error of what the {len(names)} matrices of one layer in the middle compute, for inputs with "
+             f"the second moment that was measured while calibrating: sqrt(tr(E M E^T) / tr(W M W^T)). Importances are "
+             f"M's diagonal; feedback uses all of it.")
+    lab.table(["scheme", "bits", "error of outputs"], sorted(rows, key=lambda row: float(row[1])))
+
+
+def _coders(lab):
+    """(label, columns -> bits, (x, moment) -> decoded x)"""
+    for name in ROW_SCHEMES:
+        scheme = find(name)
+        for label, arguments in ((name, lambda m: {}),
+                                 (f"{name}, importances", lambda m: {"importance": np.diagonal(m)}),
+                                 (f"{name}, feedback", lambda m: {"moment": m})):
+            yield label, scheme.bits_per_weight, lambda x, m, s=scheme, a=arguments: decode(
+                encode(x, s, **a(m)), s, x.shape[1])
+    for name in INFERFLOW:
+        scheme = find(name)
+        yield name, scheme.bits_per_weight, lambda x, m, s=scheme: decode(encode(x, s), s, x.shape[1])
+    library = peer.library(lab.options["llama_cpp"])
+    for name in GGUF if library else ():
+        yield f"{name}, importances", lambda columns, b=peer.TYPES[name]: b, lambda x, m, n=name: peer.roundtrip(
+            library, x, n, np.diagonal(m))
+
+
+def _outputs(x, y, moment) -> tuple[float, float]:
+    return tuple(float(np.sum((part @ moment) * part, dtype=np.float64)) for part in (y - x, x))

@@ -1,0 +1,20 @@
+"""The part about speed and memory: speed.py's table in the report."""
+
+from .speed import speed_table
+
+
+def speed_part(lab):
+    """Decode and prefill speed of each width on matrices larger than the cache."""
+    rows = speed_table(quick=lab.quick)
+    lab.results["speed"] = rows
+    lab.heading("Speed and memory on the CPU")
+    lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
+             f"token. This machine reads {rows[0]['read_gb_s']:.1f} GB/s with {rows[0]['threads']} threads.")
+    lab.table(["type", "bits in memory", "decode GB/s", "share of reading", "decode Gweights/s", "prefill GOP/s"],
+              [[r["type"], f"{r['bits_per_weight']:.3f}", f"{r['decode_gb_s']:.1f}", f"{r['decode_fraction']:.0%}",
+                f"{r['decode_gweights_s']:.1f}", f"{r['prefill_gop_s']:.0f}"] for r in rows])
+    by_type = {r["type"]: r for r in rows}
+    if {"q3h", "q4"} <= by_type.keys():
+        ratio = by_type["q3h"]["decode_gweights_s"] / by_type["q4"]["decode_gweights_s"]
+        fewer = by_type["q4"]["bits_per_weight"] / by_type["q3h"]["bits_per_weight"]
+        lab.text(f"Decoding with q3h is {ratio:.2f} times as fast as with q4, which has {fewer:.2f} times its bytes.")
