@@ -34,7 +34,8 @@ class KVCache:
 
     def save(self, blocks):
         """Content of blocks, uint8 [n, block_bytes]."""
-        return np.concatenate([a[blocks].reshape(len(blocks), -1) for a in (self.k, self.v)], 1).view(np.uint8)
+        rows = [a[blocks].reshape(len(blocks), int(np.prod(a.shape[1:]))) for a in (self.k, self.v)]
+        return np.concatenate(rows, 1).view(np.uint8)
 
     def load(self, blocks, data):
         """Put back what `save` returned."""

@@ -72,10 +72,11 @@ class Program:
     def copy_blocks(self, sources, targets):
         """Copy self-attention KV blocks, all layers."""
         for memory in self._self_caches():
-            memory.copy(sources, targets)
+            memory.copy(*(np.asarray(blocks, np.int64) for blocks in (sources, targets)))
 
     def save_blocks(self, blocks):
         """The content of self-attention KV blocks, uint8 [n, block_bytes]."""
+        blocks = np.asarray(blocks, np.int64)
         empty = np.zeros((len(blocks), 0), np.uint8)
         return np.concatenate([empty, *(memory.save(blocks) for memory in self._self_caches())], 1)
 
@@ -83,7 +84,7 @@ class Program:
         """Put what `save_blocks` returned into blocks, the same or others."""
         at = 0
         for memory in self._self_caches():
-            memory.load(blocks, data[:, at:at + memory.block_bytes])
+            memory.load(np.asarray(blocks, np.int64), data[:, at:at + memory.block_bytes])
             at += memory.block_bytes
 
     def _self_caches(self):
