@@ -29,7 +29,7 @@ def plan(
                                        "decoder of this size, such as 7b, 13b or 70b.")] = "",
     weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
                                          help="Tensor type of the matrices, such as F16, Q4_0 or q3h.")] = "",
-    kv: Annotated[float, typer.Option(metavar="BITS", help="Bits of a cached key or value.")] = 16,
+    kv: Annotated[str, typer.Option(metavar="TYPE", help="Type of cached values: f32, f16, q8 .. q2.")] = "f16",
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
     spec: options.SpecFile = None,
@@ -51,7 +51,8 @@ def plan(
     names = _names(devices, found)
     found = _with_memory(found, names, memory)
     network = _network(model, shape, weights, spec, offline, context)
-    candidates = planner.rank(network, found, names, goal, devices or None, kv_bytes=kv / 8, progress=_progress)
+    candidates = planner.rank(network, found, names, goal, devices or None, progress=_progress,
+                              **_sizes(kv, this_machine=not cluster))
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if json:
@@ -116,6 +117,20 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool, 
     tensor_type(weights)
     return replace(built, weights={name: replace(weight, types=(weights,)) if len(weight.shape) == 2 else weight
                                    for name, weight in built.weights.items()})
+
+
+def _sizes(kv: str, this_machine: bool) -> dict:
+    """How large weights and cached tokens are: as files have them, or on this machine as the CPU holds them."""
+    from numflow.quant.kv import CODED
+
+    plain = {"f32": 4.0, "f16": 2.0}
+    if kv not in plain and kv not in CODED:
+        raise RequestError(f"--kv should be one of {', '.join((*plain, *CODED))}, is {kv!r}")
+    if this_machine:
+        from numflow.cpu.estimate import cache_bytes, weight_bytes
+
+        return {"kv_bytes": plain.get(kv, 2.0), "weigh": weight_bytes, "hold": lambda c: cache_bytes(c, kv, kv)}
+    return {"kv_bytes": plain[kv] if kv in plain else CODED[kv].bits_per_value / 8}
 
 
 def _progress(text: str) -> None:

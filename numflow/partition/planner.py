@@ -10,8 +10,8 @@ from numflow.partition.cut import partition
 from numflow.partition.devices import parse_devices
 from numflow.partition.events import Simulator
 from numflow.partition.hardware import Cluster
-from numflow.partition.plan import Plan
-from numflow.partition.price import NUMFLOW, Memory, Prices, Style, cached_values
+from numflow.partition.plan import Plan, single_device
+from numflow.partition.price import NUMFLOW, Memory, Prices, Style
 
 OBJECTIVES = ("latency", "throughput")
 CHUNK = 512    # rows of a prompt that run at once
@@ -98,11 +98,12 @@ def _shared(cluster: Cluster, name: str, names: Sequence[str]) -> str:
 
 
 def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, asked: str | None = None, *,
-         style: Style = NUMFLOW, kv_bytes: float = 2.0, weigh: Callable = weight_bytes,
+         style: Style = NUMFLOW, kv_bytes: float = 2.0, weigh: Callable = weight_bytes, hold: Callable | None = None,
          progress: Callable[[str], None] | None = None) -> list[Candidate]:
     """Candidates, the best for the goal first, those that do not fit last.
 
     network: built with fuse=False. names: the devices that may be used. asked: a device string to price besides.
+    style, kv_bytes, weigh, hold: see Prices.
 
     Raises:
         DeviceError: a device that the cluster does not have.
@@ -110,27 +111,28 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
     for name in names:
         if name not in cluster.devices:
             raise DeviceError(f"{cluster.title} has no device {name!r}; it has {', '.join(cluster.devices)}")
-    needed = sum(map(weigh, network.weights.values())) + goal.batch * goal.context * kv_bytes * cached_values(network)
+    whole = Prices(single_device(network, ""), cluster, style, kv_bytes, weigh, hold)
+    needed = sum(map(weigh, network.weights.values())) + goal.batch * goal.context * whole.cached_bytes(network)
     texts = list(dict.fromkeys([*([str(parse_devices(asked))] if asked else []),
                                 *strategies(cluster, names, needed)]))
     found = []
     for text in texts:
         if progress is not None:
             progress(text)
-        found.append(_price(network, cluster, text, goal, style, kv_bytes, weigh))
+        found.append(_price(network, cluster, text, goal, whole))
     found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
     return [_with_reason(c, found[0], goal) for c in found]
 
 
-def _price(network, cluster, text, goal: Goal, style, kv_bytes, weigh) -> Candidate:
+def _price(network, cluster, text, goal: Goal, prices: Prices) -> Candidate:
     placement = parse_devices(text)
     try:
         plan = partition(network, placement)
     except NumflowError as error:
         return Candidate(text, placement.strategy, error=str(error))
-    prices = Prices(plan, cluster, style, kv_bytes, weigh)
+    prices = replace(prices, plan=plan)
     memory = prices.memory(goal.batch * goal.context, min(max(goal.batch, CHUNK), goal.batch * goal.context))
-    lanes = len(plan.groups) if style.overlaps else 1
+    lanes = len(plan.groups) if prices.style.overlaps else 1
     speed, exchanging, waiting = decode_rate(prices, 1, goal.context, 1)
     throughput, *shares = max((decode_rate(prices, goal.batch, goal.context, n)
                                for n in {1, min(lanes, goal.batch)}), key=lambda rate: rate[0])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numflow.network.cost import Cost, Load, step_cost, weight_bytes
-from numflow.ops import EXCHANGES, Network, Step, Weight, param
+from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.events import Receive, Script, Send, Together, Work
 from numflow.partition.hardware import Cluster, Link
 from numflow.partition.plan import DevicePart, Plan
@@ -61,7 +61,8 @@ class Memory:
 class Prices:
     """Prices the steps of a plan on a cluster.
 
-    kv_bytes: bytes of a cached value. weigh: bytes of a weight as the executor holds it.
+    kv_bytes: bytes of a cached value. weigh, hold: bytes of a weight, and of a cached token of one attention, as the
+              executor holds them; without `hold`, a token takes `kv_bytes` for each value.
     factors:  by op, measured time / priced time, where a run was measured.
     """
 
@@ -70,15 +71,21 @@ class Prices:
     style: Style = NUMFLOW
     kv_bytes: float = 2.0
     weigh: Callable[[Weight], float] = weight_bytes
+    hold: Callable[[Cache], float] | None = None
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
         return {part.name: Memory(sum(map(self.weigh, part.network.weights.values())),
-                                  tokens * cached_values(part.network) * self.kv_bytes,
+                                  tokens * self.cached_bytes(part.network),
                                   rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
                                   self.cluster.devices[part.name].memory)
                 for part in self.plan.devices}
+
+    def cached_bytes(self, network: Network) -> float:
+        """Bytes that one token leaves in the caches of self-attention."""
+        hold = self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
+        return sum(hold(cache) for cache in network.caches.values() if cache.kind == "self")
 
     def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
         """What each device does for a batch of these loads."""
@@ -150,11 +157,6 @@ class Prices:
     def _slowest(self, group: Sequence[str]) -> Link:
         links = [self.cluster.between(a, b) for a in group for b in group if a != b]
         return Link(min(link.bandwidth for link in links), max(link.latency for link in links))
-
-
-def cached_values(network: Network) -> int:
-    """Numbers that one token leaves in the caches of self-attention."""
-    return sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values() if c.kind == "self")
 
 
 def _whole(network: Network, step: Step) -> float:

@@ -31,7 +31,7 @@ def test_clusters_are_listed(run):
     ("--devices", "0;;1", "position 3: expected a device"), ("--memory", "1GB,2GB,3GB", "one size or 4, has 3"),
     ("--shape", "9b", "no shape '9b'"), ("--weights", "Q9", "no tensor type named 'Q9'"),
     ("--objective", "speed", "objective should be one of"), ("--memory", "1MB", "no strategy fits"),
-    ("--cluster", "moon", "no cluster file moon")])
+    ("--kv", "q7", "--kv should be one of f32, f16, q8"), ("--cluster", "moon", "no cluster file moon")])
 def test_mistakes_are_one_line(run, option, value, said):
     words = {"--shape": "1b", "--cluster": "v100x4-pcie", option: value}
     result = run("plan", *(word for pair in words.items() for word in pair))
