@@ -5,7 +5,6 @@ tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * h
 kernel is compiled.
 """
 
-
 from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
@@ -24,7 +23,6 @@ from numflow.cpu.layout import (
 )
 from numflow.cpu.simd_lookup import lookup16
 from numflow.cpu.simd_value import Value, fma, load, load_bf16, load_f16
-
 
 Heads = Value | Grid
 

@@ -56,17 +56,15 @@ def _encoder(kind: KVType) -> Callable[..., Any]:
     def encode(low, high, scale, minimum, planes, step):
         """32 columns to addresses of their scale and minimum, and of planes `step` bytes apart."""
         low, high = _rotated(low, high)
-        smallest, largest = (_reduced(low, high, name) for name in ("minimum", "maximum"))
-        bits = smallest.as_("i32", 1)
-        bits = bits.compare("<", 0).choose(bits + 0xFFFF, bits) & -65536
-        floor = bits.as_("f32", 1)
-        scale_bits = ((largest - floor) * (1 / (kind.levels - 1))).as_("i32", 1) + 0xFFFF & -65536
-        one = constant(floor, "f32", 1.0, 1)
-        inverse = Value(floor.builder, floor.builder.fdiv(one.llvm, scale_bits.as_("f32", 1).llvm))
-        inverse = scale_bits.compare(">", _SMALLEST_BITS).choose(inverse, 0.0)
+        ends = [_reduced(low, high, name) for name in ("minimum", "maximum")]
+        best = None
+        for inset in kind.insets:
+            cut = _cut(kind, low, high, *ends, inset)
+            best = cut if best is None else _better(best, cut)
+        codes, scale_bits, floor_bits, _ = best
         save(scale, (scale_bits >> 16).narrow("u16"), 2)
-        save(minimum, (bits >> 16).narrow("u16"), 2)
-        codes = [_code(x, floor, inverse, kind.levels) for x in (low, high)]
+        save(minimum, (floor_bits >> 16).narrow("u16"), 2)
+        codes = [code.narrow("u8") for code in codes]
         packed = codes[0] + codes[1] * PAIR_LEVELS if kind.levels == PAIR_LEVELS else codes[0].join(codes[1])
         at = planes
         for plane in kind.planes:
@@ -77,6 +75,32 @@ def _encoder(kind: KVType) -> Callable[..., Any]:
     return encode
 
 
+def _cut(kind, low, high, smallest, largest, inset):
+    """Codes i32x16 of both halves, the float32 bits of scale and minimum, and the sum of squared errors."""
+    margin = (largest - smallest) * float(np.float32(inset))
+    floor_bits = (smallest + margin).as_("i32", 1)
+    floor_bits = floor_bits.compare("<", 0).choose(floor_bits + 0xFFFF, floor_bits) & -65536
+    floor = floor_bits.as_("f32", 1)
+    scale_bits = (((largest - margin) - floor) * (1 / (kind.levels - 1))).as_("i32", 1) + 0xFFFF & -65536
+    scale, one = scale_bits.as_("f32", 1), constant(floor, "f32", 1.0, 1)
+    inverse = Value(floor.builder, floor.builder.fdiv(one.llvm, scale.llvm))
+    inverse = scale_bits.compare(">", _SMALLEST_BITS).choose(inverse, 0.0)
+    codes = [_code(x, floor, inverse, kind.levels) for x in (low, high)]
+    errors = [x - (code.to_f32() * scale.splat() + floor.splat()) for x, code in zip((low, high), codes, strict=True)]
+    squares = errors[0] * errors[0] + errors[1] * errors[1]
+    for half in (8, 4, 2, 1):
+        squares = squares.part(0, half) + squares.part(half, half) if half > 1 else squares.lane(0) + squares.lane(1)
+    return codes, scale_bits, floor_bits, squares
+
+
+def _better(first, second):
+    """Of two cuts the one of smaller error; the first of equals."""
+    smaller = second[3].builder.fcmp_ordered("<", second[3].llvm, first[3].llvm)
+    pick = Value(second[3].builder, smaller).choose
+    return [pick(b, a) for a, b in zip(first[0], second[0], strict=True)], *(
+        pick(b, a) for a, b in zip(first[1:], second[1:], strict=True))
+
+
 def _reduced(low: Value, high: Value, name: str) -> Value:
     """The least or largest of 32 lanes; NaN wins."""
     both = low.call(f"llvm.{name}.v16f32", low.llvm.type, high)
@@ -84,9 +108,10 @@ def _reduced(low: Value, high: Value, name: str) -> Value:
 
 
 def _code(x: Value, floor: Value, inverse: Value, levels: int) -> Value:
-    """u8x16"""
+    """i32x16"""
     codes = ((x - floor.splat()) * inverse.splat() + _MAGIC).as_("i32", 16) - 0x4B400000
-    return codes.compare("<", levels - 1).choose(codes, levels - 1).narrow("u8")
+    codes = codes.compare(">", 0).choose(codes, 0)
+    return codes.compare("<", levels - 1).choose(codes, levels - 1)
 
 
 def _packed(codes: Value, plane: Plane) -> Value:

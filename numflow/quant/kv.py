@@ -1,10 +1,11 @@
 """Keys and values in few bits: how one row of them is stored in the cache of attention, in NumPy.
 
 A row of E columns (a token's key or value of one head) is padded with zeros to blocks of 32. A block x is rotated by
-an orthonormal Hadamard matrix, which spreads columns of unusual size over all 32, and cut into levels from its smallest
-to its largest number; the header is two bfloat16, rounded so that the levels still cover the block:
+an orthonormal Hadamard matrix, which spreads columns of unusual size over all 32, and cut into levels between its
+smallest and its largest number, or a little inside of them where that makes the sum of squared errors smaller; the
+header is two bfloat16, rounded so that the levels still cover the range:
 
-    t = H x,  minimum <= min t,  scale >= (max t - minimum) / (levels - 1)     code = round((t - minimum) / scale)
+    t = H x,  minimum <= low,  scale >= (high - minimum) / (levels - 1)        code = round((t - minimum) / scale)
     x' = H (minimum + scale * code)
 
 That is one bit more per column than a code has. "q3h" has 11 levels, two columns in 7 bits. What a row becomes depends
@@ -26,11 +27,16 @@ NORM = 32 ** -0.5
 
 @dataclass(frozen=True)
 class KVType:
-    """A type of cached keys or values; `planes` are those of a block's 32 codes, or 16 pairs (bits.py, split)."""
+    """A type of cached keys or values.
+
+    planes: of a block's 32 codes, or 16 pairs (bits.py, split).
+    insets: how far inside of a block's own range the levels may begin and end, as shares of it; tried in this order.
+    """
 
     name: str
     levels: int
     planes: tuple[Plane, ...]
+    insets: tuple[float, ...] = (0.0,)
 
     @property
     def codes(self) -> int:
@@ -50,12 +56,26 @@ class KVType:
     def encode(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """float32 [..., E] -> codes u8 [..., blocks, 32], scales and minima f32 [..., blocks]."""
         t = rotated(_blocks(x))
-        minimum = _down(t.min(axis=-1))
-        scale = _up((t.max(axis=-1) - minimum) * np.float32(1 / (self.levels - 1)))
+        tried = [self._cut(t, np.float32(inset)) for inset in self.insets]
+        best = np.argmin(np.stack([error for *_, error in tried]), axis=0)[None]
+        codes, scales, minima = (np.stack([one[i] for one in tried]) for i in range(3))
+        return (np.take_along_axis(codes, best[..., None], 0)[0], np.take_along_axis(scales, best, 0)[0],
+                np.take_along_axis(minima, best, 0)[0])
+
+    def _cut(self, t: np.ndarray, inset: np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Codes, scales, minima and sums of squared errors of rotated blocks float32 [..., 32]."""
+        low, high = t.min(axis=-1), t.max(axis=-1)
+        margin = (high - low) * inset
+        minimum = _down(low + margin)
+        scale = _up(((high - margin) - minimum) * np.float32(1 / (self.levels - 1)))
         with np.errstate(divide="ignore"):
             inverse = np.where(scale > np.float32(SMALLEST), np.float32(1) / scale, np.float32(0))
-        codes = np.rint((t - minimum[..., None]) * inverse[..., None])
-        return np.minimum(codes, self.levels - 1).astype(np.uint8), scale, minimum
+        codes = np.clip(np.rint((t - minimum[..., None]) * inverse[..., None]), 0, self.levels - 1)
+        error = t - (codes.astype(np.float32) * scale[..., None] + minimum[..., None])
+        squares = error * error
+        for half in (16, 8, 4, 2, 1):
+            squares = squares[..., :half] + squares[..., half:]
+        return codes.astype(np.uint8), scale, minimum, squares[..., 0]
 
     def decode(self, codes: np.ndarray, scales: np.ndarray, minima: np.ndarray, columns: int) -> np.ndarray:
         """What `encode` returned -> float32 [..., columns]."""
@@ -68,8 +88,8 @@ _PLANES = {bits: tuple(Plane(width, shift, split=True) for width, shift in plane
     7: ((1, 6), (2, 4), (4, 0)), 8: ((8, 0),)}.items()}
 CODED = {kind.name: kind for kind in (
     KVType("q8", 256, _PLANES[8]), KVType("q6", 64, _PLANES[6]), KVType("q5", 32, _PLANES[5]),
-    KVType("q4", 16, _PLANES[4]), KVType("q3h", PAIR_LEVELS, _PLANES[7]), KVType("q3", 8, _PLANES[3]),
-    KVType("q2", 4, _PLANES[2]))}
+    KVType("q4", 16, _PLANES[4], (0.0, 0.025, 0.05)), KVType("q3h", PAIR_LEVELS, _PLANES[7], (0.0, 0.025, 0.05)),
+    KVType("q3", 8, _PLANES[3], (0.0, 0.04, 0.08)), KVType("q2", 4, _PLANES[2], (0.0, 0.075, 0.15)))}
 KV_TYPES = ("f32", "f16", *CODED)
 
 
