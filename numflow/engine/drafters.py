@@ -25,7 +25,8 @@ class Paced:
 
     def __init__(self, times: StepTimes, most: int = 0):
         self._times, self._length, self._fixed = times, DraftLength(most or MAX_DRAFTS), bool(most)
-        self._since, self.guess_s = 0.0, 0.0
+        self._since: float | None = None  # when the step of the latest guesses began
+        self.guess_s = 0.0
 
     def propose(self, ids: Sequence[int], limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
@@ -36,7 +37,9 @@ class Paced:
 
     def accepted(self, proposed: int, accepted: int) -> None:
         """Of so many guesses that ran the first `accepted` were right."""
-        self._times.observe(proposed, time.perf_counter() - self._since)
+        if self._since is not None:  # else the prompt has run
+            self._times.observe(proposed, time.perf_counter() - self._since)
+            self._since = None
         self._length.update(proposed, accepted)
 
     def guess(self, ids: np.ndarray, count: int) -> list[int]:
