@@ -4,6 +4,8 @@ import json
 import os
 import re
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 TORCH = r'''
@@ -11,13 +13,13 @@ import json, sys, time
 import torch, transformers
 transformers.logging.set_verbosity_error()
 torch.set_grad_enabled(False)
-kind, path, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+kind, what, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.set_num_threads(threads)
-folder, _, file = path.rpartition("/")
 if kind == "decoder":
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16).eval()
+    config = transformers.LlamaConfig(**json.loads(what))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 else:
-    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(what, dtype=torch.float32).eval()
 print(json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}), flush=True)
 for line in sys.stdin:
     rows, length, repeat = json.loads(line)
@@ -55,24 +57,39 @@ class LlamaCpp:
         return float(re.search(r'"speed_tg": *([\d.]+)', out)[1])
 
     def _run(self, program: str, *words) -> str:
-        process = subprocess.Popen([str(self._folder / program), *map(str, words)], stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, text=True)
-        out = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, program)
-        self.peak_mib = usage.ru_maxrss / 1024
-        return out
+        with tempfile.TemporaryFile("w+") as out:
+            process = subprocess.Popen([str(self._folder / program), *map(str, words)], stdout=out,
+                                       stderr=subprocess.DEVNULL, text=True)
+            self.peak_mib = 0.0
+            while process.poll() is None:
+                self.peak_mib = max(self.peak_mib, _peak_mib(process.pid))
+                time.sleep(0.02)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, program)
+            out.seek(0)
+            return out.read()
+
+
+def _peak_mib(process: int) -> float:
+    """Largest resident memory so far; what getrusage tells begins with that of the process that has started it."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1024 if found else 0.0
 
 
 class Torch:
-    """A process of the interpreter `python` with a model: a "decoder" in bfloat16 or an "encoder" in float32."""
+    """A process of the interpreter `python` with a model.
 
-    def __init__(self, python: str, kind: str, path: Path, threads: int):
+    kind: "decoder", of random weights in bfloat16; `what` is its configuration as JSON. "encoder", in float32; its
+    folder.
+    """
+
+    def __init__(self, python: str, kind: str, what: Path | str, threads: int):
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         environment.pop("PYTHONPATH", None)
-        self._process = subprocess.Popen([python, "-c", TORCH, kind, str(path), str(threads)], stdin=subprocess.PIPE,
+        self._process = subprocess.Popen([python, "-c", TORCH, kind, str(what), str(threads)], stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
         self.versions = json.loads(self._answer())
 

@@ -116,11 +116,15 @@ def by_batch(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int, co
     model.close()
 
 
-def beside_torch(lab, samples: Samples, python: str, path: Path, encoder: Path, threads: int) -> None:
-    """Prefill beside torch in bfloat16, and sentences per second beside torch in float32."""
+def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, encoder: Path, threads: int) -> None:
+    """Prefill beside a model of the same shape in torch's bfloat16, and sentences per second beside float32."""
     key = ("torch", path.name, threads)
     if samples.missing(*key, "prefill"):
-        model, other = Model(path, threads), Torch(python, "decoder", path, threads)
+        from numflow.lab.shapes import find_shape
+
+        found = find_shape(shape)
+        config = found.config() | {"vocab_size": found.vocabulary, "tie_word_embeddings": True}
+        model, other = Model(path, threads), Torch(python, "decoder", json.dumps(config), threads)
         lab.results["torch"] = other.versions
         other.seconds(1, PROMPT)
         while samples.missing(*key, "prefill"):

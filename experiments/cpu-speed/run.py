@@ -20,7 +20,7 @@ from .report import write
 OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds": 5, "resume": False,
            "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "", "batch_models": "",
            "contexts": "512,4096", "batches": "1,8,32", "torch_model": "smollm2-135m-instruct",
-           "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
+           "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),
            "torch_python": os.environ.get("NUMFLOW_TORCH_PYTHON", "")}
 
@@ -45,7 +45,7 @@ def run(lab):
                 rounds.by_batch(lab, samples, peer, path, count, [int(n) for n in options["batches"].split(",")])
         if "torch" in parts and options["torch_python"]:
             rounds.beside_torch(lab, samples, options["torch_python"], *_paths(options["torch_model"]),
-                                *_paths(options["encoder"]), count)
+                                options["torch_shape"], *_paths(options["encoder"]), count)
         if "synthetic" in parts:
             for kind in options["kinds"].split(","):
                 rounds.synthetic(lab, samples, options["shape"], kind, count)

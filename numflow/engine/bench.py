@@ -97,6 +97,11 @@ def process_start() -> float | None:
 def peak_rss_mib() -> float | None:
     """Largest resident memory of this process so far; None where the system does not tell."""
     try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+    except (OSError, StopIteration):
+        pass  # not Linux; its getrusage would begin with the peak of the process that has started this one
+    try:
         import resource
     except ImportError:
         return None
