@@ -37,7 +37,7 @@ def test_by_layer_every_step_is_somewhere_once():
     weights = [set(part.network.weights) for part in plan.devices]
     assert {name for names in weights for name in names} == set(built.weights)
     assert weights[0] & weights[1] == {"rope.0", "token_embd.weight"}  # the embedding is the head too
-    assert [dict(part.layers) for part in plan.devices] == [{"": range(1)}, {"": range(1, 2)}]
+    assert [dict(part.layers) for part in plan.devices] == [{"": range(2)}, {"": range(2, 3)}]
 
 
 def test_layers_by_hand():
