@@ -51,10 +51,13 @@ class World:
 
     networks: of the devices, in the plan's order. threads: of each device, None: the cores there are, shared out.
     shared: the region can be opened by other processes, to which a World goes by being pickled.
+    same_bits: what a row gives does not depend on the rows beside it.
 
     Raises:
         DeviceError: threads is not at least 1, or there is no room for shared memory.
     """
+
+    same_bits = True
 
     def __init__(self, networks: list[Network], threads: int | None = None, shared: bool = False):
         cores = default_threads()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import DeviceError, RequestError, did_you_mean
-from numflow.ops import Batch, Network, TraceRow
+from numflow.ops import Batch, Network, TraceRow, param
+from numflow.partition.micro import cut_batch, pieces_of
 from numflow.partition.plan import Plan
 from numflow.partition.workers import Answers, ProcessWorker, Resident, ThreadWorker
 
@@ -109,13 +110,24 @@ class PlanProgram:
         self._all("reserve", blocks, cross_blocks)
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
-        """Run `entry` on the batch, as the executor's Program.run does.
+        """Run `entry` on the batch, as the executor's Program.run does. Where the plan has several groups, a long batch
+        goes through in pieces (micro.py): the first group works on the next piece while the second has the last one.
 
         Raises:
             RequestError: no such entry or output, or the batch is wrong.
             DeviceError: a device has failed, or there was no progress.
         """
-        return self.run_many([batch], entry, output)[0]
+        pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._cuts_batches(entry) else 1
+        if pieces == 1:
+            return self.run_many([batch], entry, output)[0]
+        cut = cut_batch(batch, pieces)
+        results = self.run_many([piece for piece, _ in cut], entry, output)
+        if output is None:
+            return None
+        whole = np.empty((len(batch.logit_rows), results[0].shape[1]), np.float32)
+        for (_, wanted), result in zip(cut, results, strict=True):
+            whole[wanted] = result
+        return whole
 
     def run_many(self, batches: Sequence[Batch], entry: str = "main",
                  output: str | None = "logits") -> list[np.ndarray | None]:
@@ -157,6 +169,12 @@ class PlanProgram:
         self._workers = []
         self._broken = self._broken or "this program was closed"
         self._world.close()
+
+    def _cuts_batches(self, entry: str) -> bool:
+        """Whether rows of a sequence may run in pieces: they see earlier tokens only, and each gives the same bits."""
+        return self._world.same_bits and all(
+            param(step, "causal") or self.network.caches[param(step, "cache")].kind == "cross"
+            for step in self.network.entries.get(entry, ()) if step.op == "attention")
 
     def _owners(self, entry: str, output: str | None) -> tuple[int, ...]:
         """Devices that have the output."""
