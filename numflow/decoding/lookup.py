@@ -2,22 +2,22 @@
 
 import numpy as np
 
-LONGEST, SHORTEST = 4, 2  # tokens that must agree
+LONGEST, SHORTEST = 4, 1  # tokens that must agree
 
 
-def lookup(ids: np.ndarray, count: int, longest: int = LONGEST, shortest: int = SHORTEST) -> np.ndarray:
+def lookup(ids: np.ndarray, count: int, longest: int = LONGEST, shortest: int = SHORTEST) -> tuple[np.ndarray, int]:
     """`count` tokens that followed the latest earlier occurrence of the text's last tokens; int32, or none.
 
-    The longest run of last tokens (`longest` .. `shortest`) that has been decides. Where the text ends before `count`
-    tokens have followed, it is guessed to go on repeating itself.
+    The longest run of last tokens (`longest` .. `shortest`) that has been decides; its length is returned too. Where
+    the text ends before `count` tokens have followed, it is guessed to go on repeating itself.
     """
-    ends = np.arange(shortest, len(ids))  # before which the last tokens stand too
+    ends, agree = np.arange(shortest, len(ids)), 0  # before which the last tokens stand too
     for back in range(1, longest + 1):
         longer = ends[ends >= back]
         longer = longer[ids[longer - back] == ids[-back]] if len(longer) else longer
         if not len(longer):
-            if back <= shortest:
-                return ids[:0]
             break
-        ends = longer
-    return np.resize(ids[ends[-1]:], count)
+        ends, agree = longer, back
+    if agree < shortest:
+        return ids[:0], 0
+    return np.resize(ids[ends[-1]:], count), agree

@@ -13,6 +13,7 @@ from numflow.decoding.speculative import Distribution, DraftLength, StepTimes
 from numflow.engine.drafting import MAX_DRAFTS
 from numflow.errors import NumflowError, RequestError
 
+RATES = (0.0, 0.3, 0.5, 0.7, 0.7)  # how often guesses are right, by how many tokens agree, before anything is known
 GUESSES = 1 << 32  # added to a sample's index: the random numbers of its guesses are others than those of its tokens
 
 
@@ -24,16 +25,20 @@ class Paced:
     """
 
     def __init__(self, times: StepTimes, most: int = 0):
-        self._times, self._length, self._fixed = times, DraftLength(most or MAX_DRAFTS), bool(most)
+        self._times, self._most = times, most
+        self._length = DraftLength(MAX_DRAFTS)  # of the latest guesses
         self._since: float | None = None  # when the step of the latest guesses began
         self.guess_s = 0.0
 
     def propose(self, ids: Sequence[int], limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
-        count = min(limit, self._length.most if self._fixed else self._length.choose(self._times, self.guess_s))
-        guesses = self.guess(np.asarray(ids, np.int32), count) if count > 0 else []
+        guesses = self.guess(np.asarray(ids, np.int32), limit)
         self._since = time.perf_counter()
         return guesses
+
+    def count(self, limit: int) -> int:
+        """How many tokens to guess now."""
+        return min(limit, self._most or self._length.choose(self._times, self.guess_s))
 
     def accepted(self, proposed: int, accepted: int) -> None:
         """Of so many guesses that ran the first `accepted` were right."""
@@ -42,8 +47,8 @@ class Paced:
             self._since = None
         self._length.update(proposed, accepted)
 
-    def guess(self, ids: np.ndarray, count: int) -> list[int]:
-        """`count` tokens, or fewer."""
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        """At most `limit` tokens."""
         raise NotImplementedError
 
     def drawn_from(self, place: int) -> Distribution | None:
@@ -58,14 +63,19 @@ class NgramDraft(Paced):
     """Guesses that the text goes on as it did after an earlier occurrence of its latest tokens.
 
     before: tokens that the text may repeat too, such as those an encoder has read.
+
+    The more tokens agree, the more often the guess is right: each such length has its own count.
     """
 
     def __init__(self, times: StepTimes, most: int = 0, before: np.ndarray | None = None):
         super().__init__(times, most)
         self._before = np.zeros(0, np.int32) if before is None else before
+        self._lengths = [DraftLength(MAX_DRAFTS, rate) for rate in RATES]
 
-    def guess(self, ids: np.ndarray, count: int) -> list[int]:
-        return lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, count).tolist()
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        found, agree = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
+        self._length = self._lengths[agree]
+        return found[:self.count(limit)].tolist() if agree else []
 
 
 class ModelDraft(Paced):
@@ -81,8 +91,8 @@ class ModelDraft(Paced):
         self._held = np.zeros(0, np.int32)  # tokens in the sequence
         self._from: list[Distribution | None] = []
 
-    def guess(self, ids: np.ndarray, count: int) -> list[int]:
-        count = min(count, self._sequence.limit - len(ids))
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        count = min(self.count(limit), self._sequence.limit - len(ids))
         self._from = []
         if count <= 0:
             return []

@@ -120,12 +120,15 @@ def test_rejection_in_a_chain_of_strategies():
 
 @pytest.mark.parametrize(("text", "count", "expected"), [
     ([1, 2, 3, 4, 1, 2], 2, [3, 4]), ([1, 2, 3, 4, 1, 2], 6, [3, 4, 1, 2, 3, 4]), ([1, 2, 3], 2, []), ([], 3, []),
-    ([1], 3, []), ([4, 4], 3, []), ([4, 4, 4], 3, [4, 4, 4]),
+    ([1], 3, []), ([4, 4], 3, [4, 4, 4]), ([4, 4, 4], 3, [4, 4, 4]), ([5, 1, 2, 6, 2], 2, [6, 2]),
     ([1, 2, 3, 9, 1, 2, 4, 1, 2], 1, [4]),  # the latest
     ([0, 1, 2, 3, 9, 9, 1, 2, 4, 0, 1, 2], 1, [3]),  # three agree
     ([7, 7, 7, 7], 2, [7, 7]), ([5, 6, 8, 5, 6, 9, 5, 6], 3, [9, 5, 6])])
 def test_look_up(text, count, expected):
-    assert lookup(np.array(text, np.int32), count).tolist() == expected
+    found, agree = lookup(np.array(text, np.int32), count)
+    assert found.tolist() == expected
+    runs = [n for n in range(1, 5) if n < len(text) and text[-n:] in [text[i:i + n] for i in range(len(text) - n)]]
+    assert agree == max(runs, default=0)
 
 
 def test_the_length_follows_success():

@@ -60,8 +60,9 @@ def test_a_draft_model_changes_no_greedy_token(settings, strength):
     model = pair(strength, chunk=5)
     for prompt in ("abc", "a" * 20):
         plain = letter_model(language(1.0)).generate(prompt, max_tokens=40, **settings)
-        guessed = model.generate(prompt, max_tokens=40, **settings)
-        assert (plain.ids, plain.text, plain.finish_reason) == (guessed.ids, guessed.text, guessed.finish_reason)
+        for more in ({}, {"draft_tokens": 4}):
+            guessed = model.generate(prompt, max_tokens=40, **settings, **more)
+            assert (plain.ids, plain.text, plain.finish_reason) == (guessed.ids, guessed.text, guessed.finish_reason)
     if strength == 1.0 and not settings:
         assert model.core.counts["accepted_drafts"] == model.core.counts["drafts"] > 30
     assert used_blocks(model) == used_blocks(model.draft) == 0
