@@ -1,53 +1,34 @@
 """Whole texts side by side: ragged batches, where no text notices the others."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from numflow.engine.sequence import ROW_VALUES, Part, Runner
+from numflow.engine.core import Core
+from numflow.engine.reading import Reading
+from numflow.engine.sequence import ROW_VALUES
+from numflow.engine.texts import BATCH_ROWS, Text
 
-BATCH_ROWS = 512  # tokens of all texts of a batch; a longer text runs alone
-
-
-class Text(NamedTuple):
-    """ids i32 [n]; types i32 [n] token types, None for zeros; encoder_ids i32 [m] where there is an encoder."""
-
-    ids: np.ndarray
-    types: np.ndarray | None = None
-    encoder_ids: np.ndarray | None = None
+AHEAD_ROWS = 4 * BATCH_ROWS  # tokens of texts that are under way before the first result is taken
 
 
-def outputs(runner: Runner, texts: Iterable[Text], output: str) -> Iterator[np.ndarray]:
+def outputs(core: Core, texts: Iterable[Text], output: str) -> Iterator[np.ndarray]:
     """`output` at every position of each text, float32 [len(ids), N], in order."""
-    limit = max(1, min(BATCH_ROWS, ROW_VALUES // runner.network.outputs[output].width))
-    for group in groups(texts, limit):
-        with ExitStack() as stack:
-            sequences = [stack.enter_context(runner.open(len(text.ids), text.encoder_ids)) for text in group]
-            results = _together(runner, sequences, group, output)
-        yield from results
+    width = core.runner.network.outputs[output].width
+    ahead: deque[Reading] = deque()
+    try:
+        for text in texts:
+            job = Reading(text, output, width, max(1, ROW_VALUES // width), core.runner.causal)
+            ahead.append(core.submit(job))
+            while sum(len(job.result) for job in ahead) > AHEAD_ROWS:
+                yield _result(core, ahead)
+        while ahead:
+            yield _result(core, ahead)
+    finally:
+        core.leave(ahead)
 
 
-def _together(runner, sequences, group, output) -> Sequence[np.ndarray]:
-    if len(group) == 1 and output != "encoder_hidden":
-        text, = group
-        y = np.empty((len(text.ids), runner.network.outputs[output].width), np.float32)
-        for start, rows in sequences[0].rows(text.ids, output, text.types):
-            y[start:start + len(rows)] = rows
-        return [y]
-    parts = [Part(sequence, text.ids, np.arange(len(text.ids)), text.types) for sequence, text in zip(sequences, group)]
-    y = runner.encode(parts) if output == "encoder_hidden" else runner.run(parts, output)
-    return np.split(y, np.cumsum([len(text.ids) for text in group])[:-1])
-
-
-def groups(texts: Iterable[Text], limit: int) -> Iterator[Sequence[Text]]:
-    """Runs of texts that have `limit` tokens at most; a longer text is a group of its own."""
-    group: list[Text] = []
-    for text in texts:
-        if group and sum(len(other.ids) for other in group) + len(text.ids) > limit:
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group
+def _result(core: Core, ahead: deque[Reading]) -> np.ndarray:
+    core.drive(ahead[0])
+    return ahead.popleft().result

@@ -3,21 +3,23 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from numflow.engine.generation import Piece
 from numflow.engine.job import Job
-from numflow.engine.lane import Group, Plan
+from numflow.engine.lane import Group, Plan, Span
 from numflow.engine.prefix import PrefixCache
+from numflow.engine.reading import Reading
 from numflow.engine.scheduler import Limits, Scheduler
-from numflow.engine.sequence import ROW_VALUES, Part, Runner
+from numflow.engine.sequence import Part, Runner
 from numflow.engine.swap import HostBlocks
 from numflow.errors import RequestError
 
 MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
+Work = Job | Reading
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
 NO_ROWS = np.zeros(0, np.int32)
@@ -31,11 +33,11 @@ class Core:
 
     def __init__(self, runner: Runner):
         self.runner = runner
-        self.jobs: dict[Group, Job] = {}
+        self.jobs: dict[Group, Work] = {}
         self.counts = dict(COUNTS)
         self.signal = threading.Condition()
-        self._inbox: deque[Job] = deque()
-        self._leaving: deque[Job] = deque()
+        self._inbox: deque[Work] = deque()
+        self._leaving: deque[Work] = deque()
         self._stepping = False
         self.host = HostBlocks(runner.program)
         self._open = False
@@ -86,7 +88,7 @@ class Core:
     def _scheduler(self, limits: Limits, prefix: bool) -> Scheduler:
         runner = self.runner
         size = runner.program.block_size
-        limits = replace(limits, chunk=runner.chunk, rows=max(1, ROW_VALUES // runner.vocabulary))
+        limits = replace(limits, chunk=runner.chunk)
         return Scheduler(runner.blocks, runner.cross_blocks, size, limits,
                          PrefixCache(runner.blocks, size) if prefix and runner.causal else None, self.host.allocator)
 
@@ -100,7 +102,7 @@ class Core:
         """Requests that have not started."""
         return len(self._inbox) + len(self.scheduler.waiting)
 
-    def submit(self, job: Job) -> Job:
+    def submit(self, job: Work) -> Work:
         """Take a job in; from any thread.
 
         Raises:
@@ -112,27 +114,29 @@ class Core:
             self.signal.notify_all()
         return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Work) -> None:
         """End a job as soon as the step that runs is over; from any thread."""
         with self.signal:
             self._leaving.append(job)
             self.signal.notify_all()
 
-    def leave(self, jobs: Sequence[Job]) -> None:
+    def leave(self, jobs: Iterable[Work]) -> None:
         """End jobs, and wait until they have."""
-        for job in jobs:
-            if not job.done.is_set():
-                self.cancel(job)
+        left = [job for job in jobs if not job.done.is_set()]
+        for job in left:
+            self.cancel(job)
+        if not left:
+            return
         with self.runner.lock:
             if not self._stepping:  # else a generator was collected in the midst of a step
                 self._sweep()
 
-    def drive(self, job: Job) -> None:
+    def drive(self, job: Work) -> None:
         """Step until a job has ended."""
         for _ in self.pieces(job, deque()):
             pass
 
-    def pieces(self, job: Job, pieces: deque[Piece | None]) -> Iterator[Piece]:
+    def pieces(self, job: Work, pieces: deque[Piece | None]) -> Iterator[Piece]:
         """The pieces that the job's sink appends, stepping as long as there is none.
 
         Raises:
@@ -207,17 +211,33 @@ class Core:
             program.copy_blocks(*map(list, zip(*plan.copies)))
         if plan.encodes:
             self._encode(plan)
-        parts = [Part(span.lane, np.array([*span.lane.ids[span.start:], *span.drafts][:span.count], np.int32),
-                      np.arange(span.rows.start, span.rows.stop, dtype=np.int32)) for span in plan.spans]
-        if not parts:
-            return
-        wanted = any(span.rows for span in plan.spans)
-        result = runner.execute(parts, "main", plan.output if wanted else None)
-        self._deliver(plan, result)
+        parts = [self._part(span) for span in plan.spans]
+        if parts:
+            wanted = any(span.rows for span in plan.spans)
+            self._deliver(plan, runner.execute(parts, "main", plan.output if wanted else None))
+
+    def _part(self, span: Span) -> Part:
+        lane, types = span.lane, self.jobs[span.lane.group].types
+        ids = np.array([*lane.ids[span.start:span.start + span.count], *span.drafts], np.int32)
+        rows = np.arange(span.rows.start, span.rows.stop, dtype=np.int32)
+        return Part(lane, ids, rows, None if types is None else types[span.start:span.start + span.count])
 
     def _encode(self, plan: Plan) -> None:
-        parts = [Part(EncoderSpan(group), self.jobs[group].request.prompt, NO_ROWS) for group, _ in plan.encodes]
-        self.runner.execute(parts, "encode", None, [scratch for _, scratch in plan.encodes])
+        """Let encoders read: for decoders that follow, and where their output is what is wanted."""
+        for output in (None, "encoder_hidden"):
+            reads = [(group, scratch) for group, scratch in plan.encodes
+                     if (group.output == "encoder_hidden") == (output is not None)]
+            if not reads:
+                continue
+            jobs = [self.jobs[group] for group, _ in reads]
+            parts = [Part(EncoderSpan(job.group), job.encoder_ids,
+                          np.arange(len(job.encoder_ids), dtype=np.int32) if output else NO_ROWS) for job in jobs]
+            result = self.runner.execute(parts, "encode", output, [scratch for _, scratch in reads])
+            if output:
+                ends = np.cumsum([len(job.encoder_ids) for job in jobs])
+                for job, rows in zip(jobs, np.split(result, ends[:-1])):
+                    job.take(rows)
+                    self._end(job)
 
     def _deliver(self, plan: Plan, result: np.ndarray) -> None:
         """Hand each request its rows; one that cannot use them ends alone."""
@@ -239,7 +259,7 @@ class Core:
             if job.finished:
                 self._end(job)
 
-    def _end(self, job: Job, reason: str | None = None, error: BaseException | None = None) -> None:
+    def _end(self, job: Work, reason: str | None = None, error: BaseException | None = None) -> None:
         if self.jobs.pop(job.group, None) is None:
             return
         self.scheduler.remove(job.group)
@@ -247,7 +267,7 @@ class Core:
         job.end(reason, error)
         self._count(job)
 
-    def _count(self, job: Job) -> None:
+    def _count(self, job: Work) -> None:
         """Add what the job has done since the last time."""
         for name, count in job.tally().items():
             self.counts[name] += count

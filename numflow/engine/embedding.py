@@ -21,7 +21,7 @@ def embed(model, recipe: Recipe, texts: str | Sequence[str], normalize: bool | N
     ids = _ids(model, recipe, [texts] if isinstance(texts, str) else texts, before, truncate)
     output = "encoder_hidden" if model.runner.has_encoder else "hidden"
     vectors = []
-    for hidden in outputs(model.runner, map(Text, ids), output):
+    for hidden in outputs(model.core, map(Text, ids), output):
         vector = np.concatenate([pool(hidden, mode, skipped) for mode in modes])
         for layer in layers:
             vector = layer(vector)

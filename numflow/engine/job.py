@@ -126,6 +126,7 @@ class Job:
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
                  sink: Sink = lambda piece: None, encoder: bool = False):
         self.request, self.decoder, self.sink, self.error = request, decoder, sink, None
+        self.encoder_ids, self.types = request.prompt, None
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
                                sink) for index, search in enumerate(searches(request, count))]

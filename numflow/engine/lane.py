@@ -46,7 +46,8 @@ class Group:
 
     prompt:    ids of the first lane. limit: tokens that a lane may come to hold. width: lanes at most.
     encoder:   tokens that an encoder reads before the lanes run; 0 without one.
-    output:    what is wanted of the rows. every_row: of all tokens, not only of the last known one and of drafts.
+    output:    what is wanted of the rows. every_row: above 0: of all tokens, not only of the last known one and of
+               drafts, so many rows at most in a step.
     whole:     the prompt cannot be cut (attention to both sides).
     cached:    may use the prefix cache, below `root`, which stands for what else its keys and values depend on.
     """
@@ -57,7 +58,7 @@ class Group:
     priority: int = 0
     encoder: int = 0
     output: str = "logits"
-    every_row: bool = False
+    every_row: int = 0
     whole: bool = False
     cached: bool = True
     root: Hashable = START

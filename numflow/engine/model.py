@@ -100,7 +100,7 @@ class Model:
             return self._gather("hidden", ids, token_type_ids, None)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
-        return next(outputs(self.runner, [Text(self.runner.check(ids, "encoder_ids"))], "encoder_hidden"))
+        return next(outputs(self.core, [Text(self.runner.check(ids, "encoder_ids"))], "encoder_hidden"))
 
     def logits_batch(self, texts: Sequence[Sequence[int]],
                      encoder_texts: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
@@ -117,7 +117,7 @@ class Model:
             raise RequestError(f"{len(texts)} texts need as many encoder_texts, there are {len(sources)}")
         pairs = [Text(self.runner.check(ids, "ids"), None, self._check_encoder(source))
                  for ids, source in zip(texts, sources)]
-        return list(outputs(self.runner, pairs, "logits"))
+        return list(outputs(self.core, pairs, "logits"))
 
     def embed(self, texts: str | Sequence[str], normalize: bool | None = True, pooling: str | None = None, *,
               truncate: bool = False, prompt: str | None = None) -> np.ndarray:
@@ -161,7 +161,7 @@ class Model:
     def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
         ids, encoder_ids = self.runner.check(ids, "ids"), self._check_encoder(encoder_ids)
         self._check_output(output)
-        return next(outputs(self.runner, [Text(ids, self._check_types(ids, token_type_ids), encoder_ids)], output))
+        return next(outputs(self.core, [Text(ids, self._check_types(ids, token_type_ids), encoder_ids)], output))
 
     def _check_output(self, output) -> None:
         if output not in self.network.outputs:

@@ -28,7 +28,6 @@ class Limits:
     lanes:      sequences that run side by side; a request that has more runs alone.
     tokens:     of a step; soft, what generates always runs.
     chunk:      tokens of one prompt in a step. encoder_tokens: that encoders read in a step; a longer text runs alone.
-    rows:       of prompts in a step, where all rows are wanted.
     batching:   "dynamic": requests join and leave at every step; "static": new ones start when all others have ended.
     preemption: "swap" or "recompute": what becomes of a request's blocks when memory runs out.
 
@@ -40,12 +39,11 @@ class Limits:
     tokens: int = 512
     chunk: int = 512
     encoder_tokens: int = 512
-    rows: int = 512
     batching: str = "dynamic"
     preemption: str = "swap"
 
     def __post_init__(self):
-        for name in ("lanes", "tokens", "chunk", "encoder_tokens", "rows"):
+        for name in ("lanes", "tokens", "chunk", "encoder_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RequestError(f"{name} should be a whole number from 1, is {value!r}")

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
-from numflow.engine.batch import BATCH_ROWS, groups
 from numflow.engine.sequence import ROW_VALUES, Part, Runner
+from numflow.engine.texts import BATCH_ROWS, groups
 from numflow.errors import RequestError
 
 NO_ROWS = np.zeros(0, np.int32)

@@ -22,12 +22,13 @@ def choose_spans(running: Sequence[Group], output: str, limits, skip_known: Call
         drafts = lane.drafts[:spare]
         spare -= len(drafts)
         spans.append(Span(lane, lane.length, 1 + len(drafts), range(1 + len(drafts)), drafts))
-    spare, rows = max(1, limits.tokens - sum(span.count for span in spans)), limits.rows
+    spare = max(1, limits.tokens - sum(span.count for span in spans))
+    rows = max((group.every_row for group in groups), default=0)
     for group in groups:
         if group in ready:
             continue
         for lane in group.lanes:
-            if spare <= 0 or rows <= 0:
+            if spare <= 0 or (group.every_row and rows <= 0):
                 return spans
             if span := _piece(lane, spare, rows, limits.chunk, skip_known, alone=not spans):
                 spare -= span.count
