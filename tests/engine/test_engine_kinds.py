@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders in the engine: read side by side, beside what generates, and with memory running out."""
+"""Encoders and encoder-decoders in the engine: side by side, beside what generates, and with memory running out."""
 
 import threading
 
