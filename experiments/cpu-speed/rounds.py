@@ -158,7 +158,7 @@ def _sentences(model, rows: list[list[int]], repeat: int) -> float:
 
     begin = time.perf_counter()
     for _ in range(repeat):
-        list(outputs(model.runner, [Text(np.array(ids, np.int32)) for ids in rows], "hidden"))
+        list(outputs(model.core, [Text(np.array(ids, np.int32)) for ids in rows], "hidden"))
     return repeat * len(rows) / (time.perf_counter() - begin)
 
 
@@ -171,14 +171,15 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     from numflow.cpu.limits import measure_limits
     from numflow.cpu.program import Program
     from numflow.engine.model import Model as Engine
-    from numflow.engine.profile import Work, cost
+    from numflow.engine.profile import cost
     from numflow.lab.shapes import find_shape, random_network
+    from numflow.network.cost import Load
 
     built, checkpoint = random_network(find_shape(shape), kind)
     program = Program(built, network.WeightSource(built, checkpoint), threads=threads)
     linears = [step for step in built.entries["main"] if step.op == "linear"]
     read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
-    work = sum(cost(step, built, program, Work(PROMPT, 0)).int8 for step in linears) / PROMPT
+    work = sum(cost(step, built, program, Load(1, PROMPT)).int8 for step in linears) / PROMPT
     engine = Engine(built, program, ends=frozenset())
     rng = np.random.default_rng(0)
     while samples.missing(*key, "decode"):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.ops import Network, Step, param
+from numflow.network.cost import Load, step_cost
+from numflow.ops import Network, Step
 
 _PRODUCTS = ("linear", "expert_linear")
 
@@ -26,20 +27,6 @@ class Cost:
     def seconds(self, limits) -> float:
         """The least time: at the machine's rate of reads or of operations, whichever takes longer."""
         return max(self.nbytes / limits.read_gb_s, self.f32 / limits.f32_gop_s + self.int8 / limits.int8_gop_s) / 1e9
-
-
-@dataclass(frozen=True)
-class Work:
-    """Sizes of a batch of one sequence: `tokens` rows after `context` others; the logits of `rows` of them."""
-
-    tokens: int
-    context: int
-    rows: int = 1
-
-    @property
-    def visible(self) -> int:
-        """Keys that all rows see together, without windows."""
-        return self.tokens * self.context + self.tokens * (self.tokens + 1) // 2
 
 
 def machine_limits(program):
@@ -81,7 +68,7 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     counts: dict[str, int] = defaultdict(int)
     for step in network.entries["main"]:
         name = _name(step.op, step.label)
-        costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Work(tokens, context))
+        costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Load(1, tokens, context))
         counts[name] += 1
     medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first one warms up
     return _table(medians, costs, counts, limits)
@@ -106,43 +93,11 @@ def _rate(amount: float, microseconds: float) -> float:
     return amount / microseconds / 1e3 if microseconds else 0.0
 
 
-def cost(step: Step, network: Network, program, work: Work) -> Cost:
+def cost(step: Step, network: Network, program, load: Load) -> Cost:
     """The least that a step has to do."""
-    rows = {"tokens": work.tokens, "logits": work.rows, "routes": work.tokens * _routes(network)}
-    moved = Cost(sum(4 * view.width * rows[network.buffers[view.buffer].rows]
-                     for view in (*step.inputs, *step.outputs)))
-    if step.op in _PRODUCTS:
-        return moved + _product(step, network, program, rows)
-    if step.op == "attention":
-        return moved + _attention(step, network, program, work)
-    if step.op == "embed":
-        name = step.weights["table"]
-        return moved + Cost(program.weight_cost(name)[0] / network.weights[name].shape[0] * work.tokens)
-    return moved
-
-
-def _product(step: Step, network: Network, program, rows: Mapping[str, int]) -> Cost:
-    weight = network.weights[step.weights["weight"]]
-    count = rows[network.buffers[step.outputs[0].buffer].rows]
-    nbytes, int8 = program.weight_cost(weight.name)
-    nbytes *= min(1.0, count / weight.groups)  # of experts, those that are chosen
-    operations = 2.0 * count * step.outputs[0].width * step.inputs[0].width
-    return Cost(nbytes, *((0.0, operations) if int8 else (operations, 0.0)))
-
-
-def _attention(step: Step, network: Network, program, work: Work) -> Cost:
-    cache = network.caches[param(step, "cache")]
-    window = param(step, "window")
-    seen = min(work.visible, work.tokens * window) if window else work.visible
-    operations = 2.0 * seen * param(step, "heads") * (cache.k_dim + cache.v_dim)
     numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
     element = program.kv_bytes / max(1, program.blocks * program.block_size) / max(1, numbers)
-    keys = work.context + work.tokens
-    keys = min(keys, window + work.tokens) if window else keys
-    return Cost(keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * element, operations)
-
-
-def _routes(network: Network) -> int:
-    """Experts that a token goes to."""
-    return max((step.outputs[0].width for steps in network.entries.values() for step in steps
-                if step.op == "moe_route"), default=1)
+    least = step_cost(network, step, load, element, lambda weight: program.weight_cost(weight.name)[0])
+    int8 = step.op in _PRODUCTS and program.weight_cost(step.weights["weight"])[1]
+    operations = least.matrix
+    return Cost(least.bytes, *((0.0, operations) if int8 else (operations, 0.0)))

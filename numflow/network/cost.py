@@ -1,6 +1,6 @@
 """What a step costs: bytes it moves and operations it does, from shapes and tensor types alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from numflow.formats.types import TYPES
@@ -79,15 +79,16 @@ def weight_bytes(weight: Weight) -> int:
     return rows * TYPES[weight.types[0]].row_bytes(columns)
 
 
-def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0) -> Cost:
+def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,
+              weigh: Callable[[Weight], float] = weight_bytes) -> Cost:
     """What one step costs under a load.
 
-    kv_bytes: bytes of a cached value.
+    kv_bytes: bytes of a cached value. weigh: bytes of a weight.
     """
     rows = _rows(network, load)
     moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
     weights = {role: network.weights[name] for role, name in step.weights.items()}
-    own = Cost(sum(map(weight_bytes, weights.values())), 0, moved * _ELEMENT, 4 * moved)
+    own = Cost(sum(map(weigh, weights.values())), 0, moved * _ELEMENT, 4 * moved)
     if step.op in _SPECIAL:
         return _SPECIAL[step.op](network, step, load, rows, weights, own, kv_bytes)
     return own
@@ -107,7 +108,7 @@ def _rows(network: Network, load: Load) -> Mapping[str, int]:
 def _lookup(network, step, load, rows, weights, own, kv_bytes) -> Cost:
     """A row of the table per token."""
     table = weights["table"]
-    return Cost(weight_bytes(table) / table.shape[0] * load.tokens, 0, own.activations, own.operations)
+    return Cost(own.weights / table.shape[0] * load.tokens, 0, own.activations, own.operations)
 
 
 def _linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:

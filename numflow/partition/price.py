@@ -110,15 +110,18 @@ class Prices:
     def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
         """Seconds of waiting for memory and of calculating: the longer of the two hides the other."""
         device = self.cluster.devices[part.name]
-        costs = [step_cost(part.network, step, load, self.kv_bytes) for load in loads]
+        costs = [step_cost(part.network, step, load, self.kv_bytes, self.weigh) for load in loads]
         cost = sum(costs, Cost())
-        weights = min(sum(c.weights for c in costs), max(1.0, _whole(part.network, step)))
+        weights = min(sum(c.weights for c in costs), self._whole(part.network, step))  # loads of a batch share them
         memory = (weights + cost.cache + cost.activations) / device.bandwidth
         compute = cost.operations / device.operations
         factor, fixed = self.factors.get(step.op, 1.0), device.step + self.style.step
         if memory > compute:
             return memory * factor, fixed * factor
         return 0.0, (compute + fixed) * factor
+
+    def _whole(self, network: Network, step: Step) -> float:
+        return sum(self.weigh(network.weights[name]) for name in step.weights.values())
 
     def _exchange(self, part: DevicePart, step: Step, loads):
         names = [device.name for device in self.plan.devices]
@@ -157,8 +160,3 @@ class Prices:
     def _slowest(self, group: Sequence[str]) -> Link:
         links = [self.cluster.between(a, b) for a in group for b in group if a != b]
         return Link(min(link.bandwidth for link in links), max(link.latency for link in links))
-
-
-def _whole(network: Network, step: Step) -> float:
-    """Bytes of a step's weights: loads that run in one batch read them once."""
-    return sum(weight_bytes(network.weights[name]) for name in step.weights.values())
