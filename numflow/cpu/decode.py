@@ -5,12 +5,15 @@ tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * h
 kernel is compiled.
 """
 
+import functools
+
 from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
     BF16,
     F16,
     GRIDS,
+    PIECES,
     POWER,
     SCALE,
     SCALE16,
@@ -37,25 +40,15 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row), group % 2)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
-    if scheme.bits == 8:
-        return load(codes + 64 * group, "u8", lanes)
-    if scheme.bits in (2, 3):
-        low = _moved(codes + 64 * (group >> 2), 2 * (group & 3), 0, 3, lanes)
-        return low if scheme.bits == 2 else low | _moved(codes + 128, group, 2, 4, lanes)
-    low = _moved(codes + 64 * (group >> 1), 4 * (group & 1), 0, 15, lanes)
-    if scheme.bits == 5:
-        return low | _moved(codes + 256, group, 4, 16, lanes)
-    if scheme.bits == 6:
-        return low | _moved(codes + 256 + 64 * (group >> 2), 2 * (group & 3), 4, 48, lanes)
-    return lookup16(low, [entry + 128 for entry in scheme.book]) if scheme.book else low
+    pieces = [_moved(load(codes + 64 * vector, "u8", lanes), *place) for vector, *place in PIECES[scheme.bits][group]]
+    code = functools.reduce(Value.__or__, pieces)
+    return lookup16(code, [entry + 128 for entry in scheme.book]) if scheme.book else code
 
 
-def _moved(plane: Value, begin: int, to: int, mask: int, lanes: int) -> Value:
-    """Bits of the vector at `plane` from `begin` on, moved to `to` and masked."""
-    vector = load(plane, "u8", lanes)
-    if begin != to:
-        vector = vector >> (begin - to) if begin > to else vector << (to - begin)
-    return vector & mask
+def _moved(vector: Value, begin: int, to: int, bits: int) -> Value:
+    """So many bits of u8 lanes from `begin` on, moved to `to`, and nothing else."""
+    vector = vector >> (begin - to) if begin >= to else vector << (to - begin)
+    return vector & ((1 << bits) - 1) << to
 
 
 def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:

@@ -2,13 +2,14 @@
 
 A tile is 16 rows, a unit 32 columns. Quantised matrices keep codes and headers in two arrays, [tile][unit][...]:
 
-codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns] of unsigned codes, as bit planes:
-           8 bits  8 vectors
-           4 bits  4 vectors, low nibble = group 2j, high nibble = group 2j + 1
-           2 bits  2 vectors, bits 2i of vector j = group 4j + i
-           5 bits  the 4 of 4 bits, then 1 vector whose bit g is bit 4 of group g
-           6 bits  the 4 of 4 bits, then the 2 of 2 bits as bits 4 and 5
-           3 bits  the 2 of 2 bits, then 1 vector whose bit g is bit 2 of group g
+codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns] of unsigned codes, in as many vectors
+         as codes have bits (PIECES): as many groups as fit stand whole in bytes, the others in the bits above them
+           8 bits  vector g = group g
+           4 bits  low nibble of vector j = group 2j, high nibble = group 2j + 1
+           2 bits  bits 2i of vector j = group 4j + i
+           6 bits  low bits of vector g = group g; groups 6 and 7 in the top 2 bits of 3 vectors each
+           5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
+           3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
            3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
                    bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
                    pair 3, whose 3 high ones are the top bits of the other vectors
@@ -51,6 +52,18 @@ _HEADER = {SCALE: (32, 1), SCALE16: (64, 1), POWER: (32, 1), BASE: (64, 1), SUPE
 # Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+# Where a group's codes are, by bits and group: pieces (vector, from bit, to bit of the code, how many bits).
+PIECES = {
+    8: [[(g, 0, 0, 8)] for g in range(8)],
+    6: [*([(g, 0, 0, 6)] for g in range(6)), *([(3 * i + j, 6, 2 * j, 2) for j in range(3)] for i in range(2))],
+    5: [*([(g, 0, 0, 5)] for g in range(5)), [(0, 5, 0, 3), (1, 5, 3, 2)], [(2, 5, 0, 3), (3, 5, 3, 2)],
+        [(4, 5, 0, 3), (1, 7, 3, 1), (3, 7, 4, 1)]],
+    4: [[(g // 2, 4 * (g % 2), 0, 4)] for g in range(8)],
+    3: [*([(g // 2, 3 * (g % 2), 0, 3)] for g in range(6)), [(0, 6, 0, 2), (1, 6, 2, 1)], [(2, 6, 0, 2), (1, 7, 2, 1)]],
+    2: [[(g // 4, 2 * (g % 4), 0, 2)] for g in range(8)],
+}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.kernel import i32_ptr, i64, kernel, share, u8_ptr, u16_ptr
-from numflow.cpu.layout import NATIVE, SCHEMES, UNIT, header_bytes
+from numflow.cpu.layout import NATIVE, PIECES, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, load, save
@@ -67,22 +67,13 @@ def _put_planes(typingctx, groups, codes, kind):
 
 
 def planes(groups: list[Value], bits: int) -> list[Value]:
-    if bits == 8:
-        return groups
-    if bits == 4:
-        return [groups[2 * j] & 15 | groups[2 * j + 1] << 4 for j in range(4)]
-    if bits == 2:
-        return [_joined([g & 3 for g in groups[4 * j:4 * j + 4]], 2) for j in range(2)]
-    if bits in (5, 3):
-        return [*planes(groups, bits - 1), _joined([g >> (bits - 1) & 1 for g in groups], 1)]
-    return planes(groups, 4) + planes([g >> 4 for g in groups], 2)
-
-
-def _joined(vectors: list[Value], bits: int) -> Value:
-    joined = vectors[0]
-    for i, vector in enumerate(vectors[1:], 1):
-        joined = joined | vector << (bits * i)
-    return joined
+    """The vectors of a unit's 8 column groups u8x64, as PIECES has them."""
+    vectors: list[Value | None] = [None] * bits
+    for group, pieces in zip(groups, PIECES[bits], strict=True):
+        for vector, begin, to, count in pieces:
+            field, before = (group >> to & ((1 << count) - 1)) << begin, vectors[vector]
+            vectors[vector] = field if before is None else before | field
+    return vectors
 
 
 @merged
