@@ -31,8 +31,8 @@ def cut_batch(batch: Batch, pieces: int) -> list[tuple[Batch, np.ndarray]]:
 
 def _rows_of(batch: Batch, begin: int, end: int) -> tuple[Batch, np.ndarray]:
     starts = np.asarray(batch.starts, np.int64)
-    inside = (starts[1:] > begin) & (starts[:-1] < end)  # sequences with rows in this piece
-    cut = np.clip(starts[np.append(inside, False) | np.insert(inside, 0, False)], begin, end) - begin
+    inside = np.maximum(starts[:-1], begin) < np.minimum(starts[1:], end)  # sequences with rows in this piece
+    cut = np.append(np.maximum(starts[:-1][inside], begin), end) - begin
     wanted = np.flatnonzero((batch.logit_rows >= begin) & (batch.logit_rows < end))
 
     def of_sequences(array):

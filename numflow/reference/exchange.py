@@ -11,9 +11,13 @@ from numflow.errors import DeviceError
 class World:
     """The mailboxes of all devices, which run in threads of one process. Every executor has a World of its own kind.
 
+    same_bits: whether what a row gives does not depend on the rows beside it (NumPy promises nothing).
+
     abort: whoever waits, now or later, gets a DeviceError. reset: as new; all devices must be at rest.
     progress: grows as devices do things together. threads: of each device.
     """
+
+    same_bits = False
 
     def __init__(self, networks, threads=None, shared=False):
         if shared:
