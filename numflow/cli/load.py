@@ -26,8 +26,8 @@ def bench_serve(
 ) -> None:
     """Measure a running service under load.
 
-    Many clients ask at a time; shown is what they see: throughput, time to the first token, time between tokens, errors. Only services of this machine, for a bounded
-    time. An API key is read from NUMFLOW_API_KEY.
+    Shown is what many clients see: throughput, times to the first token and between tokens, errors. Only services
+    of this machine, for a bounded time. An API key is read from NUMFLOW_API_KEY.
     """
     try:
         from numflow.server.load import Load, run

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Count], Field(min_length=1)]
 Stop = str | Annotated[list[str], Field(max_length=16)]
 

@@ -40,14 +40,16 @@ def test_templates_by_name():
 
 @pytest.mark.parametrize("tables, said", [
     ({"models": MODELS, "servce": {}}, "no table [servce]; did you mean 'service'?"),
-    ({"models": MODELS, "service": {"max_quue": 1}}, "[service] there is no option 'max_quue'; did you mean 'max_queue'?"),
+    ({"models": MODELS, "service": {"max_quue": 1}},
+     "[service] there is no option 'max_quue'; did you mean 'max_queue'?"),
     ({"models": MODELS, "service": {"port": "x"}}, "[service] port should be 0 .. 65535, is 'x'"),
     ({"models": MODELS, "service": {"port": True}}, "port should be"),
     ({"models": MODELS, "service": {"max_body": "big"}}, 'text such as "8 GB"'),
     ({"models": MODELS, "service": {"http_port": 1, "port": 1}}, "the same option"),
     ({"models": MODELS, "engine": {"path": "x"}}, "no option 'path'"),
     ({"models": {"a": {}}}, "[models.a] has no path"),
-    ({"models": {"a": {"path": "x", "weihgts": "q4"}}}, "[models.a] there is no option 'weihgts'; did you mean 'weights'?"),
+    ({"models": {"a": {"path": "x", "weihgts": "q4"}}},
+     "[models.a] there is no option 'weihgts'; did you mean 'weights'?"),
     ({"models": {"a": {"path": "x", "prompt_template": "q"}}, "prompt_templates": {"qq": "{query}"}},
      "no prompt template 'q'"),
     ({"models": MODELS, "prompt_templates": {"q": "hello"}}, "has no {query}"),

@@ -30,8 +30,9 @@ def test_streaming_is_the_default(http):
 
 
 def test_a_response_prefix_and_a_template_of_ones_own(http, model):
-    reply = http.post("/", json={"text": "hi", "decoding_alg": "greedy", "max_output_len": 6, "is_streaming_mode": False,
-                                 "decoder_input_template": "{bos}Q: {query}{\\n}A:{res_prefix}", "res_prefix": " So"})
+    reply = http.post("/", json={
+        "text": "hi", "decoding_alg": "greedy", "max_output_len": 6, "is_streaming_mode": False,
+        "decoder_input_template": "{bos}Q: {query}{\\n}A:{res_prefix}", "res_prefix": " So"})
     ids = [0, *model.tokenizer.encode("Q: hi\nA: So")]
     assert reply.json()["text"] == model.generate(ids, max_tokens=6).text
 

@@ -83,7 +83,8 @@ def test_a_conversation(browser, server, model):
     page.wait(lambda: page.all(".reply") and not page.busy)
     expected = model.generate([{"role": "user", "content": "hi"}], chat=True, max_tokens=24).text
     assert page.texts() == [expected]
-    assert re.search(r"24 tokens.*[\d.]+ tokens/s.*first after [\d.]+ s.*cut at the limit", page.one(".foot").text, re.S)
+    shown = r"24 tokens.*[\d.]+ tokens/s.*first after [\d.]+ s.*cut at the limit"
+    assert re.search(shown, page.one(".foot").text, re.S)
 
     tokens = page.all(".t[data-n]")
     assert len(tokens) == 24

@@ -43,8 +43,8 @@ def split(text, cuts=(), tools=None, **options):
     ("function_tag", '<function=f>{"a": 1}</function>', "", [("f", {"a": 1})]),
     ("tag_parameters", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx y\n</parameter>\n"
      "</function>\n</tool_call>", "", [("f", {"a": 1, "b": "x y"})]),
-    ("fenced", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
-     "<｜tool▁calls▁end｜>", "", [("f", {"a": 1})]),
+    ("fenced", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```'
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [("f", {"a": 1})]),
     ("plain_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
     ("plain_json", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', []),
     ("plain_json", "An answer {", "An answer {", []),
@@ -61,7 +61,8 @@ def test_formats(tools, text, content, calls):
 @pytest.mark.parametrize("text, inside, found", [
     ("<think>\nhm\n</think>\n\nyes", False, ("yes", "hm\n")), ("hm</think>\nyes", True, ("yes", "hm")),
     ("  <think>hm", False, ("", "hm")), ("yes <think>no</think>", False, ("yes <think>no</think>", "")),
-    ("<thinking>", False, ("<thinking>", "")), ("<thi", False, ("<thi", "")), ("</think>yes", False, ("</think>yes", "")),
+    ("<thinking>", False, ("<thinking>", "")), ("<thi", False, ("<thi", "")),
+    ("</think>yes", False, ("</think>yes", "")),
 ])
 def test_thinking(text, inside, found):
     assert split(text, inside=inside)[:2] == found

@@ -36,8 +36,8 @@ def test_the_prompt_of_a_conversation(http, model):
 def test_translate(http, model_folders):
     import numflow
 
-    reply = http.post("/translate", json={"model": "translator", "text": ["w0 w1", "w2"], "source": "en", "target": "fr",
-                                          "num_beams": 2}).json()
+    reply = http.post("/translate", json={"model": "translator", "text": ["w0 w1", "w2"], "source": "en",
+                                          "target": "fr", "num_beams": 2}).json()
     with numflow.load(model_folders["translator"], backend="reference") as translator:
         expected = translator.translate(["w0 w1", "w2"], "en", "fr", num_beams=2)
     assert [entry["text"] for entry in reply["translations"]] == [result.text for result in expected]
@@ -81,7 +81,8 @@ def test_characters_of_several_tokens(http):
     body = {"prompt": "é🙂", "echo": True, "logprobs": 0, "max_tokens": 0}
     found = http.post("/v1/completions", json=body).json()["choices"][0]
     assert found["text"] == "é🙂"
-    assert found["logprobs"]["tokens"][1:] == ["bytes:\\xa9", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x99", "bytes:\\x82"]
+    assert found["logprobs"]["tokens"][1:] == ["bytes:\\xa9", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x99",
+                                               "bytes:\\x82"]
     assert found["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1]
     stream = http.post("/v1/completions", json={"prompt": "a", "regex": "(é🙂){3}", "stream": True, "max_tokens": 30})
     texts = [json.loads(line[6:])["choices"][0]["text"] for line in stream.text.splitlines()
