@@ -1,0 +1,80 @@
+"""Batching: many requests at once, static and dynamic, beside one by one and beside llama.cpp.
+
+Rates are medians over rounds in which the engines take turns. llama.cpp's programs are looked for in the folder named
+by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP); what is not there is left out and said so.
+"""
+
+import os
+from pathlib import Path
+from statistics import median
+
+from . import measure, show
+
+# Lists have commas between. loads: shares of the rate that the engine can serve. threads: 0 for all cores.
+OPTIONS = {"model": "smollm2-135m-instruct", "sequences": "1,2,4,8,16,32", "prompt": 32, "new": 64, "rounds": 3,
+           "loads": "0.3,0.6,0.9", "requests": 48, "longest": 256, "shared": 1000, "threads": 0,
+           "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", "")}
+
+
+def run(lab):
+    import numflow
+    from numflow import registry
+
+    if lab.quick:
+        lab.options |= {"sequences": "1,4", "new": 8, "rounds": 1, "loads": "0.5", "requests": 6, "longest": 32,
+                        "shared": 300}
+    options = lab.options
+    folder, path = Path(options["llama_cpp"] or "."), Path(registry.resolve(options["model"]))
+    peer = folder if options["llama_cpp"] and (folder / "llama-batched-bench").exists() else None
+    options |= {"llama_cpp": "llama-batched-bench" if peer else "", "model": path.name}  # no paths in the report
+    threads = options["threads"] or len(os.sched_getaffinity(0))
+    with numflow.load(path, threads=threads) as model:
+        model.generate([1, 2, 3], max_tokens=2)
+        counts = [int(n) for n in options["sequences"].split(",")]
+        found = {"load_average": os.getloadavg()[0], "threads": threads,
+                 "scale": scale(lab, model, peer, path, counts, threads)}
+        found["serving"] = serving(lab, model, [float(share) for share in options["loads"].split(",")])
+        lab.say("prefix cache")
+        known = [measure.known_prompt(model, options["shared"]) for _ in range(options["rounds"])]
+        found["prefix"] = {name: median(one[name] for one in known) for name in known[0]}
+        lab.say("memory")
+        found["memory"] = {kind: measure.short_of_memory(measure.fresh(model), counts[-1], options["prompt"],
+                                                         options["new"], 0.3, kind) for kind in ("swap", "recompute")}
+        lab.say("mixed requests")
+        found["mixed"] = measure.mixed(measure.fresh(model), counts[-1], options["new"])
+        lab.results |= found
+        show.report(lab, found)
+
+
+def scale(lab, model, peer, path, counts, threads) -> dict:
+    """Rates at each number of sequences; the engines take turns."""
+    options = lab.options
+    found = {}
+    for count in counts:
+        samples = {"numflow": [], "sampling": [], "llama.cpp": []}
+        for number in range(options["rounds"]):
+            lab.say(f"{count} sequences, round {number + 1} of {options['rounds']}")
+            what = count, options["prompt"], options["new"]
+            samples["numflow"].append(measure.side_by_side(model, *what))
+            if peer:
+                samples["llama.cpp"].append(measure.llama_side_by_side(peer, path, *what, threads))
+            samples["sampling"].append(measure.side_by_side(model, *what, temperature=0.8, top_p=0.9, seed=1))
+        found[count] = {engine: {name: median(row[name] for row in rows) for name in rows[0]}
+                        for engine, rows in samples.items() if rows}
+        found[count]["samples"] = samples
+    return found
+
+
+def serving(lab, model, shares) -> list[dict]:
+    """Latency and throughput of each way to batch, under the same loads."""
+    options = lab.options
+    trial = [(0.0, prompt, new) for _, prompt, new in measure.load_of(options["requests"], 1.0, options["longest"], 7)]
+    rate = measure.serve(model, trial)["new_tok_s"] / (sum(new for *_, new in trial) / len(trial))
+    rows = []
+    for share in shares:
+        load = measure.load_of(options["requests"], share * rate, options["longest"], 7)
+        for kind, settings in (("dynamic", {}), ("static", {"batching": "static"}), ("one by one", {"max_batch": 1})):
+            lab.say(f"load {share:g}: {kind}")
+            rows.append({"load": share, "requests_s": share * rate, "batching": kind,
+                         **measure.serve(model, load, **settings)})
+    return rows
