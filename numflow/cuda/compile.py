@@ -1,17 +1,28 @@
 """From a kernel to machine code for one compute capability, with the resources it takes; no GPU is needed for it."""
 
+import functools
+import json
+import os
 import re
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from numflow.cuda.compat import compiler, core, target
 from numflow.cuda.kernel import Kernel, for_numba
 from numflow.errors import DeviceError
+from numflow.kernel_cache import digest, root
+
+PTX_FOR = (8, 0)  # oldest GPU that kernels run on; newer ones get machine code of their own from the same assembly
 
 
 @dataclass(frozen=True)
 class Binary:
-    """Machine code of a kernel. registers: per thread; spills: bytes stored; shared: bytes per block; symbol: its name
-    in the code. ptx: the assembly it was made from ("" if it comes from the disk)."""
+    """Machine code of a kernel.
+
+    symbol: its name in the code. registers: per thread. spills, stack: bytes of a thread; shared: of a block.
+    doubles: whether it computes in double precision. ptx: what it was made from, "" if it comes from the disk.
+    """
 
     name: str
     symbol: str
@@ -20,7 +31,50 @@ class Binary:
     spills: int
     shared: int
     stack: int
+    doubles: bool = False
     ptx: str = field(repr=False, default="")
+
+
+def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
+    """The kernel from the disk, if it was compiled before from the same sources, else compiled and kept.
+
+    Compiled kernels lie in `$NUMFLOW_CUDA_KERNELS`, else beside those of the CPU. They do not depend on the machine
+    that compiled them: a folder of them may be carried to one without a compiler.
+
+    Raises:
+        DeviceError: as compile_kernel.
+    """
+    arch = f"sm_{capability[0]}{capability[1]}"
+    path = folder() / f"{kernel.name}-{arch}-{_sources(kernel.body.__module__)}"
+    try:
+        facts = json.loads(path.with_suffix(".json").read_text())
+        return Binary(cubin=path.with_suffix(".cubin").read_bytes(), **facts)
+    except (OSError, ValueError, TypeError):  # not there, or not whole
+        binary = compile_kernel(kernel, capability)
+    facts = {name: value for name, value in asdict(binary).items() if name not in ("cubin", "ptx")}
+    folder().mkdir(parents=True, exist_ok=True)
+    _write(path.with_suffix(".cubin"), binary.cubin)
+    _write(path.with_suffix(".json"), json.dumps(facts).encode())
+    return binary
+
+
+def folder() -> Path:
+    """Where compiled kernels are kept."""
+    named = os.environ.get("NUMFLOW_CUDA_KERNELS")
+    return Path(named).expanduser() if named else root() / "cuda"
+
+
+@functools.cache
+def _sources(module: str) -> str:
+    """Hash of what a kernel of this module is made from."""
+    return digest(module, "numflow.cuda.compile", "numflow.cuda.lowering_builtin")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Another process may write the same file: each puts a whole one in its place."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(path)
 
 
 def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
@@ -29,7 +83,7 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     Raises:
         DeviceError: the compiler is not installed, or refuses the kernel.
     """
-    ptx = to_ptx(kernel, capability)
+    ptx = to_ptx(kernel, PTX_FOR)
     c = core()
     arch = f"sm_{capability[0]}{capability[1]}"
     linker = c.Linker(c.ObjectCode.from_ptx(ptx.encode()),
@@ -48,9 +102,10 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     symbol = re.search(r"\.visible \.entry (\w+)", ptx)[1]
     return Binary(kernel.name, symbol, bytes(cubin), number(r"Used (\d+) registers"),
                   number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes smem"),
-                  number(r"(\d+) bytes stack frame"), ptx)
+                  number(r"(\d+) bytes stack frame"), ".f64" in ptx, ptx)
 
 
+@functools.lru_cache(maxsize=4)
 def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
     """The kernel's PTX."""
     from numflow.cuda.lowering import lowered, numba_type

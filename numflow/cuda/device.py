@@ -55,7 +55,7 @@ class Device(Protocol):
     """A queue of work on one GPU, or on what stands for it."""
 
     name: str
-    graphs: bool  # whether launches can be recorded and replayed
+    graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
 
     def alloc(self, nbytes: int) -> Memory: ...
     def free(self, memory: Memory) -> None: ...

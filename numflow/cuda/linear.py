@@ -1,7 +1,7 @@
 """Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
 
-Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (linear_gemv, linear_float); more tokens go
-through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
+Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (linear_gemv, linear_float); more tokens
+go through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
 """
 
 from numflow.cuda.call import Call, Sizes, ceil
@@ -75,7 +75,7 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
     """The kernel of a matrix with n rows for this many tokens at a time, and the blocks it needs for the rows."""
     if weight.is_float:
         return float_gemv(weight.kind, tokens, routed), ceil(n, WARPS)
-    split = split_of(n, weight.pitch // UNIT)
+    split = split_of(n, weight.pitch // UNIT) if int8 else 1
     return gemv(weight.kind, int8, tokens, split, routed), ceil(n * split, WARPS)
 
 

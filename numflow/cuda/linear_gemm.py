@@ -42,7 +42,7 @@ from numflow.cuda.linear_codes import header, pair_header, reader
 from numflow.cuda.scalar import f32, i32, u16, u32
 
 ROWS = 128              # of the matrix, of a block
-TOKENS = (16, 32, 64, 128)  # of a block
+TOKENS = (16, 64, 128)  # of a block
 SCALE = 64.0
 PITCH = 20              # words from one row of a tile to the next: 16 of numbers, and 4 so that no banks collide
 BLOCKS = 264            # that keep a large GPU busy: two for each multiprocessor

@@ -28,8 +28,8 @@ from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u16, u32
 
 WARPS = 4              # of a block
-TOKENS = (1, 2, 4, 8)  # that one pass over the matrix serves
-UNROLL = {1: 4, 2: 2, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
+TOKENS = (1, 4, 8)     # that one pass over the matrix serves
+UNROLL = {1: 4, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
 SPLIT_BELOW = 16384    # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
 
 

@@ -11,6 +11,7 @@ from numflow.cuda.cache import ELEMENTS, KVCache
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
+from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.errors import RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -58,6 +59,7 @@ class Program:
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
+        self._graphs = Graphs(self.device)
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations)
         self._bind()
 
@@ -139,7 +141,10 @@ class Program:
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
         end, sizes = self._end(entry, output), self._load(batch, entry)
-        for _, calls in self._bound[entry][:end]:
+        calls = [call for _, part in self._bound[entry][:end] for call in part]
+        if self.device.graphs and is_decode(sizes):
+            self._graphs.run((entry, end), calls, rounded(sizes, self._routes))
+        else:
             for call in calls:
                 self._launch(call, sizes)
         return None if output is None else self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
@@ -166,6 +171,7 @@ class Program:
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
+        self._graphs.clear()
         self._bound.clear()
         self._caches.clear()
         self.device.close()
@@ -181,6 +187,7 @@ class Program:
 
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
+        self._graphs.clear()
         self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
 
     def _launch(self, call: Call, sizes: Sizes) -> None:

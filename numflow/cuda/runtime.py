@@ -1,12 +1,230 @@
-"""A GPU as a Device, by cuda-python."""
+"""A GPU as a Device, through the driver's own functions (cuda.bindings): they are the same in every version.
+
+One stream runs everything in order. Weights are uploaded through two pinned buffers: while one is on its way, the other
+is filled. A list of launches can be recorded as a graph and replayed; it finds new numbers in the same memory.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from numflow.cuda.compat import driver
+from numflow.cuda.compile import Binary, cached
+from numflow.cuda.device import Launch, Memory, Ref
+from numflow.cuda.kernel import Kernel
+from numflow.cuda.memory import Slabs
+from numflow.cuda.scalar import Pointer, f32, i32
+from numflow.errors import DeviceError
+
+STAGE = 16 << 20  # bytes of each of the two pinned buffers
+_CURRENT = threading.local()  # context that a thread has
 
 
-def open_gpu(index: int = 0):
-    """The GPU of this index.
+def open_gpu(index: int = 0) -> "Gpu":
+    """The GPU of this index, with a stream of its own.
 
     Raises:
         DeviceError: no driver, or no such GPU.
     """
-    driver()
+    return Gpu(driver(), index)
+
+
+class Gpu:
+    """A stream on a GPU; several on one GPU are devices of their own, which share nothing but its time.
+
+    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary.
+    """
+
+    graphs = True
+
+    def __init__(self, bindings: ModuleType, index: int = 0,
+                 compiled: Callable[[Kernel, tuple[int, int]], Binary] = cached):
+        self._cu, self._compiled = bindings, compiled
+        count = self._ask("cuDeviceGetCount")
+        if not 0 <= index < count:
+            raise DeviceError(f"there is no GPU {index}: the driver knows {count}")
+        self._device = self._ask("cuDeviceGet", index)
+        self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
+        self._use()
+        attributes = bindings.CUdevice_attribute
+        self.capability = tuple(
+            int(self._ask("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"),
+                          self._device)) for part in ("MAJOR", "MINOR"))
+        name = self._ask("cuDeviceGetName", 256, self._device)
+        self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
+        self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
+        self._functions: dict[str, Any] = {}
+        self._modules: list[Any] = []
+        self._stages: list[tuple[np.ndarray, int, Any]] = []
+        self._turn = 0
+
+    def alloc(self, nbytes: int) -> Memory:
+        """On a multiple of 256 bytes; the content is whatever was there."""
+        self._use()
+        return Memory(self, nbytes, self._slabs.take(nbytes))
+
+    def free(self, memory: Memory) -> None:
+        """Once all that was asked for is done."""
+        self.synchronize()
+        self._slabs.give(memory.handle)
+
+    def upload(self, to: Ref, data: np.ndarray) -> None:
+        """Copy an array to the device, in pieces through pinned memory; returns when the array may be changed."""
+        self._use()
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self._check(to, flat.size)
+        for begin in range(0, flat.size, STAGE):
+            piece = flat[begin:begin + STAGE]
+            stage, address, event = self._stage()
+            stage[:piece.size] = piece
+            self._ask("cuMemcpyHtoDAsync", self._address(to) + begin, address, piece.size, self._stream)
+            self._ask("cuEventRecord", event, self._stream)
+
+    def download(self, source: Ref, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes]; waits for everything before."""
+        self._use()
+        self._check(source, nbytes)
+        data = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self._ask("cuMemcpyDtoHAsync", data.ctypes.data, self._address(source), nbytes, self._stream)
+            self.synchronize()
+        return data
+
+    def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
+        """From one place to another of this device, or from another device's memory on the same GPU."""
+        self._use()
+        self._ask("cuMemcpyDtoDAsync", self._address(to), self._address(source), nbytes, self._stream)
+
+    def launch(self, work: Launch) -> None:
+        """Put a kernel into the queue."""
+        self._use()
+        kernel = work.kernel
+        if len(work.args) != len(kernel.signature):
+            raise DeviceError(f"kernel {kernel.name} has {len(kernel.signature)} parameters, "
+                              f"{len(work.args)} were given")
+        values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.args)]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0, self._stream,
+                  ctypes.addressof(addresses), 0)
+
+    def synchronize(self) -> None:
+        """Wait until the queue is empty."""
+        self._use()
+        self._ask("cuStreamSynchronize", self._stream)
+
+    def record(self, works: list[Launch]) -> Any:
+        """Launches as a graph; their kernels are compiled and loaded first."""
+        self._use()
+        for work in works:
+            self._function(work.kernel)
+        mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._ask("cuStreamBeginCapture", self._stream, mode)
+        try:
+            for work in works:
+                self.launch(work)
+        finally:
+            graph = self._ask("cuStreamEndCapture", self._stream)
+        made = self._ask("cuGraphInstantiate", graph, 0)
+        self._ask("cuGraphDestroy", graph)
+        return made
+
+    def replay(self, graph: Any) -> None:
+        """Put a recorded graph into the queue."""
+        self._use()
+        self._ask("cuGraphLaunch", graph, self._stream)
+
+    def drop(self, graph: Any) -> None:
+        """Forget a graph."""
+        self.synchronize()
+        self._ask("cuGraphExecDestroy", graph)
+
+    def mark(self, timing: bool = False) -> Any:
+        """An event at this place of the queue."""
+        self._use()
+        flags = self._cu.CUevent_flags
+        event = self._ask("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING))
+        self._ask("cuEventRecord", event, self._stream)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """What is queued from here on waits for an event, which may be another device's."""
+        self._use()
+        self._ask("cuStreamWaitEvent", self._stream, event, 0)
+
+    def milliseconds(self, begin: Any, end: Any) -> float:
+        """Time between two events made with `timing`; waits for the second."""
+        self._use()
+        self._ask("cuEventSynchronize", end)
+        return float(self._ask("cuEventElapsedTime", begin, end))
+
+    def close(self) -> None:
+        """Give back memory, modules and the context."""
+        self.synchronize()
+        self._slabs.close()
+        for _, address, event in self._stages:
+            self._ask("cuMemFreeHost", address)
+            self._ask("cuEventDestroy", event)
+        for module in self._modules:
+            self._ask("cuModuleUnload", module)
+        self._functions, self._modules, self._stages = {}, [], []
+        self._ask("cuStreamDestroy", self._stream)
+        _CURRENT.context = None
+        self._ask("cuDevicePrimaryCtxRelease", self._device)
+
+    def _function(self, kernel: Kernel) -> Any:
+        if kernel.name not in self._functions:
+            binary = self._compiled(kernel, self.capability)
+            module = self._ask("cuModuleLoadData", binary.cubin)
+            self._modules.append(module)
+            self._functions[kernel.name] = self._ask("cuModuleGetFunction", module, binary.symbol.encode())
+        return self._functions[kernel.name]
+
+    def _argument(self, kind, value) -> Any:
+        """A C object with the value of a parameter."""
+        if isinstance(kind, Pointer):
+            return ctypes.c_uint64(0 if value is None else self._address(value))
+        if kind is f32:
+            return ctypes.c_float(value)
+        return ctypes.c_int32(value) if kind is i32 else ctypes.c_uint32(int(value) & 0xFFFFFFFF)
+
+    def _stage(self) -> tuple[np.ndarray, int, Any]:
+        """The pinned buffer whose turn it is, as an array; its last copy is done."""
+        if len(self._stages) < 2:
+            address = int(self._ask("cuMemHostAlloc", STAGE, 0))
+            array = np.ctypeslib.as_array((ctypes.c_uint8 * STAGE).from_address(address))
+            event = self._ask("cuEventCreate", int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            self._stages.append((array, address, event))
+            return self._stages[-1]
+        self._turn ^= 1
+        self._ask("cuEventSynchronize", self._stages[self._turn][2])
+        return self._stages[self._turn]
+
+    @staticmethod
+    def _address(ref: Ref) -> int:
+        return ref.memory.handle + ref.offset
+
+    @staticmethod
+    def _check(ref: Ref, nbytes: int) -> None:
+        if ref.offset < 0 or ref.offset + nbytes > ref.memory.nbytes:
+            raise DeviceError(f"bytes {ref.offset} .. {ref.offset + nbytes} of {ref.memory.nbytes} in device memory")
+
+    def _use(self) -> None:
+        """Make this GPU's context the thread's."""
+        if getattr(_CURRENT, "context", None) is not self._context:
+            self._ask("cuCtxSetCurrent", self._context)
+            _CURRENT.context = self._context
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        """Call a function of the driver; its results, or the error as a DeviceError."""
+        code, *results = getattr(self._cu, name)(*args)
+        if int(code):
+            what = getattr(code, "name", str(code))
+            if "OUT_OF_MEMORY" in what:
+                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes")
+            raise DeviceError(f"the GPU's driver says {what} to {name}")
+        return results[0] if len(results) == 1 else results or None

@@ -1,9 +1,17 @@
-"""All kernels of the executor, found by binding every op case with every type of cache and of activations."""
+"""All kernels of the executor, found by binding every op case with every type of weight, cache and activations."""
 
+import functools
+import os
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 
+from numflow.cuda.compile import Binary, cached
+from numflow.cuda.kernel import Kernel
 from numflow.cuda.survey import kernels_of
+from tests.cuda.matrices import QUANTISED, linear_case
 from tests.cuda.small import CASES
+
+CAPABILITIES = ((8, 0), (9, 0))
 
 
 def compiler_is_there() -> bool:
@@ -11,13 +19,33 @@ def compiler_is_there() -> bool:
     return all(find_spec(name) for name in ("numba_cuda", "cuda")) and find_spec("nvidia") is not None
 
 
-def _all():
+@functools.cache
+def all_kernels() -> dict[str, Kernel]:
+    """By name."""
     found = {}
     for case in CASES:
-        for kv_type in ("f32", "f16"):
-            if kv_type == "f32" or case.network.caches:
-                found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
-    return found
+        for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
+            found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
+    for kind in ("F16", "BF16", *QUANTISED):
+        for k in (512, 2048):  # a warp for each row, and a block
+            case = linear_case(kind, 64, k, 1, blank=True)
+            for activations in ("int8", "f32"):
+                found |= kernels_of(case.network, case.weights, activations=activations)
+    return dict(sorted(found.items()))
 
 
-ALL = _all()
+@functools.cache
+def binaries() -> dict[tuple[str, tuple[int, int]], Binary]:
+    """Every kernel compiled for every capability, by as many processes as there are processors."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ProcessPoolExecutor(count) as pool:
+        made = pool.map(_compile, all_kernels(), chunksize=4)
+        return {(binary.name, capability): binary for both in made for capability, binary in both.items()}
+
+
+def _compile(name):
+    return {capability: cached(all_kernels()[name], capability) for capability in CAPABILITIES}
+
+
+if __name__ == "__main__":
+    print(f"{len(binaries())} binaries of {len(all_kernels())} kernels")

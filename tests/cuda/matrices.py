@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numflow.cuda.layout import NATIVE
+from numflow.cuda.pack import stored_bytes
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.quant import ROW_SCHEMES, decode, encode, find
@@ -55,12 +56,17 @@ class Stored(FakeWeights):
         return RawMatrix(name, self.kind, self.rows, weight.shape, weight.groups)
 
 
-def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False):
-    """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values."""
+def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blank: bool = False):
+    """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values.
+
+    blank: the matrix is zero bytes, for what only looks at kernels.
+    """
     b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
     x, _ = b.inputs(k, 4)
     y = b.buffer(n)
-    if kind in NATIVE:
+    if blank:
+        rows, matrix = np.zeros((n, stored_bytes(kind, k)), np.uint8), np.zeros((n, k), np.float32)
+    elif kind in NATIVE:
         rows = stored(kind, n, k)
         matrix = values(kind, rows, k)
     else:

@@ -1,0 +1,178 @@
+"""A driver of a GPU that is not there: memory of this process, kernels on the simulator, streams that record.
+
+It has the functions of cuda.bindings.driver that numflow/cuda/runtime.py calls, with their way of returning errors, and
+unpacks what they are given as a driver would: kernels see only the bytes of their parameters.
+"""
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+
+from numflow.cuda.compile import Binary
+from numflow.cuda.kernel import REGISTRY
+from numflow.cuda.scalar import Pointer, f32, i32
+from numflow.cuda.simulator import Span, launch
+
+
+class Code(int):
+    """A CUresult."""
+
+    name = property(lambda self: {0: "CUDA_SUCCESS", 2: "CUDA_ERROR_OUT_OF_MEMORY"}[int(self)])
+
+
+OK = Code(0)
+
+
+class FakeDriver:
+    """One device of compute capability 9.0."""
+
+    CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
+                                         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+
+    def __init__(self):
+        self.memory, self.captured, self.launches, self.replays, self.graphs = {}, None, 0, 0, 0
+
+    def cuDeviceGetCount(self):
+        return OK, 1
+
+    def cuDeviceGet(self, index):
+        return OK, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return OK, object()
+
+    def cuDevicePrimaryCtxRelease(self, device):
+        return (OK,)
+
+    def cuCtxSetCurrent(self, context):
+        return (OK,)
+
+    def cuDeviceGetAttribute(self, value, device):
+        return OK, value
+
+    def cuDeviceGetName(self, size, device):
+        return OK, b"fake GPU".ljust(size, b"\0")
+
+    def cuStreamCreate(self, flags):
+        return OK, object()
+
+    def cuStreamDestroy(self, stream):
+        return (OK,)
+
+    def cuStreamSynchronize(self, stream):
+        assert self.captured is None, "waiting while a stream records"
+        return (OK,)
+
+    def cuMemAlloc(self, nbytes):
+        whole = np.full(nbytes + 256, 0xFF, np.uint8)
+        begin = whole.ctypes.data + -whole.ctypes.data % 256
+        self.memory[begin] = whole[begin - whole.ctypes.data:][:nbytes]
+        return OK, begin
+
+    def cuMemFree(self, address):
+        del self.memory[address]
+        return (OK,)
+
+    cuMemFreeHost = cuMemFree
+
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self.cuMemAlloc(nbytes)
+
+    def cuMemcpyHtoDAsync(self, to, source, nbytes, stream):
+        assert self.captured is None, "uploading while a stream records"
+        ctypes.memmove(to, source, nbytes)
+        return (OK,)
+
+    def cuMemcpyDtoHAsync(self, to, source, nbytes, stream):
+        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
+
+    def cuMemcpyDtoDAsync(self, to, source, nbytes, stream):
+        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
+
+    def cuEventCreate(self, flags):
+        return OK, object()
+
+    def cuEventRecord(self, event, stream):
+        return (OK,)
+
+    cuEventSynchronize = cuEventDestroy = lambda self, event: (OK,)
+
+    def cuEventElapsedTime(self, begin, end):
+        return OK, 1.0
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        return (OK,)
+
+    def cuModuleLoadData(self, image):
+        return OK, image
+
+    def cuModuleUnload(self, module):
+        return (OK,)
+
+    def cuModuleGetFunction(self, module, symbol):
+        assert symbol == module
+        return OK, symbol.decode()
+
+    def cuLaunchKernel(self, name, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        kernel = REGISTRY[name]
+        assert (bx, by, bz, shared, extra) == (kernel.threads, 1, 1, 0, 0)
+        count = len(kernel.signature)
+        places = (ctypes.c_void_p * count).from_address(parameters)
+        values = [self._value(kind, place) for kind, place in zip(kernel.signature, places, strict=True)]
+        if self.captured is not None:
+            self.captured.append((kernel, (gx, gy, gz), values))
+        else:
+            self._run(kernel, (gx, gy, gz), values)
+        return (OK,)
+
+    def cuStreamBeginCapture(self, stream, mode):
+        self.captured = []
+        return (OK,)
+
+    def cuStreamEndCapture(self, stream):
+        graph, self.captured = self.captured, None
+        return OK, graph
+
+    def cuGraphInstantiate(self, graph, flags):
+        self.graphs += 1
+        return OK, list(graph)
+
+    def cuGraphDestroy(self, graph):
+        return (OK,)
+
+    def cuGraphExecDestroy(self, graph):
+        self.graphs -= 1
+        return (OK,)
+
+    def cuGraphLaunch(self, graph, stream):
+        self.replays += 1
+        for work in graph:
+            self._run(*work)
+        return (OK,)
+
+    def _value(self, kind, place):
+        if isinstance(kind, Pointer):
+            return ctypes.c_uint64.from_address(place).value
+        return {f32: ctypes.c_float, i32: ctypes.c_int32}.get(kind, ctypes.c_uint32).from_address(place).value
+
+    def _run(self, kernel, grid, values):
+        self.launches += 1
+        args = [self._span(kind, value) if isinstance(kind, Pointer) else kind(value)
+                for kind, value in zip(kernel.signature, values, strict=True)]
+        launch(kernel.body, grid, kernel.threads, tuple(args))
+
+    def _span(self, kind, address):
+        if not address:
+            return None
+        begin, memory = next((b, m) for b, m in self.memory.items() if b <= address < b + m.size)
+        rest = memory[address - begin:]
+        return Span(rest[:rest.size - rest.size % kind.to.size].view(kind.to.dtype))
+
+
+def fake_binary(kernel, capability) -> Binary:
+    """What the fake driver takes for machine code: the kernel's name."""
+    return Binary(kernel.name, kernel.name, kernel.name.encode(), 32, 0, 0, 0)

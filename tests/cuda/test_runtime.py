@@ -1,0 +1,95 @@
+"""The driver's side of the executor, against a driver that runs kernels on the simulator."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import numflow
+from numflow.cuda.device import Simulated
+from numflow.cuda.memory import ALIGN, SLAB, Slabs
+from numflow.cuda.program import Program
+from numflow.cuda.runtime import Gpu
+from numflow.errors import DeviceError
+from tests.cuda.fake_driver import Code, FakeDriver, fake_binary
+from tests.engine.tiny import write_checkpoint
+from tests.ops.build import run_case
+from tests.ops.cases import CASES
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+BY_NAME = {case.name: case for case in CASES}
+
+
+def gpu():
+    return Gpu(FakeDriver(), 0, fake_binary)
+
+
+@pytest.mark.parametrize("name", ["attention-grouped", "linear-48x100-17-rows", "rms_norm-heads"])
+def test_the_same_bits_as_the_simulator(name):
+    case = BY_NAME[name]
+    if name.startswith("attention"):
+        case = type(case)(**{**vars(case), "schedule": (((0, 3), (1, 1)), ((1, 1), (0, 1)))})
+    for a, b in zip(run_case(case, Program, gpu=gpu()), run_case(case, Program, gpu=Simulated()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_decoding_replays_a_graph(tmp_path):
+    folder, device = write_checkpoint(tmp_path), gpu()
+    with numflow.load(folder, backend="cuda", gpu=device) as model:
+        replayed = model.generate([1, 7, 30, 4], max_tokens=7, ignore_eos=True).ids
+        fake = device._cu
+        assert fake.replays >= 4
+        assert fake.graphs == 1
+    assert fake.graphs == 0
+    assert fake.memory == {}
+    with numflow.load(folder, backend="cuda", gpu="simulator") as model:
+        assert replayed == model.generate([1, 7, 30, 4], max_tokens=7, ignore_eos=True).ids
+
+
+def test_a_graph_serves_smaller_batches():
+    """Buckets of four rows: three sequences, then four, then three others, by one graph."""
+    case = BY_NAME["attention"]
+    runs = (((0, 2), (1, 1), (2, 3), (3, 1)), *(tuple((s, 1) for s in some) for some in
+            ((0, 1, 2), (0, 1, 2, 3), (3, 1, 2), (0, 2, 3))))
+    case = type(case)(**{**vars(case), "schedule": runs})
+    device = gpu()
+    replayed = run_case(case, Program, gpu=device, rows=8)
+    assert device._cu.replays == 3
+    for a, b in zip(replayed, run_case(case, Program, gpu=Simulated()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_errors_of_the_driver():
+    device = gpu()
+    device._cu.cuMemAlloc = lambda nbytes: (Code(2), None)
+    with pytest.raises(DeviceError, match="fake GPU has no memory left for 134217728 bytes"):
+        device.alloc(128 << 20)
+    with pytest.raises(DeviceError, match="there is no GPU 3: the driver knows 1"):
+        Gpu(FakeDriver(), 3, fake_binary)
+
+
+def test_pieces_of_slabs_do_not_overlap():
+    rng, reserved = random.Random(0), {}
+
+    def reserve(nbytes):
+        address = (max((a + n for a, n in reserved.items()), default=0) | 0xFFF) + 1
+        reserved[address] = nbytes
+        return address
+
+    slabs, held = Slabs(reserve, reserved.pop), {}
+    for _ in range(2000):
+        if held and rng.random() < 0.48:
+            slabs.give(rng.choice(list(held)))
+            held = {a: n for a, n in held.items() if a in slabs._owner}
+        else:
+            size = rng.choice((1, 300, 5000, 1 << 20, 30 << 20, SLAB + 1))
+            held[slabs.take(size)] = size
+        pieces = sorted(held.items())
+        assert all(a % ALIGN == 0 for a in held)
+        assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(pieces))
+        assert all(any(s <= a and a + n <= s + m for s, m in reserved.items()) for a, n in held.items())
+    for address in held:
+        slabs.give(address)
+    assert reserved == {}

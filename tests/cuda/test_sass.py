@@ -1,0 +1,41 @@
+"""Instructions that must be in the machine code, where a disassembler is installed."""
+
+import re
+
+import pytest
+
+from numflow.cuda.layout import NATIVE, SCHEMES
+from numflow.cuda.sass import disassembler, instructions
+from tests.cuda.kernels import binaries, compiler_is_there
+from tests.cuda.matrices import QUANTISED
+
+pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
+              pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with"),
+              pytest.mark.skipif(disassembler() is None, reason="nvdisasm is not installed")]
+KINDS = sorted({NATIVE[kind] for kind in QUANTISED})
+
+
+def found(name: str, pattern: str, capability=(9, 0)) -> int:
+    """Instructions of a kernel that match."""
+    return sum(re.match(pattern, text) is not None for text in instructions(binaries()[name, capability]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrix_times_vector(kind):
+    name = f"gemv_{kind}_int8_1"
+    if SCHEMES[kind].bits not in (2, 3):  # those read 8 bytes a lane
+        assert found(name, r"LDG\.E\.NA\.LTC128B\.128")
+    assert found(name, r"LDG\.E\.128")  # activations
+    assert found(name, r"IDP\.4A\.U8\.S8")
+    assert not found(name, "LDL|STL")
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", *KINDS])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
+def test_tensor_cores(kind, capability):
+    for tokens in (16, 128):
+        name = f"gemm_{kind}_{tokens}"
+        assert found(name, r"HMMA\.16816\.F32", capability) == tokens // 2
+        assert found(name, r"LDSM\.16\.M88\.4", capability)
+        assert found(name, r"LDGSTS\.E\.BYPASS\.\S*128", capability)
+        assert not found(name, "LDL|STL", capability)
