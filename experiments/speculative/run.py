@@ -1,0 +1,264 @@
+"""Speculative decoding: how much faster it is, by how good the guesses are.
+
+Guesses of a known quality (an oracle that is wrong as often as it is told to be), of drafts made of the target itself
+(fewer bits, fewer layers), and of n-grams on texts that repeat their prompt; alone and in a batch. Every pair of runs
+alternates, so that the machine's other work falls on both; the ratio is the median of the rounds.
+
+Options: `model` is the draft's file and, without `target`, the target's as well; `drafts` are "bits:SCHEME" (quantised
+anew), "layers:N" (the first N layers) or "file:NAME".
+"""
+
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+OPTIONS = {"model": "smollm2-135m-instruct", "target": "", "threads": 1, "rounds": 3, "tokens": 96,
+           "drafts": "file:,bits:q4,bits:q3h,bits:q2,layers:24,layers:16,layers:8", "temperatures": "0,0.8"}
+ACCURACIES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+NOTE = """The committee met on Monday to discus the new budget. The members agreed that the budget should be approved \
+befor the end of the month. The chairman said that the budget would be publishd on Friday, and that the members of the \
+commitee would be informed by letter."""
+CODE = """def total(prices):
+    result = 0
+    for price in prices:
+        result = result + price
+    return result
+
+def average(prices):
+    result = 0
+    for price in prices:
+        result = result + price
+    return result / len(prices)
+"""
+PROMPTS = {
+    "spelling": f"Correct the spelling and return the whole text:\n{NOTE}",
+    "copy": f"Repeat the following text exactly:\n{NOTE}",
+    "docstrings": f"Add a docstring to each function and return the whole file:\n{CODE}",
+    "rename": f"Rename `prices` to `values` everywhere in this Python code and return only the code:\n{CODE}",
+    "question": "Explain in three sentences why the sky is blue.",
+    "story": "Write a short story about a lighthouse keeper and a storm.",
+}
+EDITS = ("spelling", "copy", "docstrings", "rename")
+
+
+def run(lab):
+    import numflow
+
+    if lab.quick:
+        lab.options |= {"rounds": 1, "tokens": 12, "drafts": "file:,layers:8", "temperatures": "0"}
+    threads = lab.options["threads"]
+    with numflow.load(lab.options["model"], threads=threads) as model:
+        model.generate(PROMPTS["copy"], chat=True, max_tokens=8, speculate="ngram", draft_tokens=4)
+        lab.say("guesses of a known quality")
+        lab.results["oracle"] = oracle(lab, model)
+        lab.say("n-grams")
+        lab.results["ngram"] = ngrams(lab, model)
+        lab.results["batch"] = batch(lab, model)
+    with numflow.load(lab.options["target"] or lab.options["model"], threads=threads) as target:
+        lab.results["drafts"] = [row for name in lab.options["drafts"].split(",") for row in drafts(lab, target, name)]
+    report(lab)
+
+
+def compare(lab, model, plain, guessing):
+    """Alternating calls; {tok_s, plain_tok_s, speedup, accepted, drafts, tokens per step} of the second."""
+    ratios, speeds, counts = [], [], {}
+    for _ in range(lab.options["rounds"]):
+        before = plain().stats["decode_tok_s"]
+        start = dict(model.core.counts)
+        result = guessing()
+        counts = {name: model.core.counts[name] - start[name] for name in ("drafts", "accepted_drafts", "steps")}
+        speeds.append((result.stats["decode_tok_s"], before))
+        ratios.append(speeds[-1][0] / before if before else 1.0)
+    fast, slow = map(statistics.median, zip(*speeds, strict=True))
+    return {"speedup": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "tok_s": fast,
+            "plain_tok_s": slow, "accepted": counts["accepted_drafts"], "drafts": counts["drafts"],
+            "tokens_per_step": len(result.ids) / max(1, counts["steps"])}
+
+
+class Oracle:
+    """Guesses the tokens of a known text, each right with a given probability. It takes no time."""
+
+    def __init__(self, paced, text, accuracy):
+        self._paced, self._text, self._accuracy = paced, text, accuracy
+        self._paced.guess = self._guess
+        self.propose, self.accepted, self.close = paced.propose, paced.accepted, paced.close
+
+    def _guess(self, ids, limit):
+        rng = np.random.default_rng(len(ids))
+        right = self._text[len(ids):len(ids) + self._paced.count(limit)]
+        return [int(id) if rng.random() < self._accuracy else int(id) ^ 1 for id in right]
+
+    def drawn_from(self, place):
+        return None
+
+
+def oracle(lab, model):
+    """Speed-up against the quality of guesses that cost nothing."""
+    from numflow.decoding.speculative import StepTimes
+    from numflow.engine.decode import together
+    from numflow.engine.drafters import Paced
+    from numflow.engine.settings import Settings
+
+    settings = {"chat": True, "max_tokens": lab.options["tokens"], "ignore_eos": True}
+    request = model.request(PROMPTS["story"], Settings.of(settings))
+    text = [*request.prefix.tolist(), *model.generate(PROMPTS["story"], **settings).ids]
+    rows = []
+    for accuracy in ACCURACIES[::4] if lab.quick else ACCURACIES:
+        times = StepTimes()
+
+        def guessing(accuracy=accuracy, times=times):
+            own = replace(request, drafting=lambda sampler: Oracle(Paced(times), text, accuracy))
+            return together(model.core, [own], model.text_decoder)[0]
+
+        rows.append({"accuracy": accuracy, **compare(
+            lab, model, lambda: together(model.core, [request], model.text_decoder)[0], guessing)})
+    return rows
+
+
+def ngrams(lab, model):
+    """Prompt look-up on every prompt, with as many guesses as pay and with three."""
+    rows = []
+    for name in list(PROMPTS)[:1] if lab.quick else PROMPTS:
+        for count in (None, 3):
+            settings = {"chat": True, "max_tokens": 2 * lab.options["tokens"]}
+            plain = partial(model.generate, PROMPTS[name], **settings)
+            found = compare(lab, model, plain, partial(plain, speculate="ngram", draft_tokens=count))
+            rows.append({"prompt": name, "guesses": count or "as many as pay", **found})
+            lab.say(f"{name}: {found['speedup']:.2f}")
+    return rows
+
+
+def batch(lab, model):
+    """The edits side by side: tokens per second of all together."""
+    prompts = [PROMPTS[name] for name in EDITS]
+
+    def speed(**settings):
+        begin = time.perf_counter()
+        results = model.generate_batch(prompts, chat=True, max_tokens=lab.options["tokens"], **settings)
+        return sum(len(result.ids) for result in results) / (time.perf_counter() - begin)
+
+    pairs = [(speed(), speed(speculate="ngram")) for _ in range(lab.options["rounds"])]
+    plain, guessing = map(statistics.median, zip(*pairs, strict=True))
+    return {"requests": len(prompts), "plain_tok_s": plain, "ngram_tok_s": guessing,
+            "speedup": statistics.median(b / a for a, b in pairs)}
+
+
+def drafts(lab, target, name):
+    """One draft model on prompts that do not repeat themselves, greedy and drawn."""
+    kind, _, value = name.partition(":")
+    lab.say(f"draft {name}")
+    with draft_model(lab.options["model"], kind, value, lab.options["threads"]) as draft:
+        target.draft = draft
+        cost = step_seconds(draft) / step_seconds(target)
+        for prompt in ("question",) if lab.quick else ("question", "story"):
+            for temperature in map(float, lab.options["temperatures"].split(",")):
+                settings = {"temperature": temperature, "seed": 1} if temperature else {}
+                both = partial(target.generate, PROMPTS[prompt], chat=True, max_tokens=lab.options["tokens"],
+                               ignore_eos=True, **settings)
+                found = compare(lab, target, partial(both, speculate="off"), partial(both, draft_tokens=3))
+                yield {"draft": name, "prompt": prompt, "temperature": temperature, "cost": cost, **found}
+        target.draft = None
+
+
+def draft_model(path, kind, value, threads):
+    """A model: the file itself or another, quantised anew, or cut off after some layers."""
+    import numflow
+
+    if kind == "bits":
+        return numflow.load(path, weights=value, threads=threads, progress=False)
+    if kind == "file":
+        return numflow.load(value or path, threads=threads)
+    return first_layers(numflow.registry.resolve(path), int(value), threads)
+
+
+def first_layers(path, layers, threads):
+    """The model of a GGUF file without its later layers."""
+    from numflow import formats, network
+    from numflow.cpu.program import Program
+    from numflow.engine.model import Model
+    from numflow.partition.plan import single_device
+
+    checkpoint = formats.open_checkpoint(path)
+    key, = (key for key in checkpoint.config if key.endswith("block_count"))
+    checkpoint.config[key] = layers
+    own = {name: tensor for name, tensor in checkpoint.tensors.items()
+           if not name.startswith("blk.") or int(name.split(".")[1]) < layers}
+    checkpoint = replace(checkpoint, tensors=own)
+    built = network.build(network.choose_spec(checkpoint, None), checkpoint, None)
+    part = single_device(built, "cpu").part(0)
+    return Model(built, Program(part, network.WeightSource(built, checkpoint), threads=threads, activations="int8"))
+
+
+def step_seconds(model):
+    """Median time of a token."""
+    model.generate([1, 2, 3], max_tokens=4, ignore_eos=True, speculate="off")
+    return statistics.median(1 / model.generate([1, 2, 3], max_tokens=12, ignore_eos=True, speculate="off")
+                             .stats["decode_tok_s"] for _ in range(3))
+
+
+def report(lab):
+    found = lab.results
+    lab.text(__doc__.split("\n\n")[1].replace("\n", " "))
+    lab.heading("Guesses of a known quality")
+    lab.text("Guesses that cost nothing, as many as pay, each right with the given probability. Tokens per step is "
+             "what one run of the model gives.")
+    lab.table(["accuracy", "speed-up", "lowest", "highest", "tokens per step", "right", "guessed"],
+              [[r["accuracy"], r["speedup"], r["low"], r["high"], r["tokens_per_step"], r["accepted"], r["drafts"]]
+               for r in found["oracle"]])
+    lab.heading("N-grams")
+    lab.table(["prompt", "guesses", "speed-up", "lowest", "highest", "tok/s", "plain tok/s", "tokens per step",
+               "right"],
+              [[r["prompt"], r["guesses"], r["speedup"], r["low"], r["high"], r["tok_s"], r["plain_tok_s"],
+                r["tokens_per_step"], share(r)] for r in found["ngram"]])
+    edits = [r["speedup"] for r in found["ngram"] if r["prompt"] in EDITS]
+    lab.text(f"On the edits the median is {statistics.median(edits):.2f} times, the best {max(edits):.2f}. "
+             f"{found['batch']['requests']} edits side by side: {found['batch']['ngram_tok_s']:.0f} tokens/s against "
+             f"{found['batch']['plain_tok_s']:.0f}, {found['batch']['speedup']:.2f} times.")
+    lab.heading("Draft models")
+    lab.text("Three guesses at a time. Cost: time of a guess as a part of the target's step. At temperature 0 guesses "
+             "are compared, above it they pass by rejection sampling, which lets more of them pass. A draft pays where "
+             "it is right often and costs little; one that costs as much as the target cannot pay.")
+    lab.table(["draft", "prompt", "temperature", "cost", "right", "tokens per step", "speed-up"],
+              [[r["draft"], r["prompt"], r["temperature"], r["cost"], share(r), r["tokens_per_step"], r["speedup"]]
+               for r in found["drafts"]])
+    figures(lab)
+
+
+def share(row):
+    """Of the guesses, those that stayed."""
+    return row["accepted"] / row["drafts"] if row["drafts"] else None
+
+
+def figures(lab):
+    plt = lab.pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    rows = lab.results["oracle"]
+    left.plot([r["accuracy"] for r in rows], [r["speedup"] for r in rows], "o-", label="free guesses, as many as pay")
+    a = np.linspace(0, 1, 101)
+    for count in (1, 3):
+        left.plot(a, sum(a**i for i in range(count + 1)), ":", label=f"tokens per step with {count} guesses")
+    for kind in sorted({r["draft"].partition(":")[0] for r in lab.results["drafts"]}):
+        own = [r for r in lab.results["drafts"] if r["draft"].startswith(kind) and share(r) is not None]
+        left.plot([first_right(r) for r in own], [r["speedup"] for r in own], "x", label=f"drafts: {kind}")
+    left.set(xlabel="probability that a guess is right", ylabel="speed-up", ylim=(0, None))
+    left.legend(fontsize=8)
+    names = list(dict.fromkeys(r["prompt"] for r in lab.results["ngram"]))
+    for place, guesses in enumerate(("as many as pay", 3)):
+        own = {r["prompt"]: r["speedup"] for r in lab.results["ngram"] if r["guesses"] == guesses}
+        right.barh(np.arange(len(names)) + 0.4 * place, [own[name] for name in names], 0.4, label=f"n-grams: {guesses}")
+    right.axvline(1, color="black", lw=0.5)
+    right.set(yticks=np.arange(len(names)) + 0.2, yticklabels=names, xlabel="speed-up")
+    right.invert_yaxis()
+    right.legend(fontsize=8)
+    lab.figure(figure, "speedup", "Left: speed-up against the quality of guesses. Right: n-grams by prompt.")
+    plt.close(figure)
+
+
+def first_right(row):
+    """The probability of one guess that gives these tokens per step with three guesses at a time."""
+    grid = np.linspace(0, 1, 1001)
+    tokens = sum(grid**i for i in range(4))
+    return float(grid[np.argmin(np.abs(tokens - row["tokens_per_step"]))])
