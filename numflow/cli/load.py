@@ -35,7 +35,7 @@ def bench_serve(
         raise DeviceError(f"this needs {error.name}: pip install 'numflow[server]'") from None
 
     report = run(Load(url, clients, seconds, requests, prompt_words, max_tokens, model,
-                      os.environ.get("NUMFLOW_API_KEY"), limit)).report()
+                      os.environ.get("NUMFLOW_API_KEY"), limit=limit)).report()
     if not report["requests"]:
         raise RequestError(f"{url}: no request was answered: {', '.join(report['errors']) or 'too little time'}")
     if json:

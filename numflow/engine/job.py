@@ -179,6 +179,6 @@ class Job:
             return
         self.error = error
         for sample in self.samples:
-            sample.finish(self.request, None if sample.done else reason)
+            sample.finish(self.request, None if sample.done else reason).stats["cached_tokens"] = self.group.reused
         self.done.set()
         self.sink(None)

@@ -50,6 +50,7 @@ class Group:
                drafts, so many rows at most in a step.
     whole:     the prompt cannot be cut (attention to both sides).
     cached:    may use the prefix cache, below `root`, which stands for what else its keys and values depend on.
+    reused:    tokens of the prompt that the prefix cache had.
     """
 
     prompt: list[int]
@@ -62,6 +63,7 @@ class Group:
     whole: bool = False
     cached: bool = True
     root: Hashable = START
+    reused: int = 0
     lanes: list[Lane] = field(default_factory=list)
     arrival: int = -1
     running: bool = False

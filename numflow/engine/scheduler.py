@@ -316,3 +316,4 @@ class Scheduler:
 
     def _count(self, lane: Lane, blocks: int) -> None:
         self.counts["prefix_tokens"] += blocks * self.block_size
+        lane.group.reused = min(lane.group.reused + blocks * self.block_size, len(lane.group.prompt))

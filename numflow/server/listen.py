@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -24,18 +23,23 @@ GRACE = 5.0  # seconds beyond drain_timeout, for answers that say that the servi
 class Connection(H11Protocol):
     """A client's connection. Requests have to arrive, and answers to be read, in reasonable time.
 
+    most: connections at a time; those beyond are told so and closed.
     header_timeout: seconds for a request's head. write_timeout: seconds without any byte read of what was sent.
     """
 
-    def __init__(self, *args: Any, header_timeout: float, write_timeout: float, **options: Any):
+    def __init__(self, *args: Any, most: int, header_timeout: float, write_timeout: float,
+                 **options: Any):
         super().__init__(*args, **options)
-        self._header_timeout, self._write_timeout = header_timeout, write_timeout
+        self._most, self._header_timeout, self._write_timeout = most, header_timeout, write_timeout
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
         self._head = self.loop.call_later(self._header_timeout, transport.abort)
+        if len(self.connections) > self._most:
+            self._refuse(503, b"Service Unavailable", ApiError(
+                503, f"{self._most} connections are open already; try again later", code="too_many_connections"))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -63,12 +67,13 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP."""
-        body = dump(ApiError(400, msg, code="invalid_http").body())
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-                   (b"connection", b"close")]
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body),
-                      h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event))
+        self._refuse(400, b"Bad Request", ApiError(400, msg, code="invalid_http"))
+
+    def _refuse(self, status: int, phrase: bytes, error: ApiError) -> None:
+        """Answer without asking the application, and close."""
+        body = dump(error.body())
+        self.transport.write(b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+                             b"connection: close\r\nretry-after: 5\r\n\r\n%s" % (status, phrase, len(body), body))
         self.transport.close()
 
 
@@ -114,10 +119,11 @@ def serve(service: Service, started: Callable[[str], None] = lambda url: None) -
     config = service.config
     listener = _listen(config.host, config.port)
     url = f"http://{f'[{config.host}]' if ':' in config.host else config.host}:{listener.getsockname()[1]}"
-    protocol = partial(Connection, header_timeout=config.body_timeout, write_timeout=config.write_timeout)
+    protocol = partial(Connection, most=config.max_connections, header_timeout=config.body_timeout,
+                       write_timeout=config.write_timeout)
     options = uvicorn.Config(
         make_app(service), http=protocol, ws="none", lifespan="on", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=30, backlog=config.max_connections,
+        server_header=False, proxy_headers=False, timeout_keep_alive=30, backlog=2048,
         timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
     server = _Server(options, service, lambda: started(url))
     try:

@@ -21,7 +21,8 @@ PERCENTILES = (50, 95, 99)
 class Load:
     """What is asked. clients: requests at a time. seconds: no new requests after that; limit: of the whole run.
 
-    requests: so many requests in all, None: as many as fit. prompt_words: of each prompt, all different.
+    requests: so many requests in all, None: as many as fit. prompt_words: of each prompt, all different; `first` is
+    the number of the first, which the others follow.
     fields: further fields of each request.
     """
 
@@ -33,6 +34,7 @@ class Load:
     max_tokens: int = 64
     model: str | None = None
     key: str | None = None
+    first: int = 0
     limit: float = 120.0
     fields: Mapping[str, Any] = field(default_factory=dict)
 
@@ -45,11 +47,14 @@ class Load:
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name} should be above 0, is {getattr(self, name)}")
 
+    def prompt(self, number: int) -> str:
+        """The prompt of the request `number`."""
+        words = random.Random(number).choices(TEXT.split(), k=self.prompt_words)
+        return " ".join([str(number), *words])
+
     def body(self, number: int) -> bytes:
         """The request `number`."""
-        words = random.Random(number).choices(TEXT.split(), k=self.prompt_words)
-        prompt = " ".join([str(number), *words])
-        return json.dumps({"prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0, "stream": True,
+        return json.dumps({"prompt": self.prompt(number), "max_tokens": self.max_tokens, "temperature": 0, "stream": True,
                            "stream_options": {"include_usage": True}, "ignore_eos": True,
                            **({"model": self.model} if self.model else {}), **self.fields}).encode()
 
@@ -91,7 +96,8 @@ def run(load: Load) -> Measured:
 
 
 async def _run(load: Load) -> Measured:
-    measured, numbers, begin = Measured(), iter(range(load.requests or 1 << 60)), time.perf_counter()
+    measured, begin = Measured(), time.perf_counter()
+    numbers = iter(range(load.first, load.first + (load.requests or 1 << 60)))
 
     async def client():
         for number in numbers:

@@ -2,7 +2,9 @@
 
 import base64
 import json
+import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -98,7 +100,8 @@ def test_bodies_have_a_limit(http):
 
 def test_a_full_queue_is_429(model_folders, tmp_path):
     path = tmp_path / "service.toml"
-    path.write_text(f'[service]\nmax_queue = 1\nrequest_timeout = 2\n[models.m]\npath = "{model_folders["chat"]}"\n'
+    path.write_text(f'[service]\nmax_queue = 1\nrequest_timeout = 2\nmax_connections = 6\n\n[models.m]\n'
+                    f'path = "{model_folders["chat"]}"\n'
                     'backend = "reference"\nmax_batch = 1\n')
     with ServerProcess("-c", str(path)) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         body = {"prompt": "a", "max_tokens": 480, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -113,6 +116,11 @@ def test_a_full_queue_is_429(model_folders, tmp_path):
         for end in ends:  # either done in time, or an error that says why not
             assert end is None or end["error"]["code"] == "request_timeout"
         assert server.wait_idle()["kv_blocks_used"] == 0
+        with ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            last = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            assert b" 503 " in last.recv(500)
         log = [json.loads(line) for line in server.log]
         assert any(line.get("code") == "queue_full" and line["status"] == 429 for line in log)
 

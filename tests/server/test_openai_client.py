@@ -26,6 +26,15 @@ def test_chat(openai_client, model):
     assert reply.system_fingerprint.startswith("fp_")
 
 
+def test_reused_tokens_are_counted(openai_client):
+    prompt = "A long beginning that comes twice. " * 8
+    options = {"model": "org/chat", "max_tokens": 1, "temperature": 0}
+    first = openai_client.completions.create(prompt=prompt + "one", **options)
+    second = openai_client.completions.create(prompt=prompt + "two", **options)
+    assert first.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens_details.cached_tokens
+    assert second.usage.prompt_tokens_details.cached_tokens <= second.usage.prompt_tokens
+
+
 def test_streamed_chat_is_the_same(openai_client):
     options = {"model": "org/chat", "messages": HI, "temperature": 0.9, "seed": 5, "max_tokens": 40, "top_p": 0.9}
     whole = openai_client.chat.completions.create(**options)
