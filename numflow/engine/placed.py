@@ -1,0 +1,64 @@
+"""A model over several devices: from a device string to a running plan (`numflow.load(..., devices="0&1;2&3")`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from numflow import formats, network
+from numflow.engine.requantise import requantised
+from numflow.errors import DeviceError
+from numflow.formats.checkpoint import Checkpoint
+from numflow.ops import Network
+from numflow.partition.cut import partition
+from numflow.partition.program import PROGRESS_S, PlanProgram
+from numflow.spec.reader import Spec
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """The weights of a device from a checkpoint that is open in this process."""
+
+    checkpoint: Checkpoint
+
+    def __call__(self, part: Network) -> network.WeightSource:
+        return network.WeightSource(part, self.checkpoint)
+
+
+@dataclass(frozen=True)
+class FileWeights:
+    """The weights of a device from the model's files, which its process opens for itself.
+
+    weights, imatrix: quantised as they are read, as by `numflow.load`.
+    """
+
+    path: Path
+    spec: Spec
+    weights: str | Path | None = None
+    imatrix: str | Path | None = None
+
+    def __call__(self, part: Network) -> network.WeightSource:
+        checkpoint = formats.open_checkpoint(self.path)
+        if self.weights is not None:
+            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, progress=False)
+        return network.WeightSource(part, checkpoint)
+
+
+def placed_program(built: Network, backend: str, module: str, devices: str, checkpoint: Checkpoint, files: FileWeights,
+                   transport: str = "threads", timeout: float = PROGRESS_S,
+                   options: Mapping[str, Any] | None = None) -> PlanProgram:
+    """The program of a plan.
+
+    built: the network with every matrix product on its own (fuse=False). module: of the executor, with Program and
+    World. files: for processes. transport, timeout: as for PlanProgram. options: of the executor's Program.
+
+    Raises:
+        DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
+    """
+    executor = import_module(module)
+    if not hasattr(executor, "World"):
+        raise DeviceError(f"backend {backend!r} runs on one device: devices={devices!r} needs 'cpu' or 'reference'")
+    source = files if transport == "processes" else SharedWeights(checkpoint)
+    plan = partition(built, devices, backend)
+    return PlanProgram(plan, executor, source, transport, timeout, **dict(options or {}))
