@@ -11,10 +11,12 @@ from numflow.cpu.memory import aligned
 from numflow.cpu.pack_kernels import KERNELS, SCRATCH
 from numflow.cpu.pack_own import KERNELS as OWN_KERNELS
 from numflow.errors import NetworkError
+from numflow.formats.mapped import release_pages
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 
 _SMALL = 1 << 21        # bytes below which one thread packs
+_PART_BYTES = 1 << 24   # bytes that are packed at a time
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 _ARENA = Arena()
 _KERNELS = KERNELS | OWN_KERNELS
@@ -41,10 +43,19 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     packed = Packed(kind, raw.type if native else "F32", raw.shape, raw.groups, codes, headers,
                     None if native else raw.type)
     if native:
-        _run(raw.rows, packed, 0, raw.groups, threads)
+        _pack(raw, packed, threads)
     else:
         _expand(raw, packed, threads)
     return packed
+
+
+def _pack(raw: RawMatrix, packed: Packed, threads: int) -> None:
+    """Pack as stored, some whole tiles at a time; of a mapped file only these are then in memory twice."""
+    step = max(16, _PART_BYTES // max(1, raw.rows.shape[1]) // 16 * 16) if raw.groups == 1 else len(raw.rows)
+    for begin in range(0, len(raw.rows), step):
+        rows = raw.rows[begin:begin + step]
+        _run(rows, packed, begin // 16, raw.groups, threads)
+        release_pages(rows)
 
 
 def _expand(raw: RawMatrix, packed: Packed, threads: int) -> None:

@@ -27,6 +27,21 @@ def show(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:150]}...{text[-20:]}"
 
 
+def release_pages(array: np.ndarray) -> None:
+    """Let go of the memory behind an array that views a mapped file; what is read again comes from the file again.
+
+    Anything else is left alone. While a model is loaded, the file and what is made of it are not in memory twice.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
+
+
 class MappedFile:
     """A regular file, read-only. `data` is uint8 [size]; nothing is read before it is touched."""
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.errors import NetworkError
 from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.mapped import release_pages
 from numflow.network.columns import stored_columns
 from numflow.ops import Network, Part, Weight
 
@@ -41,7 +42,7 @@ class WeightSource:
             rows = self.f32(name).reshape(shape)
             return RawMatrix(name, "F32", rows.view(np.uint8).reshape(shape[0], columns * 4), shape, weight.groups)
         pieces = [self._stored(part, name) for part in weight.parts]
-        rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        rows = pieces[0] if len(pieces) == 1 else _joined(pieces)
         return RawMatrix(name, weight.types[0], rows, shape, weight.groups)
 
     def f32(self, name: str) -> np.ndarray:
@@ -50,7 +51,7 @@ class WeightSource:
         if weight.constant is not None:
             return np.ascontiguousarray(weight.constant, np.float32)
         pieces = [self._part(part, vector=len(weight.shape) == 1) for part in weight.parts]
-        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+        values = _joined(pieces) if len(pieces) > 1 else pieces[0]
         if weight.add:
             values = values + np.float32(weight.add)
         if weight.normalize_rows:
@@ -100,3 +101,11 @@ def _index(rows):
 def _chosen(values: np.ndarray, rows) -> np.ndarray:
     """Rows in order; a range is a view, so that mapped bytes are not copied."""
     return values if rows is None else values[_index(rows)]
+
+
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    """One array of all rows; what they were read from need not stay in memory."""
+    rows = np.concatenate(pieces)
+    for piece in pieces:
+        release_pages(piece)
+    return rows
