@@ -57,7 +57,7 @@ def frontier(lab):
         try:
             _model(lab, name, text)
         except NumflowError as error:
-            lab.text(f"`{name}` is left out: {error}")
+            lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
 
 
 def _model(lab, name: str, text: str) -> None:
@@ -65,7 +65,7 @@ def _model(lab, name: str, text: str) -> None:
     from numflow.network.calibration import read_calibration
     from numflow.registry import resolve
 
-    source, chunks = resolve(name), lab.options["calibration_chunks"]
+    source, name, chunks = resolve(name), Path(name).name, lab.options["calibration_chunks"]
     with _work(lab.options["keep"], name) as folder:
         work = Path(folder)
         imatrix = work / "calibration.safetensors"
@@ -151,7 +151,7 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
                 lab.say(f"{name}: {c.name}")
                 models[c.name] = numflow.load(c.path, activations="f32", weights=c.weights, imatrix=c.imatrix,
                                               progress=False)
-            found = divergences(models, base, text, 512, lab.options["chunks"])
+            found = divergences(models, base, text, min(512, base.context), lab.options["chunks"])
             for c in some:
                 types = sorted({t for w in models[c.name].network.weights.values() for t in w.types} - {"F32"})
                 rows.append({"name": c.name, "family": c.family, "bits": models[c.name].bits_per_weight,

@@ -21,10 +21,10 @@ def kv_types(lab):
         try:
             rows = _rows(lab, name, text)
         except NumflowError as error:
-            lab.text(f"`{name}` is left out: {error}")
+            lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
             continue
-        lab.results.setdefault("kv", {})[name] = rows
-        lab.text(f"{name}:")
+        lab.results.setdefault("kv", {})[Path(name).name] = rows
+        lab.text(f"{Path(name).name}:")
         lab.table(["keys", "values", "KB per token", "KL", "±", "same top"],
                   [[r["k"], r["v"], r["bytes"] / 1e3, f"{r['kl']['mean']:.6f}", f"{r['kl']['stderr']:.6f}",
                     f"{100 * r['same_top']:.2f} %"] for r in rows])
@@ -39,7 +39,7 @@ def _rows(lab, name, text) -> list[dict]:
     with numflow.load(source, activations="f32", kv="f32", progress=False) as base:
         models = {pair: numflow.load(source, activations="f32", kv_k=pair[0], kv_v=pair[1], progress=False)
                   for pair in PAIRS}
-        found = divergences(models, base, text, 512, max(1, lab.options["chunks"] // 4))
+        found = divergences(models, base, text, min(512, base.context), max(1, lab.options["chunks"] // 4))
         for (k, v), model in models.items():
             size = model.program.block_bytes / model.program.block_size
             rows.append({"k": k, "v": v, "bytes": size, **found[k, v]})

@@ -28,7 +28,8 @@ PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": k
 
 def run(lab):
     if lab.quick:
-        lab.options |= {"size": 1 << 13, "rows": 4, "models": "", "language_models": ""}
+        small = {"size": 1 << 13, "rows": 4, "models": "", "language_models": "", "chunks": 2, "calibration_chunks": 2}
+        lab.options |= {key: value for key, value in small.items() if lab.options[key] == OPTIONS[key]}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
     if not lab.options["text"] and _TEXT.exists():
         lab.options["text"] = str(_TEXT)
@@ -38,3 +39,4 @@ def run(lab):
     for place in ("llama_cpp", "text"):
         lab.options[place] = "found" if lab.options[place] else ""
     lab.options["keep"] = ""
+    lab.options["language_models"] = ",".join(Path(n).name for n in lab.options["language_models"].split(","))

@@ -6,6 +6,7 @@ import pytest
 
 from numflow.lab import run_experiment
 from tests.conftest import REPO
+from tests.quant.small import TEXT, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -23,3 +24,24 @@ def test_it_writes_its_report(tmp_path, monkeypatch):
     assert "| q3h       | numflow   | 3.7031 |" in report
     for figure in ("error_against_bits", "error_times_levels", "codes"):
         assert (out / f"{figure}.png").stat().st_size > 10_000
+
+
+def test_divergence_of_a_small_model(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("NUMFLOW_EXPERIMENTS", str(REPO / "experiments"))
+    model, text = write_model(tmp_path / "small"), tmp_path / "text.txt"
+    text.write_text(TEXT)
+    options = {"llama_cpp": "", "language_models": str(model), "text": str(text), "parts": "frontier,kv"}
+    out = run_experiment("quant-error", quick=True, out=tmp_path / "out", options=options)
+    content = (out / "results.json").read_text()
+    assert str(tmp_path) not in content + (out / "report.md").read_text()
+    results = json.loads(content)["results"]
+    rows = {row["name"]: row for row in results["frontier"]["small"]}
+    assert rows["q3h"]["kl"]["mean"] < rows["q3h plain"]["kl"]["mean"]
+    assert rows["q8"]["kl"]["mean"] < rows["q5"]["kl"]["mean"] < rows["q3"]["kl"]["mean"] < rows["q2"]["kl"]["mean"]
+    assert rows["auto 4.5"]["bits"] <= 4.5
+    errors = {label: float(error) for label, _, error in results["output_error"]["small"]}
+    assert errors["q3, feedback"] < errors["q3, importances"] < 1.02 * errors["q3"]
+    assert results["sensitivity"]["small"]["attn_q"]
+    kv = {(row["k"], row["v"]): row["kl"]["mean"] for row in results["kv"]["small"]}
+    assert kv["q8", "q8"] < kv["q4", "q4"] < kv["q2", "q2"]
