@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+COLUMNS = 16  # values of which one stands for all, when many are to be passed over
 FIRST_LOOK = 256  # values that are sorted at first; four times as many whenever that is not enough
 
 
@@ -38,10 +39,23 @@ def greedy(scores: np.ndarray) -> int:
 def largest(scores: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
     """The `count` of `ids`, rising, whose scores[id] are largest; at the border the lower id. A partition, no sort."""
     values = scores[ids]
+    if len(values) >= 2 * COLUMNS * count:
+        places = _not_below(values, count)
+        ids, values = ids[places], values[places]
     border = np.partition(values, len(values) - count)[len(values) - count]
     above = ids[values > border]
     level = ids[values == border]
     return np.sort(np.concatenate([above, level[: count - len(above)]]))
+
+
+def _not_below(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of few of the values, rising, the `count` largest and all equal to them among them.
+
+    The values are taken as columns: as many columns hold a value not below the count-th largest of their maxima.
+    """
+    rows = len(values) // COLUMNS
+    peaks = np.max(values[:rows * COLUMNS].reshape(COLUMNS, rows), axis=0)
+    return np.flatnonzero(values >= np.partition(peaks, rows - count)[rows - count])
 
 
 def descending(values: np.ndarray, count: int) -> np.ndarray:

@@ -19,6 +19,20 @@ def test_largest_and_descending(count):
     assert descending(values, 20).tolist() == order
 
 
+@pytest.mark.parametrize("count", [1, 7, 100, 156])
+@pytest.mark.parametrize("levels", [3, 50, 10**6])
+def test_largest_of_many_passes_over_most(count, levels):
+    rng = np.random.default_rng(count)
+    for size in (5000, 5001, 5015):
+        values = rng.integers(0, levels, size).astype(np.float64)
+        values[rng.random(size) < 0.1] = -np.inf
+        order = np.argsort(-values, kind="stable")
+        assert largest(values, np.arange(size), count).tolist() == sorted(order[:count].tolist())
+        ids = np.flatnonzero(values > 0)
+        some = ids[np.argsort(-values[ids], kind="stable")][:count]
+        assert largest(values, ids, count).tolist() == sorted(some.tolist())
+
+
 def test_only_the_leading_values_are_looked_at():
     values, seen = np.random.default_rng(0).random(5000), []
 
