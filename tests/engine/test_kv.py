@@ -1,0 +1,50 @@
+"""The options kv, kv_k and kv_v of `load`: which types are cached, on both executors."""
+
+import numpy as np
+import pytest
+
+from numflow.engine.load import load
+from numflow.errors import RequestError
+from tests.engine.tiny import write_checkpoint
+
+IDS = list(range(1, 40))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def _logits(folder, **options):
+    with load(folder, **options) as model:
+        return model.logits(IDS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_kv_sets_both_and_each_may_differ(folder, backend):
+    exact = _logits(folder, backend=backend)
+    coarse = {name: np.abs(_logits(folder, backend=backend, **kv) - exact).max() for name, kv in (
+        ("both", {"kv": "q3h"}), ("keys", {"kv_k": "q3h"}), ("values", {"kv_v": "q3h"}),
+        ("none", {"kv": "q3h", "kv_k": "f32", "kv_v": "f32"}), ("fine", {"kv": "q8"}))}
+    assert coarse.pop("none") == 0
+    assert 0 < coarse["fine"] < min(coarse["keys"], coarse["values"], coarse["both"])
+    assert len(set(coarse.values())) == 4
+
+
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder):
+    whole = _logits(folder, kv="q4", chunk=64)
+    np.testing.assert_array_equal(_logits(folder, kv="q4", chunk=7, threads=2), whole)
+
+
+def test_a_cache_of_few_bits_takes_less_memory(folder):
+    size = {}
+    for kv in ("f32", "q4", "q2"):
+        with load(folder, kv=kv) as model:
+            size[kv] = model.program.block_bytes
+    assert size["q2"] < size["q4"] < size["f32"]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_an_unknown_type_is_refused(folder, backend):
+    with pytest.raises(RequestError, match="kv_v should be one of auto, f32, f16, q8, q6, q5, q4, q3h, q3, q2, is 'q7'"):
+        load(folder, backend=backend, kv_v="q7")
