@@ -28,6 +28,7 @@ class Bound:
     kernels: the one that does each step, or the last of them.
     table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
     ends:  for each step, the number of table rows up to its last call.
+    by_host: (row, step) of the exchanges that Python does before the walk goes on at that row.
     """
 
     def __init__(self, steps: tuple[Step, ...], ctx: Context, fused: bool = True):
@@ -55,6 +56,8 @@ class Bound:
         self.kernels = [calls[-1].kernel if calls else doers[i].kernel for i, (_, calls) in enumerate(self.steps)]
         self.calls = [call for _, calls in self.steps for call in calls]
         self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
+        self.by_host = [(end - 1, step) for (step, _), end in zip(self.steps, self.ends, strict=True)
+                        if exchange.is_remote(step, ctx)]
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
 
     @staticmethod

@@ -22,13 +22,33 @@ LINES, N_LINES, MEMBERS, ME, TABLE, COUNT = range(12, 18)  # of the group kernel
 THEIR_LINE, THEIR_COUNT, RING = range(12, 15)              # of send and receive
 
 
+def is_remote(step: Step, ctx) -> bool:
+    """Whether a step's peer is not in this world's memory: Python carries the value (by_host)."""
+    return step.op in ("send", "receive") and ctx.world is not None and ctx.world.remote is not None \
+        and param(step, "peer") not in ctx.world.threads
+
+
+def by_host(step: Step, ctx) -> None:
+    """Do a step with a device that is elsewhere."""
+    (view,), peer = (*step.inputs, *step.outputs), param(step, "peer")
+    values = ctx.buffers.columns(view, int(ctx.header_fields[ctx.rows(view)]))
+    if step.op == "send":
+        ctx.world.remote.put(ctx.device, peer, values.copy())
+    else:
+        values[:] = ctx.world.remote.take(peer, ctx.device)
+
+
 def send(step: Step, ctx) -> list[Call]:
     """x f32 or i32 [rows, D] to device `peer`."""
+    if is_remote(step, ctx):
+        return [Call.of(step, _nothing)]
     return _pair(step, ctx, _send, ctx.device, param(step, "peer"))
 
 
 def receive(step: Step, ctx) -> list[Call]:
     """y f32 or i32 [rows, D] from device `peer`."""
+    if is_remote(step, ctx):
+        return [Call.of(step, _nothing)]
     return _pair(step, ctx, _receive, param(step, "peer"), ctx.device)
 
 
@@ -108,6 +128,12 @@ def _copy(source, source_stride, target, target_stride, width, rows, thread, n_t
 def _row_elements(args):
     """From one row of a slot to the next."""
     return (i64(args, WIDTH) + 15) // 16 * 16
+
+
+@kernel
+def _nothing(args, thread, n_threads):
+    """Stands for a step that Python does, between two walks over the table."""
+    return
 
 
 @kernel

@@ -10,6 +10,7 @@ from numflow.cpu.cache import KVCache
 from numflow.cpu.clock import Stamps
 from numflow.cpu.context import Context, Weights, overlap
 from numflow.cpu.cores import default_threads
+from numflow.cpu.exchange import by_host
 from numflow.cpu.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
@@ -140,8 +141,7 @@ class Program:
         """
         self._entry(entry)
         rows, held = self._rows(entry, output), self._load(batch, entry)
-        self._threads.run(self._bound[entry].table, rows)
-        self._check_world()
+        self._walk(self._bound[entry], rows)
         del held  # the header points into these arrays
         if output is None:
             return None
@@ -165,7 +165,15 @@ class Program:
             return packed.nbytes, uses_int8(packed, self._ctx.activations)
         return self._weights.vectors[name].nbytes, False
 
-    def _check_world(self) -> None:
+    def _walk(self, bound: Bound, rows: int) -> None:
+        """The first rows of the table; exchanges with devices elsewhere in their place."""
+        begin = 0
+        for at, step in bound.by_host:
+            if at < rows:
+                self._threads.run(bound.table[begin:at], at - begin)
+                by_host(step, self._ctx)
+                begin = at
+        self._threads.run(bound.table[begin:], rows - begin)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
 

@@ -10,8 +10,10 @@ lines of the others; a line is written by one thread only, so nothing needs an a
 slots per device, used in turn: who has come to a round has read all of the last but one. Of a pair there is a ring.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
+from typing import Any
 
 import numpy as np
 
@@ -49,8 +51,9 @@ class Channel:
 class World:
     """The region, and the channels that the steps of the devices' networks need.
 
-    networks: of the devices, in the plan's order. threads: of each device, None: the cores there are, shared out.
+    networks: of the devices, by index. threads: of each device, None: the cores there are, shared out.
     shared: the region can be opened by other processes, to which a World goes by being pickled.
+    remote: with `put` and `take`, for devices that are elsewhere (Mailboxes); only `send` and `receive` go there.
     same_bits: what a row gives does not depend on the rows beside it.
 
     Raises:
@@ -59,13 +62,14 @@ class World:
 
     same_bits = True
 
-    def __init__(self, networks: list[Network], threads: int | None = None, shared: bool = False):
+    def __init__(self, networks: Mapping[int, Network], threads: int | None = None, shared: bool = False,
+                 remote: Any = None):
         cores = default_threads()
         count = max(1, cores // len(networks)) if threads is None else threads
         if count < 1:
             raise DeviceError(f"threads should be at least 1, is {threads}")
-        self.threads = [count] * len(networks)
-        self.patience = PATIENCE if sum(self.threads) <= cores else SCARCE
+        self.threads, self.remote = dict.fromkeys(networks, count), remote
+        self.patience = PATIENCE if count * len(networks) <= cores else SCARCE
         widths = _widths(networks)
         at = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
         lines, self.channels = LINE, {}
@@ -111,16 +115,21 @@ class World:
     @property
     def progress(self) -> int:
         """Grows with every round of every thread."""
-        return int(self._counters[LINE // 8::LINE // 8].sum())
+        rounds = int(self._counters[LINE // 8::LINE // 8].sum())
+        return rounds if self.remote is None else rounds + self.remote.progress
 
     def abort(self) -> None:
         """Let nobody wait any more."""
         if self._memory is not None:
             self._counters[0] = 1
+        if self.remote is not None:
+            self.remote.abort()
 
     def reset(self) -> None:
         """As new; all devices must be at rest."""
         self._counters[:] = 0
+        if self.remote is not None:
+            self.remote.reset()
 
     def close(self) -> None:
         """Give the region back; may be called twice."""
@@ -136,12 +145,12 @@ class World:
         return self._memory[:self._lines_end].view(np.int64)
 
 
-def _widths(networks: list[Network]) -> dict[tuple[str, tuple[int, ...]], int]:
+def _widths(networks: Mapping[int, Network]) -> dict[tuple[str, tuple[int, ...]], int]:
     """Channels, ("group", devices) or ("pair", (from, to)), with the widest rows that go through them."""
     found: dict[tuple[str, tuple[int, ...]], int] = {}
-    for device, network in enumerate(networks):
+    for device, network in networks.items():
         for step in (step for steps in network.entries.values() for step in steps):
-            if step.op == "send":
+            if step.op == "send" and param(step, "peer") in networks:
                 key, width = ("pair", (device, param(step, "peer"))), step.inputs[0].width
             elif step.op in ("all_reduce", "all_gather"):
                 key, width = ("group", tuple(param(step, "group"))), step.outputs[0].width

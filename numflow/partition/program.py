@@ -47,6 +47,7 @@ class PlanProgram:
     transport: "threads": devices are threads of this process; "processes": a process each, with shared memory between.
     timeout:   seconds without progress after which a run is given up.
     threads:   of each device; None: the cores there are, shared out.
+    group:     run the devices of this group only; `remote` (Mailboxes) carries values to and from the other groups.
     options:   of the executor's Program.
 
     Raises:
@@ -55,18 +56,21 @@ class PlanProgram:
     """
 
     def __init__(self, plan: Plan, executor: Any, source: Callable[[Network], Any], transport: str = "threads",
-                 timeout: float = PROGRESS_S, threads: int | None = None, **options: Any):
+                 timeout: float = PROGRESS_S, threads: int | None = None, group: int | None = None,
+                 remote: Any = None, **options: Any):
         if transport not in TRANSPORTS:
             raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, TRANSPORTS)}")
         self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
         self._answers: Answers = queue.SimpleQueue()
         self._lock, self._broken = threading.Lock(), ""
-        self._world = executor.World([part.network for part in plan.devices], threads, transport == "processes")
+        self.parts = [part for part in plan.devices if group is None or part.group == group]
+        self._world = executor.World({part.index: part.network for part in self.parts}, threads,
+                                     transport == "processes", remote)
         self._workers: list[Any] = []
         try:
-            for part, count in zip(plan.devices, self._world.threads, strict=True):
+            for part in self.parts:
                 make = _Make(executor.Program, self._world, part.network, source, part.index,
-                             {**options, "threads": count})
+                             {**options, "threads": self._world.threads[part.index]})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
             self._gather(START_S)
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
@@ -78,7 +82,8 @@ class PlanProgram:
     @property
     def threads(self) -> int | None:
         """Threads of all devices, None where the executor has no say."""
-        return None if None in self._world.threads else sum(self._world.threads)
+        counts = self._world.threads.values()
+        return None if None in counts else sum(counts)
 
     @property
     def device_weights_bytes(self) -> list[int]:
@@ -122,7 +127,7 @@ class PlanProgram:
             return self.run_many([batch], entry, output)[0]
         cut = cut_batch(batch, pieces)
         results = self.run_many([piece for piece, _ in cut], entry, output)
-        if output is None:
+        if results[0] is None:
             return None
         whole = np.empty((len(batch.logit_rows), results[0].shape[1]), np.float32)
         for (_, wanted), result in zip(cut, results, strict=True):
@@ -137,15 +142,15 @@ class PlanProgram:
         owners = self._owners(entry, output)
         results = self._each("run_all", [
             (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1))
-            for part in self.plan.devices])
-        return results[owners[0]] if owners else [None] * len(batches)
+            for part in self.parts])
+        return next((result for result in results if result is not None), [None] * len(batches))
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, a row per step of every device, one device after the other; labels begin with the device."""
         self._owners(entry, None)
         traces = self._all("trace", batch, entry)
         rows = [replace(row, label=f"{part.name}: {row.label}")
-                for part, trace in zip(self.plan.devices, traces, strict=True) for row in trace]
+                for part, trace in zip(self.parts, traces, strict=True) for row in trace]
         return [replace(row, index=index) for index, row in enumerate(rows)]
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -187,11 +192,12 @@ class PlanProgram:
         view = self.network.outputs[output]
         if not any(view.buffer == y.buffer for step in self.network.entries[entry] for y in step.outputs):
             raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
-        return self.plan.owners(output)
+        here = {part.index for part in self.parts}
+        return tuple(index for index in self.plan.owners(output) if index in here)
 
     def _all(self, name: str, *args: Any) -> list[Any]:
         """The same command for every device: a method, or an attribute to read. Their answers."""
-        return self._each(name, [args] * len(self.plan.devices))
+        return self._each(name, [args] * len(self.parts))
 
     def _each(self, name: str, args: Sequence[tuple]) -> list[Any]:
         """A command with its own arguments for each device; their answers."""
@@ -210,7 +216,7 @@ class PlanProgram:
             moved for `timeout` seconds; the program cannot be used any more.
         """
         answers: dict[int, Any] = {}
-        indices = set(range(len(self._workers)))
+        indices = {part.index for part in self.parts}
         try:
             error = self._collect(set(indices), answers, timeout)
         except BaseException:  # Ctrl-C: leave no device behind in the middle of a run

@@ -1,65 +1,33 @@
 """What the devices of a plan do together (ops.EXCHANGES), in plain Python: values pass through mailboxes."""
 
-import threading
-from collections import defaultdict, deque
-
 import numpy as np
 
 from numflow.errors import DeviceError
+from numflow.mailboxes import Mailboxes
 
 
-class World:
-    """The mailboxes of all devices, which run in threads of one process. Every executor has a World of its own kind.
+class World(Mailboxes):
+    """Where all devices of a plan meet: threads of one process. Every executor has a World of its own kind.
 
+    networks: of the devices, by index. threads: of each device. remote: ways to devices that are elsewhere.
     same_bits: whether what a row gives does not depend on the rows beside it (NumPy promises nothing).
-
-    abort: whoever waits, now or later, gets a DeviceError. reset: as new; all devices must be at rest.
-    progress: grows as devices do things together. threads: of each device.
     """
 
     same_bits = False
 
-    def __init__(self, networks, threads=None, shared=False):
-        if shared:
+    def __init__(self, networks, threads=None, shared=False, remote=None):
+        if shared or remote is not None:
             raise DeviceError("devices of backend 'reference' are threads of one process: use transport 'threads'")
-        self.threads = [threads] * len(networks)
-        self._boxes = defaultdict(deque)
-        self._changed = threading.Condition()
-        self.reset()
-
-    def put(self, sender, receiver, x):
-        """Leave a copy of x; never waits."""
-        with self._changed:
-            self._boxes[sender, receiver].append(x.copy())
-            self.progress += 1
-            self._changed.notify_all()
-
-    def take(self, sender, receiver):
-        """The next value that `sender` left for `receiver`; waits for it."""
-        box = self._boxes[sender, receiver]
-        with self._changed:
-            self._changed.wait_for(lambda: box or self.aborted)
-            if self.aborted:
-                raise DeviceError(f"device {receiver} waited for device {sender} when the run was broken off")
-            return box.popleft()
-
-    def abort(self):
-        with self._changed:
-            self.aborted = True
-            self._changed.notify_all()
-
-    def reset(self):
-        with self._changed:
-            self._boxes.clear()
-            self.aborted, self.progress = False, 0
+        super().__init__()
+        self.threads = dict.fromkeys(networks, threads)
 
     def close(self):
-        self._boxes.clear()
+        self.reset()
 
 
 def send(x, *, world, device, peer):
     """Hand x to device `peer`."""
-    world.put(device, peer, x)
+    world.put(device, peer, x.copy())
 
 
 def receive(*, world, device, peer):
@@ -91,5 +59,5 @@ def _of_all(x, world, device, group):
     """By device, what each of the group has; no rows where it has nothing."""
     x = np.empty((0, 0), np.float32) if x is None else x
     for other in group:
-        world.put(device, other, x)
+        world.put(device, other, x.copy())
     return {other: world.take(other, device) for other in group}

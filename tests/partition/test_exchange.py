@@ -50,7 +50,7 @@ def _batch(rows=ROWS):
 def _run(kind, networks, threads=1, runs=1, rows=ROWS):
     """The output of each device, all run at the same time."""
     program_class, world_class = (Reference, ReferenceWorld) if kind == "reference" else (Program, World)
-    world = world_class(networks, threads)
+    world = world_class(dict(enumerate(networks)), threads)
     programs = [program_class(network, _Constants(network), threads=threads, world=world, device=i)
                 for i, network in enumerate(networks)]
     results = [None] * len(networks)
@@ -128,7 +128,7 @@ def test_no_rows():
         network.entries["main"] += (reduce,)
     batch = _batch()
     batch.logit_rows = np.zeros(0, np.int32)
-    world = World(networks, 1)
+    world = World(dict(enumerate(networks)), 1)
     programs = [Program(n, _Constants(n), threads=1, world=world, device=i) for i, n in enumerate(networks)]
     assert [program.run(batch, output="out").shape for program in programs] == [(0, WIDTH)] * 2
 
@@ -140,7 +140,7 @@ def test_nobody_waits_for_ever(kind):
     steps = [Step("all_reduce", (View("x", 0, WIDTH),), (y,), params={"group": (0, 1), "adds": (0, 1)})] * 2
     networks = [_network(table, step) for table, step in zip(tables, steps, strict=True)]
     program_class, world_class = (Reference, ReferenceWorld) if kind == "reference" else (Program, World)
-    world = world_class(networks, 1)
+    world = world_class(dict(enumerate(networks)), 1)
     programs = [program_class(network, _Constants(network), threads=1, world=world, device=i)
                 for i, network in enumerate(networks)]
     errors = []
