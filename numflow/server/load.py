@@ -54,8 +54,8 @@ class Load:
 
     def body(self, number: int) -> bytes:
         """The request `number`."""
-        return json.dumps({"prompt": self.prompt(number), "max_tokens": self.max_tokens, "temperature": 0, "stream": True,
-                           "stream_options": {"include_usage": True}, "ignore_eos": True,
+        return json.dumps({"prompt": self.prompt(number), "max_tokens": self.max_tokens, "temperature": 0,
+                           "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
                            **({"model": self.model} if self.model else {}), **self.fields}).encode()
 
 
@@ -127,13 +127,15 @@ async def _request(load: Load, number: int, measured: Measured) -> None:
         now = time.perf_counter()
         if event == b"[DONE]":
             break
-        if b'"choices":[]' in event:
+        if b'"usage":{' in event:
             usage = json.loads(event)["usage"]
-        elif b'"error":{' in event[:12]:
+        elif event.startswith(b'{"error":'):
             raise ValueError(json.loads(event)["error"]["message"])
         elif b'"text":""' not in event:
             (measured.between if events else measured.first).append(now - last)
             events, last = events + 1, now
+    if not usage:
+        raise ValueError("the stream ended early")
     measured.total.append(last - begin)
     measured.tokens += usage["completion_tokens"]
     measured.prompt_tokens += usage["prompt_tokens"]

@@ -1,0 +1,178 @@
+"""Serving: throughput and latency through HTTP, beside the engine alone and llama.cpp's server.
+
+The same requests, so many at a time, go to three places in turn: the engine in this process, `numflow serve`, and
+llama-server if there is one (option llama_server, its path). Greedy, every answer of the same length, no prompt twice.
+"""
+
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numflow
+from numflow.errors import RequestError
+from numflow.server.load import Load
+from numflow.server.load import run as drive
+
+OPTIONS = {"model": "smollm2", "llama_server": "", "clients": 32, "requests": 64, "words": 32, "tokens": 64,
+           "rounds": 3, "threads": 2}
+NAMES = {"engine": "engine alone", "numflow": "numflow serve", "llama": "llama-server"}
+
+
+def run(lab):
+    settings = dict(lab.options)
+    if lab.quick:
+        settings |= {"clients": 4, "requests": 4, "tokens": 8, "rounds": 1}
+    rounds = measure(lab, settings)
+    lab.results = {"settings": settings, "rounds": rounds}
+    report(lab, settings, rounds)
+
+
+def measure(lab, settings) -> list[dict]:
+    """One row per round: what each place did with requests of its own."""
+    rounds = []
+    with ExitStack() as stack:
+        path = str(numflow.registry.resolve(settings["model"]))
+        places = {"engine": Engine(stack, path, settings)}
+        places["numflow"] = Server(stack, numflow_command(path, settings), "/health")
+        if settings["llama_server"]:
+            places["llama"] = Server(stack, llama_command(path, settings), "/health")
+        for place in places.values():  # kernels are compiled, caches and buffers grow
+            place.drive(load(settings, 10**6, min(settings["clients"], settings["requests"]), 8))
+        for number in range(settings["rounds"]):
+            row = {}
+            for name, place in places.items():
+                row[name] = place.drive(load(settings, number * settings["requests"], settings["requests"],
+                                             settings["tokens"]))
+                lab.say(f"round {number + 1}: {NAMES[name]} {row[name]['new_tok_s']:.1f} tokens/s")
+            rounds.append(row)
+    return rounds
+
+
+def load(settings, first: int, requests: int, tokens: int) -> Load:
+    return Load("http://127.0.0.1:1", settings["clients"], 600, requests, settings["words"], tokens, first=first,
+                limit=600)
+
+
+class Engine:
+    """The engine in this process."""
+
+    def __init__(self, stack, path, settings):
+        model = stack.enter_context(numflow.load(path, threads=settings["threads"]))
+        self._engine = stack.enter_context(numflow.Engine(model, max_batch=settings["clients"]))
+
+    def drive(self, load: Load) -> dict:
+        """Queue everything; as many run at a time as there are clients."""
+        begin = time.perf_counter()
+        handles = [self._engine.submit(load.prompt(number), load.max_tokens, ignore_eos=True)
+                   for number in range(load.first, load.first + load.requests)]
+        tokens = sum(len(handle.result().ids) for handle in handles)
+        return {"new_tok_s": tokens / (time.perf_counter() - begin), "new_tokens": tokens}
+
+
+class Server:
+    """A server process on a port of its own. command: makes its command of the port."""
+
+    def __init__(self, stack, command, health):
+        port = free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        stack.enter_context(process(command(port)))
+        wait_for(self._url + health)
+
+    def drive(self, load: Load) -> dict:
+        """What the clients see."""
+        found = drive(Load(**{**vars(load), "url": self._url})).report()
+        if found["errors"]:
+            raise RequestError(f"requests failed: {found['errors']}")
+        return found
+
+
+def numflow_command(path, settings):
+    return lambda port: [sys.executable, "-m", "numflow", "serve", "-m", path, "--port", str(port), "--max-batch",
+                         str(settings["clients"]), "--threads", str(settings["threads"]), "--log", "/dev/null"]
+
+
+def llama_command(path, settings):
+    room = 4 * (settings["words"] + settings["tokens"])
+    return lambda port: [settings["llama_server"], "-m", path, "--host", "127.0.0.1", "--port", str(port), "-np",
+                         str(settings["clients"]), "-c", str(settings["clients"] * room), "-t",
+                         str(settings["threads"])]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def process(command):
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(30)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+def wait_for(url: str, seconds: float = 180) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RequestError(f"no server at {url} after {seconds} s")
+
+
+def report(lab, settings, rounds):
+    names = list(rounds[0])
+    speed = {name: [row[name]["new_tok_s"] for row in rounds] for name in names}
+    median = {name: statistics.median(values) for name, values in speed.items()}
+    lab.text(f"{Path(settings['model']).name}, {settings['clients']} clients, {settings['requests']} requests a round "
+             f"of {settings['words']} words and {settings['tokens']} new tokens each, greedy, {settings['threads']} "
+             f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds.")
+    lab.heading("Throughput")
+    lab.table(["place", "tokens/s, median", "least", "most", "of the engine", *(["of llama-server"] if "llama" in names
+                                                                                else [])],
+              [(NAMES[name], median[name], min(speed[name]), max(speed[name]), ratio(speed, name, "engine"),
+                *([ratio(speed, name, "llama")] if "llama" in names else [])) for name in names])
+    lab.text("Ratios are medians over the rounds, within which the places follow each other.")
+    served = [name for name in names if name != "engine"]
+    lab.heading("Latency, seconds")
+    lab.table(["place", "what", "p50", "p95", "p99"],
+              [(NAMES[name], what, *(statistics.median(row[name][key][p] for row in rounds)
+                                     for p in ("p50", "p95", "p99")))
+               for what, key in (("to the first token", "time_to_first_token_s"), ("between tokens", "inter_token_s"),
+                                 ("whole request", "request_s")) for name in served])
+    lab.text("All clients of a round begin at once, so the first token of many waits for the prompts of the others.")
+    figure(lab, names, speed)
+
+
+def ratio(speed, name, other) -> float:
+    return statistics.median(a / b for a, b in zip(speed[name], speed[other], strict=True))
+
+
+def figure(lab, names, speed):
+    plt = lab.pyplot()
+    drawing, axes = plt.subplots(figsize=(6, 2.6))
+    places = range(len(names))
+    axes.barh(places, [statistics.median(speed[name]) for name in names], color="#0f766e", height=0.55)
+    for place, name in zip(places, names):
+        axes.plot(speed[name], [place] * len(speed[name]), "o", color="#222", markersize=4)
+    axes.set_yticks(places, [NAMES[name] for name in names])
+    axes.invert_yaxis()
+    axes.set_xlabel("new tokens per second, all clients together")
+    axes.spines[["top", "right"]].set_visible(False)
+    lab.figure(drawing, "throughput", "Throughput: bars are medians, points the rounds.")
+    plt.close(drawing)
