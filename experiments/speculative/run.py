@@ -5,7 +5,7 @@ Guesses of a known quality (an oracle that is wrong as often as it is told to be
 alternates, so that the machine's other work falls on both; the ratio is the median of the rounds.
 
 Options: `model` is the draft's file and, without `target`, the target's as well; `drafts` are "bits:SCHEME" (quantised
-anew), "layers:N" (the first N layers) or "file:NAME".
+anew), "layers:N" (the first N layers) or "file:NAME"; --quick runs a toy with random weights.
 """
 
 import statistics
@@ -45,21 +45,47 @@ EDITS = ("spelling", "copy", "docstrings", "rename")
 
 
 def run(lab):
-    import numflow
-
     if lab.quick:
-        lab.options |= {"rounds": 1, "tokens": 12, "drafts": "file:,layers:8", "temperatures": "0"}
+        lab.options |= {"model": "random", "rounds": 1, "tokens": 12, "drafts": "file:,layers:2", "temperatures": "0"}
     threads = lab.options["threads"]
-    with numflow.load(lab.options["model"], threads=threads) as model:
-        model.generate(PROMPTS["copy"], chat=True, max_tokens=8, speculate="ngram", draft_tokens=4)
+    with open_model(lab.options["model"], threads) as model:
+        model.generate(**asked(model, "copy"), max_tokens=8, speculate="ngram", draft_tokens=4)
         lab.say("guesses of a known quality")
         lab.results["oracle"] = oracle(lab, model)
         lab.say("n-grams")
         lab.results["ngram"] = ngrams(lab, model)
         lab.results["batch"] = batch(lab, model)
-    with numflow.load(lab.options["target"] or lab.options["model"], threads=threads) as target:
+    with open_model(lab.options["target"] or lab.options["model"], threads) as target:
         lab.results["drafts"] = [row for name in lab.options["drafts"].split(",") for row in drafts(lab, target, name)]
     report(lab)
+
+
+def open_model(path, threads, layers=4):
+    """The model of a file; "random" is a toy that needs none."""
+    import numflow
+    from numflow.lab.shapes import Shape, random_network
+
+    if path != "random":
+        return numflow.load(path, threads=threads)
+    return bound(*random_network(Shape(layers, 64, 4, 2, 128, 512, 512), "Q8_0"), threads)
+
+
+def bound(built, checkpoint, threads):
+    """A model of a network."""
+    from numflow.cpu.program import Program
+    from numflow.engine.model import Model
+    from numflow.network import WeightSource
+    from numflow.partition.plan import single_device
+
+    part = single_device(built, "cpu").part(0)
+    return Model(built, Program(part, WeightSource(built, checkpoint), threads=threads, activations="int8"))
+
+
+def asked(model, name):
+    """A prompt as `generate` takes it; ids for a toy that has no tokenizer."""
+    if model.runner.vocabulary == 512:
+        return {"prompt": [len(name), *range(40, 60), *range(40, 50)]}
+    return {"prompt": PROMPTS[name], "chat": True}
 
 
 def compare(lab, model, plain, guessing):
@@ -102,9 +128,10 @@ def oracle(lab, model):
     from numflow.engine.drafters import Paced
     from numflow.engine.settings import Settings
 
-    settings = {"chat": True, "max_tokens": lab.options["tokens"], "ignore_eos": True}
-    request = model.request(PROMPTS["story"], Settings.of(settings))
-    text = [*request.prefix.tolist(), *model.generate(PROMPTS["story"], **settings).ids]
+    settings = {**asked(model, "story"), "max_tokens": lab.options["tokens"], "ignore_eos": True}
+    text = model.generate(**settings).ids
+    request = model.request(settings.pop("prompt"), Settings.of(settings))
+    text = [*request.prefix.tolist(), *text]
     rows = []
     for accuracy in ACCURACIES[::4] if lab.quick else ACCURACIES:
         times = StepTimes()
@@ -123,8 +150,7 @@ def ngrams(lab, model):
     rows = []
     for name in list(PROMPTS)[:1] if lab.quick else PROMPTS:
         for count in (None, 3):
-            settings = {"chat": True, "max_tokens": 2 * lab.options["tokens"]}
-            plain = partial(model.generate, PROMPTS[name], **settings)
+            plain = partial(model.generate, **asked(model, name), max_tokens=2 * lab.options["tokens"])
             found = compare(lab, model, plain, partial(plain, speculate="ngram", draft_tokens=count))
             rows.append({"prompt": name, "guesses": count or "as many as pay", **found})
             lab.say(f"{name}: {found['speedup']:.2f}")
@@ -133,11 +159,12 @@ def ngrams(lab, model):
 
 def batch(lab, model):
     """The edits side by side: tokens per second of all together."""
-    prompts = [PROMPTS[name] for name in EDITS]
+    chat = asked(model, "copy").get("chat", False)
+    prompts = [asked(model, name)["prompt"] for name in EDITS]
 
     def speed(**settings):
         begin = time.perf_counter()
-        results = model.generate_batch(prompts, chat=True, max_tokens=lab.options["tokens"], **settings)
+        results = model.generate_batch(prompts, chat=chat, max_tokens=lab.options["tokens"], **settings)
         return sum(len(result.ids) for result in results) / (time.perf_counter() - begin)
 
     pairs = [(speed(), speed(speculate="ngram")) for _ in range(lab.options["rounds"])]
@@ -156,7 +183,7 @@ def drafts(lab, target, name):
         for prompt in ("question",) if lab.quick else ("question", "story"):
             for temperature in map(float, lab.options["temperatures"].split(",")):
                 settings = {"temperature": temperature, "seed": 1} if temperature else {}
-                both = partial(target.generate, PROMPTS[prompt], chat=True, max_tokens=lab.options["tokens"],
+                both = partial(target.generate, **asked(target, prompt), max_tokens=lab.options["tokens"],
                                ignore_eos=True, **settings)
                 found = compare(lab, target, partial(both, speculate="off"), partial(both, draft_tokens=3))
                 yield {"draft": name, "prompt": prompt, "temperature": temperature, "cost": cost, **found}
@@ -169,17 +196,14 @@ def draft_model(path, kind, value, threads):
 
     if kind == "bits":
         return numflow.load(path, weights=value, threads=threads, progress=False)
-    if kind == "file":
-        return numflow.load(value or path, threads=threads)
+    if kind == "file" or path == "random":
+        return open_model(path if path == "random" else value or path, threads, int(value or 4))
     return first_layers(numflow.registry.resolve(path), int(value), threads)
 
 
 def first_layers(path, layers, threads):
     """The model of a GGUF file without its later layers."""
     from numflow import formats, network
-    from numflow.cpu.program import Program
-    from numflow.engine.model import Model
-    from numflow.partition.plan import single_device
 
     checkpoint = formats.open_checkpoint(path)
     key, = (key for key in checkpoint.config if key.endswith("block_count"))
@@ -187,9 +211,7 @@ def first_layers(path, layers, threads):
     own = {name: tensor for name, tensor in checkpoint.tensors.items()
            if not name.startswith("blk.") or int(name.split(".")[1]) < layers}
     checkpoint = replace(checkpoint, tensors=own)
-    built = network.build(network.choose_spec(checkpoint, None), checkpoint, None)
-    part = single_device(built, "cpu").part(0)
-    return Model(built, Program(part, network.WeightSource(built, checkpoint), threads=threads, activations="int8"))
+    return bound(network.build(network.choose_spec(checkpoint, None), checkpoint, None), checkpoint, threads)
 
 
 def step_seconds(model):

@@ -7,6 +7,7 @@ Mirostat takes the place of the filters but the temperature; FSD that of filters
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ PROCESSORS: dict[str, Callable[[np.ndarray, np.ndarray, int, Sampling], np.ndarr
         scores, ids, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_breakers, s.repeat_last_n),
 }
 # Name of a setting -> function(candidates, its value): used where the value is not the one that does nothing.
-STAGES: dict[str, Callable[[Candidates, float], Candidates]] = {
+STAGES: dict[str, Callable[[Candidates, Any], Candidates]] = {
     "temperature": filters.temperature, "min_p": filters.min_p, "top_k": filters.top_k, "tfs_z": filters.tail_free,
     "typical_p": filters.typical, "top_p": filters.top_p}
 

@@ -26,7 +26,7 @@ class Constraints:
     forced_last: int | None = None
     banned: tuple[tuple[int, ...], ...] = ()
 
-    def apply(self, scores: np.ndarray, before: Sequence[int], new: int) -> np.ndarray:
+    def apply(self, scores: np.ndarray, before: Sequence[int] | np.ndarray, new: int) -> np.ndarray:
         """Scores float [V] of the next token (logits or log-probabilities), -inf where a token may not come.
 
         before: all ids the decoder has, its first ones included. new: how many of them are new.

@@ -22,7 +22,9 @@ DRAW, COIN, CHECK = 0, 1, 2  # random numbers of a position: the token, whether 
 class Grammar(Protocol):
     """What structured output needs; see numflow.decoding.structured."""
 
-    complete: bool
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more may come but an end token."""
 
     def apply(self, scores: np.ndarray) -> np.ndarray:
         """Scores [V], -inf where the grammar allows no token."""
@@ -47,7 +49,7 @@ class Sampler:
     logprobs: of the tokens that were picked, if the settings want them.
     """
 
-    def __init__(self, settings: Sampling, constraints: Constraints | None = None, prefix: Sequence[int] = (),
+    def __init__(self, settings: Sampling, constraints: Constraints | None = None, prefix: Sequence[int] | np.ndarray = (),
                  index: int = 0, grammar: Grammar | None = None):
         self.settings, self.index, self.grammar = settings, index, grammar
         self.constraints = constraints or Constraints()

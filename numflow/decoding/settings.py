@@ -130,7 +130,7 @@ class Sampling:
         raise RequestError(f"{name}={getattr(self, name)} contradicts {other}: leave out one of them")
 
 
-DEFAULTS = {f.name: {} if f.name == "logit_bias" else f.default for f in fields(Sampling)}
+DEFAULTS: dict[str, Any] = {f.name: {} if f.name == "logit_bias" else f.default for f in fields(Sampling)}
 
 # Settings of which one is needed -> settings that do nothing without.
 _NEED = {
@@ -148,7 +148,7 @@ def is_number(value: Any) -> bool:
 
 def is_count(value: Any, least: int = 0) -> bool:
     """Whether it is a whole number from `least`."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
 def _numbers(text: str, good: Callable[[float], bool] = lambda value: True) -> tuple:

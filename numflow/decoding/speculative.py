@@ -11,7 +11,6 @@ Two ways, both exact:
 """
 
 from collections import deque
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -46,14 +45,15 @@ def verify(p: Distribution, guess: int, q: Distribution, accept: float, other: f
 
 
 class StepTimes:
-    """What a step takes that runs so many guesses behind a token: medians of the latest ones, in seconds.
+    """What a step takes that runs so many guesses behind a token, in seconds: of the latest ones the lower quartile, as
+    other work on the machine makes steps longer and never shorter.
 
     Shared by all texts of a model. A number that was never run is estimated from the nearest one that was.
     """
 
     LATEST = 7
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
 
     def observe(self, guesses: int, seconds: float) -> None:
@@ -65,7 +65,8 @@ class StepTimes:
         if not self._latest:
             return self.assumed(guesses)
         nearest = min(self._latest, key=lambda known: (abs(known - guesses), known))
-        return median(self._latest[nearest]) * self.assumed(guesses) / self.assumed(nearest)
+        latest = sorted(self._latest[nearest])
+        return latest[len(latest) // 4] * self.assumed(guesses) / self.assumed(nearest)
 
     @staticmethod
     def assumed(guesses: int) -> float:

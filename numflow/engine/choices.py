@@ -17,6 +17,7 @@ def choices(job: Job) -> list[Generation]:
 
 def _mean(sample: Sample) -> float:
     """Mean log-probability of a sample's tokens, an end token included."""
+    assert not isinstance(sample.search, BeamSearch)
     found = [one.logprob for one in sample.search.sampler.logprobs]
     return sum(found) / len(found) if found else float("-inf")
 

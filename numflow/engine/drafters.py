@@ -30,7 +30,7 @@ class Paced:
         self._since: float | None = None  # when the step of the latest guesses began
         self.guess_s = 0.0
 
-    def propose(self, ids: Sequence[int], limit: int) -> list[int]:
+    def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
         guesses = self.guess(np.asarray(ids, np.int32), limit)
         self._since = time.perf_counter()

@@ -18,6 +18,8 @@ come without drafts. A drafter that knows the probabilities its tokens were draw
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from numflow.decoding.speculative import Distribution
 
 MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
@@ -26,7 +28,7 @@ MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
 class Draft(Protocol):
     """Proposes the tokens of one text."""
 
-    def propose(self, ids: Sequence[int], limit: int) -> list[int]:
+    def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
 
     def drawn_from(self, place: int) -> Distribution | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class Requests:
         self._grammars: Grammars | None = None
         self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {}
         self._step_times = StepTimes()
-        self.draft = None
+        self.draft: Any = None
 
     @cached_property
     def defaults(self) -> Defaults:
