@@ -13,8 +13,8 @@ from numflow.quant.layout import ROW_SCHEMES
 
 from . import outputs, peer
 
-KEPT = ("q3h", "q4", "q5", "q6", "q8")
-PLAIN = ("q3", "q3h", "q4", "q5")
+KEPT = ("q3h", "q4", "q8")
+PLAIN = ("q3h", "q4")
 PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure", "Q5_0 pure")
 INFERFLOW = ("q3_b32t1b", "q3h_b64t1", "q4_b32t1a")
 TARGETS = (2.75, 3.25, 3.75, 4.5)
@@ -91,16 +91,10 @@ def _work(keep: str, name: str):
 
 
 def _candidates(lab, name, source, work, calibration, imatrix, quantiser, text) -> list[Candidate]:
-    """Everything that is measured for one model."""
+    """Everything that is measured for one model, what matters most first."""
     from numflow.engine.sensitivity import allocate
 
     found = [Candidate(scheme, "numflow", source, scheme, imatrix) for scheme in ROW_SCHEMES]
-    found += [Candidate(f"{scheme} plain", "numflow, not calibrated", source, scheme) for scheme in PLAIN]
-    for scheme in KEPT:
-        recipe = work / f"{scheme}-kept.toml"
-        recipe.write_text(f'weights = "{scheme}"\n[tensors]\n"token_embd" = "keep"\n')
-        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", source, str(recipe), imatrix))
-    found += [Candidate(scheme, "Inferflow", source, scheme) for scheme in INFERFLOW]
     peers = _peers(lab, name, quantiser, text)
     groups, costs = outputs.sensitivity(lab, name, source, work, calibration)
     # Where none of our sizes is near a peer's, the size is met, so that equals are compared.
@@ -112,7 +106,13 @@ def _candidates(lab, name, source, work, calibration, imatrix, quantiser, text) 
                  for module in group.modules]
         recipe.write_text("\n".join(["[tensors]", *rules]))
         found.append(Candidate(f"auto {bits:g}", "numflow, mixed", source, str(recipe), imatrix))
-    return found + [candidate for candidate, _ in peers]
+    found += [candidate for candidate, _ in peers]
+    for scheme in KEPT:
+        recipe = work / f"{scheme}-kept.toml"
+        recipe.write_text(f'weights = "{scheme}"\n[tensors]\n"token_embd" = "keep"\n')
+        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", source, str(recipe), imatrix))
+    found += [Candidate(f"{scheme} plain", "numflow, not calibrated", source, scheme) for scheme in PLAIN]
+    return found + [Candidate(scheme, "Inferflow", source, scheme) for scheme in INFERFLOW]
 
 
 def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
