@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from numflow.cuda import act, attention, cache, embed, linear, norm, rope, select
+from numflow.cuda import act, attention, cache, embed, linear, moe, norm, rope, select
 from numflow.cuda.call import Call
 from numflow.cuda.context import Context
 from numflow.errors import NetworkError
@@ -14,7 +14,8 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
-    "copy": act.copy, "select_rows": select.select_rows,
+    "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
+    "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
 }
 
 

@@ -103,10 +103,6 @@ class Context:
             self._scratch[name, nbytes] = self._alloc(nbytes)
         return self._scratch[name, nbytes]
 
-    def table(self, name: str) -> Ref:
-        """A table whose rows are looked up: float32 [V, D]."""
-        return self.vector(name)
-
     def operand(self, view: View, kind: str, runs: str = "all") -> Operand:
         """A view as an operand of a kind of operand.py, made once for all matrices that follow until a step writes its
         columns. Kind "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself.

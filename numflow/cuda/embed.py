@@ -1,19 +1,39 @@
 """Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`)."""
 
+import functools
+
 from numflow.cuda.call import N_TOKENS, Call, ceil, per_row
-from numflow.cuda.intrinsics import block_x, block_y, thread_index
-from numflow.cuda.kernel import kernel
-from numflow.cuda.scalar import f32, i32, u32
+from numflow.cuda.intrinsics import (
+    LocalArray,
+    as_u16,
+    block_x,
+    block_y,
+    float_of,
+    half_to_float,
+    load4,
+    stream4,
+    thread_index,
+)
+from numflow.cuda.kernel import Kernel, kernel
+from numflow.cuda.layout import PAIR, SCHEMES, UNIT
+from numflow.cuda.linear_codes import header, pair_header, reader
+from numflow.cuda.pack import PARTS
+from numflow.cuda.scalar import f32, i32, u16, u32
 from numflow.ops import Step, param
 
 THREADS = 128
 
 
 def embed(step: Step, ctx) -> list[Call]:
-    """table [V, D] -> y f32 [T, D]."""
-    table, y = ctx.table(step.weights["table"]), step.outputs[0]
-    return [per_row(step, _embed, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), table, ctx.batch.ref("tokens"),
-                    ctx.batch.counts, y.width, param(step, "scale"))]
+    """table [V, D] in the type the file has -> y f32 [T, D]."""
+    table, y = ctx.matrix(step.weights["table"]), step.outputs[0]
+    batch = ctx.batch.ref("tokens"), ctx.batch.counts
+    if table.is_float:
+        return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
+                        table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
+    units = table.pitch // UNIT
+    return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), *ctx.view(y),
+                    *(table.parts.get(name) for name in PARTS), *batch, units, param(step, "scale"))]
 
 
 def embed_position(step: Step, ctx) -> list[Call]:
@@ -32,11 +52,61 @@ def _add_rows(step: Step, ctx, indices: str, offset: int) -> list[Call]:
                     ctx.vector(step.weights["table"]), ctx.batch.ref(indices), ctx.batch.counts, y.width, offset)]
 
 
-@kernel("embed_f32", THREADS)
-def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, width: u32, scale: f32):
-    t, column = block_y(), block_x() * 128 + thread_index()
-    if t < counts[N_TOKENS] and column < width:
-        y[t * y_stride + column] = table[tokens[t] * width + column] * scale
+@functools.cache
+def float_rows(kind: str) -> Kernel:
+    """A thread for each column of a table of plain numbers."""
+    full, half = kind == "f32", kind == "f16"
+
+    @kernel(f"embed_{kind}", THREADS)
+    def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, width: u32, pitch: u32,
+               scale: f32):
+        t, column = block_y(), block_x() * 128 + thread_index()
+        if t < counts[N_TOKENS] and column < width:
+            at = tokens[t] * pitch + column
+            if full:
+                value = table[at]
+            elif half:
+                value = half_to_float(as_u16(table)[at])
+            else:
+                value = float_of(u32(u32(as_u16(table)[at]) << u32(16)))
+            y[t * y_stride + column] = value * scale
+
+    return _embed
+
+
+@functools.cache
+def code_rows(kind: str) -> Kernel:
+    """A thread for each unit of a quantised table."""
+    scheme = SCHEMES[kind]
+    codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
+    paired, by_row = scheme.header == PAIR, "row" in scheme.parts
+
+    @kernel(f"embed_{kind}", 32)
+    def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
+               above: u32.ptr, per_row_: u32.ptr, tokens: i32.ptr, counts: i32.ptr, units: u32, scale: f32):
+        t, unit = block_y(), u32(block_x() * 32 + thread_index())
+        if t >= counts[N_TOKENS] or unit >= units:
+            return
+        row, words = u32(tokens[t]), codes()
+        at = u32(row * units + unit)
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step, z_bits, dz_bits = stream4(per_row_, u32(4 * row))
+            z, dz = float_of(z_bits), float_of(dz_bits)
+        if paired:
+            p, q, _, _ = load4(low, u32(4 * at))
+            a, c = pair_header(p, q, base, step, z, dz)
+            a16, c16 = a, c
+        else:
+            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
+        read(words, low, high, two, one, at)
+        to = y + (t * y_stride + unit * 32)
+        for g in range(8):
+            factor, shift = (a, c) if g < 4 else (a16, c16)
+            for i in range(4):
+                to[4 * g + i] = (factor * f32(words[g] >> u32(8 * i) & u32(255)) + shift) * scale
+
+    return _embed
 
 
 @kernel("embed_add", THREADS)

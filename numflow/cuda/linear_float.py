@@ -57,6 +57,10 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
             return
         place, source = row, first
         if routed:
+            if ids[first] < 0:  # an expert of another device
+                if lane == 0:
+                    y[first * y_stride + row] = f32(0)
+                return
             place, source = u32(ids[first] * n + row), u32(first // routes)
         acc = sums()
         for t in range(tokens):

@@ -63,6 +63,10 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
             return
         place, source = row, first
         if routed:
+            if ids[first] < 0:  # an expert of another device
+                if lane == 0:
+                    y[first * y_stride + row] = f32(0)
+                return
             place, source = u32(ids[first] * n + row), u32(first // routes)
         base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
         if by_row:

@@ -80,3 +80,15 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blan
     b.step("linear", (x,), (y,), weights)
     case = b.case(y, (((0, tokens),),))
     return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
+
+
+def embed_case(kind: str, width: int, blank: bool = False):
+    """A Case of op `embed` whose table is stored as `kind`."""
+    b = Builder(f"embed-{kind}")
+    y = b.buffer(width)
+    rows = stored(kind, 97, width) if kind in NATIVE and not blank else None
+    if rows is None:
+        rows = np.zeros((97, stored_bytes(kind, width)), np.uint8)
+    b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5)
+    case = b.case(y, (((0, 3),),))
+    return replace(case, weights=Stored(case.weights, next(iter(case.weights.arrays)), kind, rows))
