@@ -78,7 +78,7 @@ def generate(
             print_json({"model": ready.network.name, **_facts(result, ready.load_s)})
         if stats:
             print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
-                  + _guesses(ready.core.counts), file=sys.stderr)
+                  + _guesses(result.stats), file=sys.stderr)
 
 
 def _prompt(prompt, file) -> str:
@@ -111,10 +111,11 @@ def _facts(result, load_s: float) -> dict:
     return facts
 
 
-def _guesses(counts: dict) -> str:
+def _guesses(stats: dict) -> str:
     """How speculation did, if there was any."""
-    drafts, right = counts["drafts"], counts["accepted_drafts"]
-    return f", {right} of {drafts} guesses right ({right / drafts:.0%})" if drafts else ""
+    if "drafts" not in stats:
+        return ""
+    return f", {stats['accepted_drafts']} of {stats['drafts']} guesses right ({stats['acceptance_rate']:.0%})"
 
 
 def _show(run, notice, quiet: bool) -> None:

@@ -16,7 +16,8 @@ class Generation:
     finish_reason: "stop" (end-of-text token), "stop_string", "length" (max_tokens or the context is full), or
                    "cancelled" (it was wanted no more, or failed); None while tokens come.
     stats:         prompt_tokens, new_tokens, prefill_s, decode_s, first_token_s, prefill_tok_s, decode_tok_s, and
-                   cached_tokens: those of the prompt that the prefix cache had.
+                   cached_tokens: those of the prompt that the prefix cache had; with speculation drafts (that ran),
+                   accepted_drafts and acceptance_rate.
     score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
     logprobs:      of each of the ids, if they were asked for. prompt_logprobs: of each token of the prompt, None for
                    the first. prompt: its text, if an echo was asked for.

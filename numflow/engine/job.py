@@ -106,6 +106,9 @@ class Sample:
             self._emit(result.add(Piece(self.text.flush(), None, self.index)))
             result.finish_reason = reason or ("stop_string" if self.text.stopped else reason_of(best, request))
             result.stats = self.timing.stats(result)
+            if self.drafts:
+                result.stats |= {"drafts": self.drafts, "accepted_drafts": self.accepted,
+                                 "acceptance_rate": self.accepted / self.drafts}
         return result
 
 

@@ -124,6 +124,9 @@ def test_fewer_steps():
     guessed = model.generate("", max_tokens=200, speculate="ngram", draft_tokens=8)
     assert guessed.ids == plain.ids
     assert model.core.counts["steps"] - steps < steps / 3
+    counts, stats = model.core.counts, guessed.stats
+    assert (stats["drafts"], stats["accepted_drafts"]) == (counts["drafts"], counts["accepted_drafts"])
+    assert stats["acceptance_rate"] > 0.5 and "drafts" not in plain.stats
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
