@@ -13,9 +13,12 @@ from numflow.cli.tables import print_fields
 
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
-EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client"), "cuda": ("numba-cuda", "cuda-core"),
+EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance"),
+          "cuda": ("numba-cuda", "cuda-core"),
           "report": ("matplotlib",), "structured": ("llguidance",),
-          "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance")}
+          "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
+                   "prometheus_client", "httpx", "openai"),
+          "test-web": ("schemathesis", "selenium")}
 
 
 def doctor(json: options.Json = False) -> None:

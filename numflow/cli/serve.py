@@ -40,6 +40,10 @@ def serve(
     activations: Annotated[str | None, typer.Option(metavar="TYPE", show_default="int8",
                                                     help="int8 (fast) or f32 (exact).")] = None,
     weights: options.Weights = None,
+    kv: options.KV = None,
+    kv_k: options.KVK = None,
+    kv_v: options.KVV = None,
+    devices: options.Devices = None,
     spec: options.SpecFile = None,
     log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
                                             help="Where the log goes.")] = None,
@@ -64,7 +68,7 @@ def serve(
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
-                   activations=activations, weights=weights, spec=spec)
+                   activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices, spec=spec)
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)

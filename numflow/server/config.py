@@ -18,6 +18,7 @@ class ModelConfig:
     """One model of the service. What was not given is not in the mappings.
 
     load, engine: keyword arguments of numflow.load and of the engine. prompt: how requests become prompts.
+    own: names of options that are this model's alone, not those of all.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ModelConfig:
     load: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     prompt: Mapping[str, Any] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def _shared() -> dict[str, Option]:
 
 
 def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
-    chosen = common | _read(values, MODEL, f"[models.{name}] ") | above
+    own = _read(values, MODEL, f"[models.{name}] ")
+    chosen = common | own | above
     if "path" not in chosen:
         raise RequestError(f"[models.{name}] has no path")
     for key in ("prompt_template", "encoder_template"):
@@ -113,7 +116,7 @@ def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
         return MappingProxyType({key: value for key, value in chosen.items() if MODEL[key].goes == goes})
 
     return ModelConfig(name, chosen["path"], chosen.get("aliases", ()), chosen.get("preload", first),
-                       part("load"), part("engine"), part("prompt"))
+                       part("load"), part("engine"), part("prompt"), frozenset(own))
 
 
 def _read(values: Mapping[str, Any], options: Mapping[str, Option], place: str) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class Served:
             self.chat_template = self._chat_template()
             self.tool_format = find_format(self.chat_template, config.prompt.get("tool_format"))
             self.engine = Engine(self.model, max_queue=queue, **config.engine) if self.generates else None
-            if self.engine is None and config.engine:
-                raise RequestError(f"{next(iter(config.engine))} has no effect: {config.name} does not write text")
+            if self.engine is None and (idle := config.own & config.engine.keys()):
+                raise RequestError(f"{min(idle)} has no effect: {config.name} does not write text")
         except BaseException:
             self.model.close()
             raise

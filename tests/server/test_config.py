@@ -5,6 +5,7 @@ import pytest
 from numflow.errors import RequestError
 from numflow.server.config import make_config, read_config
 from numflow.server.options import MODEL, SERVICE
+from tests.conftest import REPO
 
 MODELS = {"a": {"path": "x"}}
 
@@ -60,6 +61,13 @@ def test_what_is_refused(tables, said):
     with pytest.raises(RequestError) as caught:
         make_config(tables, "service.toml")
     assert said in str(caught.value)
+
+
+def test_the_documentation_has_every_option():
+    text = (REPO / "docs/server.md").read_text(encoding="utf-8")
+    for name, option in {**SERVICE, **MODEL}.items():
+        names = f"`{name}`" + (f" ({', '.join(f'`{alias}`' for alias in option.aliases)})" if option.aliases else "")
+        assert f"| {names} | " in text and option.help in text, name
 
 
 def test_every_option_has_its_place():
