@@ -15,7 +15,7 @@ import numpy as np
 import numflow
 from numflow import formats, network
 from numflow.errors import FormatError, RequestError
-from numflow.formats import container
+from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import to_f32
 from numflow.formats.writer import Entry, write
@@ -138,6 +138,7 @@ def verify(target: Path, against: Path | None = None,
         raise FormatError(f"{target}: the report lacks {error}") from None
     wrong += [f"{key} is {expected[key]}, the report says {report.get(key)}" for key in ("bytes", "bits_per_weight")
               if expected[key] != report.get(key)]
+    wrong += _other_files(report, Path(target))
     names = {row["name"] for row in report["tensors"]}
     wrong += [f"tensor {name!r} is not in the report" for name in model.tensors if name not in names]
     if wrong:
@@ -165,6 +166,16 @@ def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint 
     error = errors(source.tensors[name], data, row["type"], None)["error"]
     same = abs(error - row["error"]) <= 1e-5 * max(error, 1e-9)
     return [] if same else [f"tensor {name!r} has an error of {error:g}, the report says {row['error']:g}"]
+
+
+def _other_files(report: Mapping[str, Any], target: Path) -> list[str]:
+    """Attached files that are not those of the report."""
+    stored = safetensors.read(target)
+    found = {name.removeprefix(container.PREFIX): _sha(tensor.raw()) for name, tensor in stored.items()
+             if name.startswith(container.PREFIX) and name not in (container.CONFIG, container.REPORT)}
+    expected = report.get("files", {})
+    return [f"the file {name!r} in it is another one" for name in sorted(found.keys() | expected.keys())
+            if found.get(name) != expected.get(name)]
 
 
 def _other_source(report: Mapping[str, Any], source: Checkpoint) -> list[str]:

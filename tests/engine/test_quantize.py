@@ -84,10 +84,12 @@ def test_a_model_in_a_container_can_be_quantised_again(made, tmp_path):
 
 
 @pytest.mark.parametrize("place, message", [
-    ("data", "tensor '.*' has other bytes"), ("report", "has an error of 0.01.*, the report says 0.01")])
+    ("data", "tensor '.*' has other bytes"), ("file", "the file 'tokenizer.json' in it is another one"),
+    ("report", "has an error of 0.01.*, the report says 0.01")])
 def test_changes_are_noticed(source, made, tmp_path, place, message):
     data, file = bytearray(made[0].read_bytes()), tmp_path / "changed.safetensors"
-    at = data.rindex(b'"error": 0.01') + 13 if place == "report" else len(data) // 2
+    at = {"report": data.rindex(b'"error": 0.01') + 13, "file": data.index(b'"added_tokens"') + 9,
+          "data": len(data) // 2}[place]
     data[at] ^= 1
     file.write_bytes(data)
     with pytest.raises(FormatError, match=message):
