@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numflow.engine.handle import Handle
@@ -80,9 +81,18 @@ class Engine:
 
     def request(self, prompt: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
                 seed: int | None = None, **decoding: Any) -> Request:
-        """A checked request, ready for `start`."""
+        """A checked request, ready for `start`. max_tokens None: as many as context and KV memory hold."""
         settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | decoding
-        return self.model.request(prompt, Settings.of(settings))
+        request = self.model.request(prompt, Settings.of(settings))
+        limit = self._core.runner.blocks.limit
+        if max_tokens is not None or limit is None:
+            return request
+        lanes = request.beams.num_beams if request.beams else request.samples
+        room = limit // lanes * self._core.scheduler.block_size - len(request.prefix)
+        constraints = request.constraints
+        if not max(1, constraints.min_tokens) <= room < constraints.max_tokens:
+            return request
+        return replace(request, constraints=replace(constraints, max_tokens=room))
 
     def start(self, request: Request, n: int, priority: int, sink: Sink) -> Job:
         """Queue a checked request whose pieces go to `sink`."""

@@ -1,6 +1,5 @@
 """Sequences on a program: token ids in, rows of its output back, with KV blocks taken as the text grows."""
 
-import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.engine.blocks import BlockAllocator, BlockTable
+from numflow.engine.turns import Turns
 from numflow.errors import RequestError
 from numflow.ops import Batch, TraceRow
 
@@ -43,7 +43,7 @@ class Runner:
         self.chunk = chunk if self.causal else self.context
         self.blocks = BlockAllocator()
         self.cross_blocks = BlockAllocator()
-        self.lock = threading.RLock()
+        self.lock = Turns()
         self.blocks.on_grow = lambda blocks: program.reserve(blocks, self.cross_blocks.capacity)
         self.cross_blocks.on_grow = lambda blocks: program.reserve(self.blocks.capacity, blocks)
 

@@ -230,8 +230,10 @@ def test_a_known_beginning_is_not_run_again():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"max_queue": -1}, "max_queue should be"), ({"max_batch": 0}, "max_batch should be"),
-    ({"max_step_tokens": 0}, "max_step_tokens should be"), ({"kv_memory": "2 apples"}, "memory for keys and values should be a size"),
-    ({"kv_memory": 3}, "hold no block of 4 tokens, which takes 16"), ({"batching": "x"}, "no batching 'x'"),
+    ({"max_step_tokens": 0}, "max_step_tokens should be"),
+    ({"kv_memory": "2 apples"}, "memory for keys and values should be a size"),
+    ({"kv_memory": 3}, "hold no block of 4 tokens, which takes 16"),
+    ({"batching": "x"}, "no batching 'x'"),
     ({"preemption": "x"}, "no preemption 'x'")])
 def test_bad_options(options, message):
     model = fake_model()
@@ -251,6 +253,12 @@ def test_bad_requests_are_refused_at_once(settings, message):
         assert engine.stats["waiting"] == 0
     with numflow.Engine(fake_model(tokenizer=False)) as engine, pytest.raises(TokenizerError):
         engine.submit("text")
+
+
+def test_as_many_tokens_as_memory_holds():
+    with numflow.Engine(fake_model(), kv_memory=8 * 16) as engine:
+        assert len(engine.submit([1, 2], max_tokens=None).result(10).ids) == 30
+        assert len(engine.submit([1, 2], max_tokens=None, temperature=1.0, n=2, ignore_eos=True).result(10).ids) == 14
 
 
 def test_asyncio():
