@@ -46,6 +46,14 @@ def test_same_bits(name):
 @pytest.mark.slow
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
+def test_same_bits_of_networks(name):
+    """Attention, norms, activations, rotations and what is fused with matrices."""
+    _check(name, [("network", "int8"), ("network", "f32")])
+
+
+@pytest.mark.slow
+@x86_with_avx2
+@pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_for_every_type(name):
     _check(name, [(kind, mode) for kind in NATIVE for mode in ("int8", "f32")
                   if mode == "f32" or TYPES[kind].block > 1])
