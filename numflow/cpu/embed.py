@@ -4,6 +4,7 @@ y[t] = table[tokens[t]] * scale
 """
 
 from numflow.cpu.embed_walk import embed_rows
+from numflow.cpu.inferflow_kernels import EMBED as INFERFLOW
 from numflow.cpu.kernel import Call, kernel
 from numflow.cpu.linear_tile import scheme
 from numflow.cpu.own_kernels import EMBED as OWN
@@ -105,6 +106,7 @@ def _embed_bf16(args, thread, n_threads):
 # The kernel by scheme of the table.
 KERNELS = {
     **OWN,
+    **INFERFLOW,
     "b4_scale": _embed_b4_scale,
     "b5_scale": _embed_b5_scale,
     "b8_scale": _embed_b8_scale,

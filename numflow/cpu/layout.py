@@ -115,7 +115,8 @@ class Scheme:
 
 SCHEMES = {s.name: s for s in (
     Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
-    Scheme("b4_base", 4, BASE), Scheme("b5_base", 5, BASE),
+    Scheme("b2_base", 2, BASE), Scheme("b3_base", 3, BASE), Scheme("b3h_base", 3.5, BASE), Scheme("b4_base", 4, BASE),
+    Scheme("b5_base", 5, BASE), Scheme("b6_base", 6, BASE), Scheme("b8_base", 8, BASE),
     Scheme("b4_super", 4, SUPER), Scheme("b5_super", 5, SUPER), Scheme("b2_super16", 2, SUPER16),
     Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
     Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
@@ -131,6 +132,10 @@ NATIVE = {
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
     **{name: name for name in ROW_SCHEMES},
+    # Inferflow's; blocks of 64 become two of 32 with the same header.
+    "q8_b32t1": "b8_base", "q8_b32t2": "b8_scale", "q6_b64t1": "b6_base", "q5_b64t1": "b5_base", "q5_b32t1": "b5_base",
+    "q4_b64t1": "b4_base", "q4_b32t1a": "b4_base", "q4_b32t1b": "b4_base", "q3h_b64t1": "b3h_base",
+    "q3_b32t1a": "b3_base", "q3_b32t1b": "b3_base", "q2_b32t1a": "b2_base", "q2_b32t1b": "b2_base",
     "F32": "f32", "F16": "f16", "BF16": "bf16",
 }
 

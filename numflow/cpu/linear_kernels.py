@@ -1,5 +1,6 @@
 """One `linear` kernel per scheme of layout.py and kind of activations; compiled when a program first binds it."""
 
+from numflow.cpu.inferflow_kernels import LINEAR as INFERFLOW
 from numflow.cpu.kernel import kernel
 from numflow.cpu.linear_tile import scheme
 from numflow.cpu.linear_walk import linear
@@ -164,6 +165,7 @@ def _linear_bf16(args, thread, n_threads):
 # The kernel by scheme and whether activations are int8.
 KERNELS = {
     **OWN,
+    **INFERFLOW,
     ("b4_scale", True): _linear_b4_scale_int8,
     ("b4_scale", False): _linear_b4_scale_f32,
     ("b5_scale", True): _linear_b5_scale_int8,

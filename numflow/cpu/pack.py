@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from numflow.cpu.arena import Arena
+from numflow.cpu.inferflow_kernels import PACK as INFERFLOW
 from numflow.cpu.kernel import Call
 from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
@@ -19,7 +20,7 @@ _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 _ARENA = Arena()
-_KERNELS = KERNELS | OWN_KERNELS
+_KERNELS = KERNELS | OWN_KERNELS | INFERFLOW
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:

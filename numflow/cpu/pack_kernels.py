@@ -7,6 +7,7 @@ from numba.extending import intrinsic, models, register_model
 from numflow.cpu.kernel import i32_ptr, i64, kernel, share, u8_ptr, u16_ptr
 from numflow.cpu.layout import NATIVE, PIECES, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
+from numflow.cpu.pack_planes import INFERFLOW_BLOCKS, pair_planes
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, load, save
 from numflow.formats.types import TYPES
@@ -15,13 +16,14 @@ from numflow.formats.types import TYPES
 # their bytes per tile, and scratch of SCRATCH bytes per thread.
 RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
 SCRATCH = 16 * 256
+_BLOCKS = BLOCKS | INFERFLOW_BLOCKS
 
 
 class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.scheme, self.type, self.emit = SCHEMES[NATIVE[name]], TYPES[name], BLOCKS[name]
+        self.scheme, self.type, self.emit = SCHEMES[NATIVE[name]], TYPES[name], _BLOCKS[name]
         super().__init__(name=f"Block({name})")
 
 
@@ -41,7 +43,8 @@ def _sizes(typingctx, kind):
     """Columns of a block, its bytes, those of its headers, and those of a unit's codes."""
     def codegen(context, builder, signature, args):
         columns, scheme = kind.type.block, kind.scheme
-        sizes = columns, kind.type.size, columns // scheme.block * header_bytes(scheme.header), 64 * scheme.bits
+        heads = columns // scheme.block * header_bytes(scheme.header)
+        sizes = columns, kind.type.size, heads, UNIT * scheme.column_bytes
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 4)(kind), codegen
 
@@ -66,8 +69,10 @@ def _put_planes(typingctx, groups, codes, kind):
     return types.void(types.int64, types.int64, kind), codegen
 
 
-def planes(groups: list[Value], bits: int) -> list[Value]:
-    """The vectors of a unit's 8 column groups u8x64, as PIECES has them."""
+def planes(groups: list[Value], bits: float) -> list[Value]:
+    """The vectors of a unit's 8 column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
+    if bits == 3.5:
+        return pair_planes(groups)
     vectors: list[Value | None] = [None] * bits
     for group, pieces in zip(groups, PIECES[bits], strict=True):
         for vector, begin, to, count in pieces:
@@ -77,7 +82,8 @@ def planes(groups: list[Value], bits: int) -> list[Value]:
 
 
 @merged
-def _pack(args, thread, n_threads, kind):
+def pack_blocks(args, thread, n_threads, kind):
+    """Rows of blocks of `kind`, as from `block`, into the packed layout."""
     columns, size, head_size, unit_size = _sizes(kind)
     rows = i64(args, ROWS)
     group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
@@ -123,72 +129,72 @@ def _interleave(args, thread, n_threads, size):
 
 @kernel
 def _pack_q4_0(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q4_0"))
+    pack_blocks(args, thread, n_threads, block("Q4_0"))
 
 
 @kernel
 def _pack_q4_1(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q4_1"))
+    pack_blocks(args, thread, n_threads, block("Q4_1"))
 
 
 @kernel
 def _pack_q5_0(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q5_0"))
+    pack_blocks(args, thread, n_threads, block("Q5_0"))
 
 
 @kernel
 def _pack_q5_1(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q5_1"))
+    pack_blocks(args, thread, n_threads, block("Q5_1"))
 
 
 @kernel
 def _pack_q8_0(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q8_0"))
+    pack_blocks(args, thread, n_threads, block("Q8_0"))
 
 
 @kernel
 def _pack_q2_k(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q2_K"))
+    pack_blocks(args, thread, n_threads, block("Q2_K"))
 
 
 @kernel
 def _pack_q3_k(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q3_K"))
+    pack_blocks(args, thread, n_threads, block("Q3_K"))
 
 
 @kernel
 def _pack_q4_k(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q4_K"))
+    pack_blocks(args, thread, n_threads, block("Q4_K"))
 
 
 @kernel
 def _pack_q5_k(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q5_K"))
+    pack_blocks(args, thread, n_threads, block("Q5_K"))
 
 
 @kernel
 def _pack_q6_k(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("Q6_K"))
+    pack_blocks(args, thread, n_threads, block("Q6_K"))
 
 
 @kernel
 def _pack_iq4_nl(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("IQ4_NL"))
+    pack_blocks(args, thread, n_threads, block("IQ4_NL"))
 
 
 @kernel
 def _pack_iq4_xs(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("IQ4_XS"))
+    pack_blocks(args, thread, n_threads, block("IQ4_XS"))
 
 
 @kernel
 def _pack_mxfp4(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("MXFP4"))
+    pack_blocks(args, thread, n_threads, block("MXFP4"))
 
 
 @kernel
 def _pack_nvfp4(args, thread, n_threads):
-    _pack(args, thread, n_threads, block("NVFP4"))
+    pack_blocks(args, thread, n_threads, block("NVFP4"))
 
 
 @kernel

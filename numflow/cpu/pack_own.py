@@ -5,7 +5,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.decode_own import of_pair
 from numflow.cpu.kernel import i64, kernel, share, u8_ptr, u16_ptr
 from numflow.cpu.layout import SCHEMES, UNIT
 from numflow.cpu.pack_kernels import (
@@ -22,10 +21,10 @@ from numflow.cpu.pack_kernels import (
     SCRATCH_AT,
     planes,
 )
+from numflow.cpu.pack_planes import codes_of_planes, put_words
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, load, save
-from numflow.quant.bits import Plane
-from numflow.quant.layout import HEADER_BYTES, PAIR_LEVELS
+from numflow.quant.layout import HEADER_BYTES
 
 
 class OwnType(types.Type):
@@ -62,31 +61,10 @@ def _spread(typingctx, raw, out, kind):
     """The codes of one row's unit at `raw`, as 8 words of 4 columns, 64 bytes apart."""
     def codegen(context, builder, signature, args):
         raw, out = (Value(builder, a) for a in args[:2])
-        codes = _unit_codes(raw, kind.scheme.own).as_("i32", UNIT // 4)
-        for word in range(UNIT // 4):
-            save(out + 64 * word, codes.lane(word))
+        stored = kind.scheme.own
+        put_words(out, codes_of_planes(raw, stored.planes, stored.unit_codes, stored.paired))
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen
-
-
-def _unit_codes(raw, stored):
-    """u8x32"""
-    codes, at = None, 0
-    for plane in stored.planes:
-        fields = _plane_fields(raw + at, plane, stored.unit_codes)
-        codes, at = fields if codes is None else codes | fields, at + plane.bytes(stored.unit_codes)
-    if not stored.paired:
-        return codes
-    first, second = of_pair(codes, 0), of_pair(codes, 1)
-    second = second.compare("<", PAIR_LEVELS).choose(second, PAIR_LEVELS - 1)
-    return first.join(second).pick([i // 2 + stored.unit_codes * (i % 2) for i in range(UNIT)])
-
-
-def _plane_fields(raw: Value, plane: Plane, codes: int) -> Value:
-    """The bits of a plane of so many codes, in their place in each code."""
-    each = 8 // plane.width
-    packed = load(raw, "u8", plane.bytes(codes)).pick([i // each for i in range(codes)])
-    return ((packed >> [plane.width * (i % each) for i in range(codes)]) & ((1 << plane.width) - 1)) << plane.shift
 
 
 @intrinsic
@@ -95,18 +73,10 @@ def _put_unit(typingctx, groups, codes, kind):
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
-        packed = _pair_planes(vectors) if kind.scheme.own.paired else planes(vectors, kind.scheme.bits)
-        for i, plane in enumerate(packed):
+        for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen
-
-
-def _pair_planes(groups):
-    """3 vectors of pairs, their top bits those of pair 3, and half a vector with its low bits (layout.py)."""
-    *pairs, last = (groups[2 * p] + groups[2 * p + 1] * PAIR_LEVELS for p in range(4))
-    words = (last & 15).as_("i32", 16)
-    return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), (words | words >> 12).narrow("u16")]
 
 
 @merged

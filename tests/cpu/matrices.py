@@ -11,6 +11,8 @@ from numflow.cpu.pack import pack
 from numflow.formats.types import TYPES
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
+from numflow.quant import encode, find
+from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES
 
 # Where the float16 scales of a block stand.
@@ -26,6 +28,9 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         bits = {"F32": values, "F16": values.astype(np.float16), "F64": values.astype(np.float64),
                 "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)}[kind]
         return RawMatrix("w", kind, bits.view(np.uint8).reshape(rows, -1), (rows, columns), groups)
+    if kind in INFERFLOW_SCHEMES:
+        values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-9, 5, (rows, 1))
+        return RawMatrix("w", kind, encode(values.astype(np.float32), find(kind)), (rows, columns), groups)
     if kind in ROW_SCHEMES:
         return RawMatrix("w", kind, _own_rows(kind, rows, columns, rng), (rows, columns), groups)
     shape = rows, columns // TYPES[kind].block

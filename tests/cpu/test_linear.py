@@ -6,11 +6,15 @@ import pytest
 
 from numflow.cpu.layout import NATIVE
 from numflow.formats.types import TYPES, to_f32
+from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.cpu.matrices import activations, pack_stored, quantized, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
                                     "q5", "q6")}
+# Of Inferflow's schemes that one kernel serves, one; and none that a type of GGUF has the kernel of.
+_SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {
+    (kind, "int8") for kind in ("q8_b32t1", "q6_b64t1", "q3h_b64t1", "q3_b32t1a", "q2_b32t1a")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
 

@@ -7,12 +7,13 @@ import pytest
 
 from numflow.cpu.arena import Arena
 from numflow.cpu.embed import embed
-from numflow.cpu.layout import NATIVE
+from numflow.cpu.layout import NATIVE, SCHEMES
 from numflow.cpu.pack import pack
 from numflow.errors import NetworkError
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
+from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.cpu.matrices import Bench, pack_stored, run_linear, stored
 
 
@@ -24,7 +25,13 @@ def _rows(packed, ids, scale=1.0):
     return bench.array("y")[:len(ids), :columns]
 
 
-@pytest.mark.parametrize("kind", NATIVE)
+# One of Inferflow's schemes for every kind of codes; the others differ in few lines.
+_SOME = {"q8_b32t2", "q6_b64t1", "q5_b32t1", "q3h_b64t1", "q2_b32t1b"}
+_KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEMES and kind not in _SOME else [])
+          for kind in NATIVE]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 def test_every_number_comes_back(kind):
     raw, packed = pack_stored(kind, 45, {1: 75, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
     assert packed.expanded_from is None
@@ -52,13 +59,19 @@ def test_threads_and_groups_only_move_rows(kind):
 
 
 def test_sizes_are_those_of_the_layout():
-    bits = {kind: 8 * pack_stored(kind, 32, 512)[1].nbytes / (32 * 512) for kind in NATIVE}
+    packed = pack_stored("q3h", 32, 512)[1]
+    assert packed.nbytes == 2 * sum(SCHEMES["q3h"].tile_bytes(512))
+    bits = {kind: 8 * sum(SCHEMES[name].tile_bytes(512)) / (16 * 512) for kind, name in NATIVE.items()}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
                     "NVFP4": 5.0, "F32": 32, "F16": 16, "BF16": 16,
                     # as in the file, whose rows have 16 bits of header
                     "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
-                    "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512}
+                    "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512,
+                    # a header of 32 bits for every 32 columns
+                    "q8_b32t1": 9, "q8_b32t2": 8.5, "q6_b64t1": 7, "q5_b64t1": 6, "q5_b32t1": 6, "q4_b64t1": 5,
+                    "q4_b32t1a": 5, "q4_b32t1b": 5, "q3h_b64t1": 4.5, "q3_b32t1a": 4, "q3_b32t1b": 4, "q2_b32t1a": 3,
+                    "q2_b32t1b": 3}
 
 
 def test_rows_of_a_larger_file_are_packed_in_place():
