@@ -11,6 +11,7 @@
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
     │   └── QueueFullError       too many requests wait already: try again later
     └── DeviceError              an executor, a device or an optional package that is not there
+        └── DeviceLostError      a device went away and is back, without the keys and values that it held
 """
 
 from difflib import get_close_matches
@@ -62,6 +63,11 @@ class QueueFullError(RequestError):
 
 class DeviceError(NumflowError):
     """An executor, device or optional package is missing."""
+
+
+class DeviceLostError(DeviceError):
+    """A device went away in the middle of a run and has been replaced: the program can go on, but what was in its KV
+    cache is lost, so sequences have to be read again from their first token."""
 
 
 def did_you_mean(word: str, known) -> str:

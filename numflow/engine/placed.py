@@ -47,11 +47,12 @@ class FileWeights:
 
 def placed_program(built: Network, backend: str, module: str, devices: str, checkpoint: Checkpoint, files: FileWeights,
                    transport: str = "threads", timeout: float = PROGRESS_S,
-                   options: Mapping[str, Any] | None = None) -> PlanProgram:
+                   options: Mapping[str, Any] | None = None) -> Any:
     """The program of a plan.
 
     built: the network with every matrix product on its own (fuse=False). module: of the executor, with Program and
-    World. files: for processes. transport, timeout: as for PlanProgram. options: of the executor's Program.
+    World. files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for
+    RayProgram. timeout: as for PlanProgram. options: of the executor's Program.
 
     Raises:
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
@@ -59,6 +60,10 @@ def placed_program(built: Network, backend: str, module: str, devices: str, chec
     executor = import_module(module)
     if not hasattr(executor, "World"):
         raise DeviceError(f"backend {backend!r} runs on one device: devices={devices!r} needs 'cpu' or 'reference'")
-    source = files if transport == "processes" else SharedWeights(checkpoint)
     plan = partition(built, devices, backend)
+    if transport == "ray":
+        from numflow.partition.ray_program import RayProgram
+
+        return RayProgram(plan, module, files, timeout, **dict(options or {}))
+    source = files if transport == "processes" else SharedWeights(checkpoint)
     return PlanProgram(plan, executor, source, transport, timeout, **dict(options or {}))

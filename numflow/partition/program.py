@@ -166,6 +166,21 @@ class PlanProgram:
         shares = np.split(data, np.cumsum(self._all("block_bytes"))[:-1], axis=1)
         self._each("load_blocks", [(blocks, np.ascontiguousarray(share)) for share in shares])
 
+    def abort(self) -> None:
+        """Break off what runs now: it ends with a DeviceError. Another thread may call this."""
+        self._world.abort()
+
+    def rest(self) -> None:
+        """After an `abort` that found nothing to break off: ready to run again."""
+        with self._lock:
+            if not self._broken:
+                self._world.reset()
+
+    @property
+    def progress(self) -> int:
+        """Grows as long as the devices get on with a run."""
+        return self._world.progress
+
     def close(self) -> None:
         """Close every device; may be called twice."""
         self._world.abort()

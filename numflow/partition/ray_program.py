@@ -1,0 +1,224 @@
+"""A plan over the machines of a Ray cluster: an actor for every group of devices, placed by a placement group.
+
+The contract is an executor's Program, so the engine need not know. When an actor or its machine dies, the others are
+broken off, a new actor takes its place, and the run ends with DeviceLostError: the engine reads the sequences again.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError, DeviceLostError
+from numflow.ops import Batch, Network, TraceRow
+from numflow.partition.plan import Plan
+from numflow.partition.program import PROGRESS_S, START_S
+from numflow.partition.ray_stage import IO, Stage
+
+GRACE_S = 15.0    # for the other actors to stop after one has failed; who does not is replaced too
+PLACE_S = 120.0   # for the cluster to have room
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise DeviceError("transport 'ray' needs the package ray: pip install 'numflow[ray]'") from None
+    return ray
+
+
+class RayProgram:
+    """Runs a plan on a Ray cluster: the one that RAY_ADDRESS names, or one on this machine.
+
+    executor: module of the Program and World that run each group's devices. source: gives a device's weights; it goes
+              to the other machines, which must find the model's files at the same path.
+    timeout:  seconds without progress of an actor after which a run is given up.
+    threads:  of each device, 1 if None: what an actor asks the cluster for.
+    strategy: of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+
+    Raises:
+        DeviceError: ray is not installed, the cluster has no room, or a device cannot be started.
+    """
+
+    def __init__(self, plan: Plan, executor: str, source: Callable[[Network], Any], timeout: float = PROGRESS_S,
+                 threads: int | None = None, strategy: str = "PACK", **options: Any):
+        self._ray = ray = _ray()
+        if not ray.is_initialized():
+            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
+        self.plan, self.network, self.timeout = plan, plan.network, timeout
+        self._make = (plan, executor, source, timeout, {**options, "threads": threads or 1})
+        self._cpus = [(threads or 1) * len(group) for group in plan.groups]
+        self._blocks, self._run, self.restarts = (0, 0), 0, 0
+        self._actors: list[Any] = []
+        self._place(strategy)
+        try:
+            self._actors = [self._actor(group) for group in range(len(plan.groups))]
+            self._connect()
+            self.block_size, self.activations = self._call(0, "block_size"), self._call(0, "activations")
+            self.weights_bytes, self.threads = sum(self._all("weights_bytes")), sum(self._cpus)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that are reserved, on all devices."""
+        return sum(self._all("kv_bytes"))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block, all layers and devices."""
+        return sum(self._all("block_bytes"))
+
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers and devices."""
+        return sum(self._all("cross_block_bytes"))
+
+    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
+        """Hold this many KV blocks on every device."""
+        self._all("reserve", blocks, cross_blocks)
+        self._blocks = (blocks, cross_blocks)
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+        """Run `entry` on the batch, as an executor's Program does.
+
+        Raises:
+            DeviceLostError: an actor died; another one is in its place.
+        """
+        return self.run_many([batch], entry, output)[0]
+
+    def run_many(self, batches: Sequence[Batch], entry: str = "main",
+                 output: str | None = "logits") -> list[np.ndarray | None]:
+        """Several batches, in flight at the same time (see PlanProgram.run_many)."""
+        self._run += 1
+        results = self._gather([actor.run_many.remote(self._run, batches, entry, output) for actor in self._actors])
+        return next((result for result in results if result[0] is not None), results[0])
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """Not to be had: there is no clock that all machines share.
+
+        Raises:
+            DeviceError: always.
+        """
+        raise DeviceError("a trace shows the devices of one machine: load the model with transport 'threads'")
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy KV blocks, on every device."""
+        self._all("copy_blocks", sources, targets)
+
+    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """uint8 [n, block_bytes]: the blocks' content."""
+        return np.concatenate(self._all("save_blocks", blocks), axis=1)
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+        """Fill KV blocks with what `save_blocks` returned."""
+        shares = np.split(data, np.cumsum(self._all("block_bytes"))[:-1], axis=1)
+        self._gather([actor.call.remote("load_blocks", (blocks, np.ascontiguousarray(share)))
+                      for actor, share in zip(self._actors, shares, strict=True)])
+
+    def close(self) -> None:
+        """End the actors and give their place back; may be called twice."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+        if self._placed is not None:
+            self._ray.util.remove_placement_group(self._placed)
+            self._placed = None
+
+    # Actors
+
+    def _place(self, strategy: str) -> None:
+        ray = self._ray
+        self._placed = ray.util.placement_group([{"CPU": cpus} for cpus in self._cpus], strategy=strategy)
+        if not self._placed.wait(PLACE_S):
+            have = ray.cluster_resources().get("CPU", 0)
+            ray.util.remove_placement_group(self._placed)
+            raise DeviceError(f"the Ray cluster has no room for groups of {self._cpus} CPUs (strategy {strategy}): it "
+                              f"has {have:g} CPUs in all; use fewer groups or threads")
+
+    def _actor(self, group: int) -> Any:
+        ray, (plan, *rest) = self._ray, self._make
+        where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._placed, placement_group_bundle_index=group)
+        package = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        return ray.remote(concurrency_groups={IO: 1})(Stage).options(
+            num_cpus=self._cpus[group], scheduling_strategy=where, max_restarts=0,
+            runtime_env={"env_vars": {"PYTHONPATH": path}}).remote(plan, group, *rest)
+
+    def _connect(self) -> None:
+        peers = dict(enumerate(self._actors))
+        self._get([actor.connect.remote(peers, self._blocks) for actor in self._actors], START_S)
+
+    def _call(self, group: int, name: str, *args: Any) -> Any:
+        return self._gather([self._actors[group].call.remote(name, args)])[0]
+
+    def _all(self, name: str, *args: Any) -> list[Any]:
+        """A method, or an attribute, of every group."""
+        return self._gather([actor.call.remote(name, args) for actor in self._actors])
+
+    def _gather(self, answers: list[Any]) -> list[Any]:
+        """Values of answers. When one is an error, all actors are brought to rest and the dead are replaced.
+
+        Raises:
+            DeviceLostError: an actor had to be replaced. Else the first error of an actor.
+        """
+        if not self._actors:
+            raise DeviceError("this program was closed")
+        try:
+            return self._get(answers, 2 * self.timeout + GRACE_S)
+        except BaseException as error:
+            lost = self._bring_to_rest(answers)
+            if not lost:
+                raise
+            names = ", ".join(part.name for part in self.plan.devices if part.group in lost)
+            raise DeviceLostError(f"device {names} was lost ({type(error).__name__}) and has been replaced; the keys "
+                                  "and values that it held are gone") from error
+
+    def _get(self, answers: list[Any], timeout: float) -> list[Any]:
+        """Values of answers, or the first error there is."""
+        ray, left = self._ray, list(answers)
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=timeout)
+            if not done:
+                raise DeviceError(f"no answer from the Ray cluster within {timeout:g} s")
+            try:
+                ray.get(done[0])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+        return ray.get(answers)
+
+    def _bring_to_rest(self, answers: list[Any]) -> list[int]:
+        """After a failed run: nobody runs any more. Returns the groups whose actors had to be replaced."""
+        ray = self._ray
+        self._run += 1
+        for actor in self._actors:
+            actor.abort.options(concurrency_group=IO).remote()
+        ray.wait(answers, num_returns=len(answers), timeout=GRACE_S)
+        rests = [actor.rest.remote(self._run) for actor in self._actors]
+        ray.wait(rests, num_returns=len(rests), timeout=GRACE_S)
+        lost = [group for group, rest in enumerate(rests) if not self._rested(rest)]
+        if lost:
+            self._replace(lost)
+        return lost
+
+    def _rested(self, rest: Any) -> bool:
+        try:
+            self._ray.get(rest, timeout=0)
+        except (self._ray.exceptions.RayError, DeviceError):
+            return False
+        return True
+
+    def _replace(self, groups: list[int]) -> None:
+        """New actors, with the memory that was reserved, where the old ones died or hang."""
+        for group in groups:
+            self._ray.kill(self._actors[group])
+            self._actors[group] = self._actor(group)
+            self.restarts += 1
+        try:
+            self._connect()
+        except self._ray.exceptions.RayError as error:
+            raise DeviceError(f"the actors of groups {groups} died and cannot be replaced: {error}") from error
