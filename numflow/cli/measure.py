@@ -45,7 +45,7 @@ def perplexity(
     from numflow.engine.divergence import divergence
     from numflow.engine.perplexity import perplexity as run
 
-    content, shared = read_text(text), {"spec": spec, "threads": threads, "offline": offline}
+    content, shared = read_text(text), dict[str, Any](spec=spec, threads=threads, offline=offline)
     with ExitStack() as stack:
         ready, notice = stack.enter_context(loaded(model, device, activations=activations, weights=weights,
                                                    imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices,

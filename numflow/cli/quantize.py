@@ -46,7 +46,7 @@ def quantize(
     from numflow.quant.recipe import read_recipe
     from numflow.registry.progress import megabytes, reporter
 
-    named = [value for value in (weights, recipe, target_bpw) if value is not None]
+    named = [str(value) for value in (weights, recipe, target_bpw) if value is not None]
     if len(named) != 1:
         raise RequestError("say what to quantise to with one of --weights, --recipe and --target-bpw")
     if target_bpw is not None and imatrix is None:
@@ -55,13 +55,13 @@ def quantize(
     progress = reporter()
     try:
         calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
-        if target_bpw is None:
-            chosen = read_recipe(weights or recipe)
-        else:
+        if target_bpw is not None and calibration is not None:
             from numflow.engine.sensitivity import automatic_recipe
 
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, calibration, spec)
+        else:
+            chosen = read_recipe(named[0])
         progress.stage(f"quantising to {chosen.name}", 0)
         report = run(formats.open_checkpoint(path), target, chosen, calibration, spec, threads,
                      lambda done, total: progress.done(done), force)

@@ -106,7 +106,7 @@ def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray |
         rows = slice(first, min(first + step, tensor.rows))
         x = tensor.f32(rows)
         squares = np.square(to_f32(data[rows], kind) - x), np.square(x)
-        c = np.float32(1)
+        c = np.ones(1, np.float32)
         if importance is not None:
             expert = np.arange(rows.start, rows.stop) * len(importance) // tensor.rows
             c = importance[expert] if importance.ndim == 2 else importance
