@@ -28,7 +28,8 @@ def run(lab):
     if lab.quick:
         lab.options |= {"repeat": 1}
     repeat, limits = lab.options["repeat"], measure_limits(1)
-    rows = [["Plain loops, compiled by Numba", *_loops(repeat)], ["De-quantised float32, NumPy (BLAS)", *_elsewhere("_blas", {"OPENBLAS_NUM_THREADS": "1"}, repeat)]]
+    rows = [["Plain loops, compiled by Numba", *_loops(repeat)],
+            ["De-quantised float32, NumPy (BLAS)", *_elsewhere("_blas", {"OPENBLAS_NUM_THREADS": "1"}, repeat)]]
     for name, (cpu, features) in OTHERS.items():
         settings = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
         rows.append([f"Dot products and tiles, {name}", *_elsewhere("_tiles", settings, repeat)])

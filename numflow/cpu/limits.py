@@ -88,7 +88,7 @@ def _fmas(args, thread, n_threads):
     _fma_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * _SINK)
 
 
-def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 5) -> Limits:
+def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Limits:
     """The best of `repeat` short runs each; takes about a quarter of a second of all threads."""
     memory = Arena().zeros(read_bytes)
     memory[:] = 1
