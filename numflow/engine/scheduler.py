@@ -8,6 +8,7 @@ what it knows.
 """
 
 from bisect import insort
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from numflow.engine.blocks import BlockAllocator, BlockTable
@@ -127,7 +128,7 @@ class Scheduler:
         if outputs:
             others = sorted(outputs - {self._last_output}) or [self._last_output]
             plan.output = self._last_output = others[0]
-            plan.spans = choose_spans(self.running, plan.output, self.limits, self._skip_known)
+            plan.spans = choose_spans(self.running, plan.output, self.limits, self._next_block)
         return plan
 
     def ran(self, span: Span) -> None:
@@ -205,7 +206,17 @@ class Scheduler:
         """Blocks that the group may come to need beyond those it has."""
         return max(0, group.width * self._blocks(group.limit) - sum(len(lane.table.blocks) for lane in group.lanes))
 
-    def _preempt(self, group: Group, plan: Plan) -> None:
+    def lost(self) -> None:
+        """What all KV blocks held is gone: running requests wait, and read their texts from the first token again."""
+        for group in list(self.running):
+            self._preempt(group, Plan(), swap=False)
+        for lane in (lane for group in self.waiting for lane in group.lanes if lane.parked):
+            self.parking.forget(lane)  # it may not have been saved yet
+            lane.length, lane.node, lane.registered = 0, lane.group.root, 0
+        if self.prefix is not None:
+            self.prefix.clear()
+
+    def _preempt(self, group: Group, plan: Plan, swap: bool = True) -> None:
         """Take a running group's blocks away; it waits in its old place."""
         self.running.remove(group)
         group.running = group.encoded = False
@@ -214,7 +225,7 @@ class Scheduler:
         origin = {new: old for old, new in plan.copies}  # of copies that have not been made yet
         taken = {block for lane in group.lanes for block in lane.table.blocks}
         plan.copies = [copy for copy in plan.copies if copy[1] not in taken]
-        if self.limits.preemption == "swap" and self.parking.park(group, plan, origin):
+        if swap and self.limits.preemption == "swap" and self.parking.park(group, plan, origin):
             self.counts["swaps"] += 1
         for lane in group.lanes:
             lane.table.release()
@@ -299,13 +310,15 @@ class Scheduler:
             group.started = True
             self.counts["prompt_tokens"] += len(group.prompt)
 
-    def _skip_known(self, lane: Lane) -> None:
-        """Take over blocks of the prefix cache that came into being since the lane started."""
+    def _next_block(self, lane: Lane) -> Hashable:
+        """Take over blocks of the prefix cache that came into being since the lane started; see choose_spans."""
         size = self.block_size
         if self.prefix is None or not lane.group.cached or lane.group.every_row or lane.length % size:
-            return
-        while (lane.length + size < len(lane.ids) and lane.registered == (at := lane.length // size)
-               and (found := self.prefix.find(lane.node, lane.ids, at)) is not None):
+            return None
+        while lane.length + size < len(lane.ids) and lane.registered == (at := lane.length // size):
+            found = self.prefix.find(lane.node, lane.ids, at)
+            if found is None:
+                return lane.node, tuple(lane.ids[lane.length:lane.length + size])
             lane.node, block = found
             if block != lane.table.blocks[at]:
                 self.blocks.share([block])
@@ -313,6 +326,7 @@ class Scheduler:
                 lane.table.blocks[at] = block
             lane.length, lane.registered = lane.length + size, at + 1
             self._count(lane, 1)
+        return None
 
     def _count(self, lane: Lane, blocks: int) -> None:
         self.counts["prefix_tokens"] += blocks * self.block_size

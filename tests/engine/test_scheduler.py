@@ -210,10 +210,11 @@ def test_known_beginnings_are_not_run_again():
     machine.scheduler.remove(elsewhere)
 
 
-def test_requests_that_come_together_share_what_the_first_has_run():
-    machine = Machine(Limits(tokens=8, chunk=8))
-    prompt = list(range(24))
-    add(machine, Group(prompt, 30), Group(prompt, 30))
+@pytest.mark.parametrize("tokens", [8, 11, 100])
+def test_requests_that_come_together_run_what_they_share_once(tokens):
+    machine = Machine(Limits(tokens=tokens, chunk=tokens))
+    prompt = list(range(22))
+    add(machine, *(Group([*prompt, number], 30) for number in range(5)), Group([99] * 5, 30))
     counts = []
     while machine.scheduler.busy:
         plan = machine.step()
@@ -222,7 +223,7 @@ def test_requests_that_come_together_share_what_the_first_has_run():
             machine.scheduler.ran(span)
             if span.rows:
                 machine.scheduler.remove(span.lane.group)
-    assert sum(counts) == 24 + 4
+    assert sum(counts) == 23 + 4 * 3 + 5
 
 
 def test_the_least_recently_used_is_forgotten_first():
