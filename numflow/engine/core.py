@@ -16,9 +16,10 @@ from numflow.engine.reading import Reading
 from numflow.engine.scheduler import Limits, Scheduler
 from numflow.engine.sequence import Part, Runner
 from numflow.engine.swap import HostBlocks
-from numflow.errors import RequestError
+from numflow.errors import DeviceLostError, RequestError
 
 MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
+MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
 Work = Job | Reading
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
@@ -38,7 +39,7 @@ class Core:
         self.signal = threading.Condition()
         self._inbox: deque[Work] = deque()
         self._leaving: deque[Work] = deque()
-        self._stepping = False
+        self._stepping, self._losses = False, 0
         self.host = HostBlocks(runner.program)
         self._open = False
         self.scheduler = self._scheduler(self._plain(), False)
@@ -168,6 +169,9 @@ class Core:
                 if not plan:
                     return False
                 self._run(plan)
+                self._losses = 0
+            except DeviceLostError as error:
+                self._start_again(error)
             except BaseException as error:
                 for group in list(self.jobs) if plan is None else plan.groups & self.jobs.keys():
                     self._end(self.jobs[group], error=error)
@@ -178,9 +182,17 @@ class Core:
                     scratch.release()
                 self._stepping = False
             self.counts["steps"] += 1
-            self.counts["tokens"] += plan.tokens
+            self.counts["tokens"] += plan.tokens if plan else 0
             self.counts["step_s"] += time.perf_counter() - begin
             return True
+
+    def _start_again(self, error: DeviceLostError) -> None:
+        """A device lost its keys and values: requests read their texts again, but not for ever."""
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            for job in list(self.jobs.values()):
+                self._end(job, error=error)
+        self.scheduler.lost()
 
     def _propose(self) -> None:
         """Let the running requests guess what comes next."""

@@ -51,3 +51,11 @@ class PrefixCache:
 
     def _forget(self, block: int) -> None:
         del self._nodes[self._key_of.pop(block)]
+
+    def clear(self) -> None:
+        """Find nothing of what is in the tree any more; its blocks go when they are needed."""
+        self._last += 1
+        for block, key in self._key_of.items():
+            gone = ("gone", self._last, block), ()  # no text begins after this node
+            self._nodes[gone] = self._nodes.pop(key)
+            self._key_of[block] = gone
