@@ -58,7 +58,7 @@ def _add_line(total: Value, source: Value, i: Value, n: int) -> Value:
     return total + load(at, "i32", 16)
 
 
-def _add_dot(total: Value, source: Value, i: Value, n: int) -> Value:
+def _add_byte_products(total: Value, source: Value, i: Value, n: int) -> Value:
     # Both sides change, so that no instruction set can have the products once and for all.
     return dot4(total, load(source + _LINE * (n + 1), "u8", 64), load(source + ((i & 15) << 2), "i32"), 4)
 
@@ -68,7 +68,7 @@ def _add_product(total: Value, source: Value, i: Value, n: int) -> Value:
 
 
 _read_sums = _sums("i32", 8, _add_line)
-_dot_sums, _fma_sums = _sums("i32", CHAINS, _add_dot), _sums("f32", CHAINS, _add_product)
+_byte_sums, _f32_sums = _sums("i32", CHAINS, _add_byte_products), _sums("f32", CHAINS, _add_product)
 
 
 @kernel
@@ -79,13 +79,13 @@ def _read(args, thread, n_threads):
 
 
 @kernel
-def _dots(args, thread, n_threads):
-    _dot_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * _SINK)
+def _multiply_bytes(args, thread, n_threads):
+    _byte_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * _SINK)
 
 
 @kernel
-def _fmas(args, thread, n_threads):
-    _fma_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * _SINK)
+def _multiply_f32(args, thread, n_threads):
+    _f32_sums(i64(args, SOURCE), i64(args, COUNT), i64(args, RESULT) + thread * _SINK)
 
 
 def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Limits:
@@ -95,7 +95,7 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20)
     small, sink = aligned((CHAINS + 1) * _LINE, np.uint8), aligned(threads * _SINK, np.uint8)
     per_step = CHAINS * threads * STEPS / 1e9
     seconds = [_best(kernel, threads, repeat, source, count, sink) for kernel, source, count in (
-        (_read, memory, read_bytes // (8 * _LINE)), (_dots, small, STEPS), (_fmas, small, STEPS))]
+        (_read, memory, read_bytes // (8 * _LINE)), (_multiply_bytes, small, STEPS), (_multiply_f32, small, STEPS))]
     return Limits(threads, read_bytes / 1e9 / seconds[0], 128 * per_step / seconds[1], 32 * per_step / seconds[2])
 
 
