@@ -164,6 +164,10 @@ class Program:
                                  self._where(calls, sizes), microseconds))
         return rows
 
+    def bound(self, entry: str) -> list[tuple[Step, list[Call]]]:
+        """The steps of an entry with their calls, as they are bound now."""
+        return self._bound[entry]
+
     def launches(self, sizes: Sizes) -> list[Launch]:
         """What runs for a batch of these sizes, all entries one after the other."""
         return [work for bound in self._bound.values() for _, calls in bound for call in calls

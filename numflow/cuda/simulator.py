@@ -7,6 +7,7 @@ shared memory begins as garbage. What cannot be found here: missing fences, bank
 """
 
 import random
+import threading
 from collections.abc import Callable
 from contextvars import copy_context
 
@@ -96,6 +97,7 @@ class _Now:
 
 
 NOW = _Now()
+_ONE_AT_A_TIME = threading.Lock()  # NOW is one for the process
 
 
 def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple, seed: int = 0) -> None:
@@ -115,7 +117,7 @@ def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple
         rng.shuffle(indices)
     if threads % WARP:
         raise SimulatorError(f"blocks should be of whole warps, not of {threads} threads")
-    with np.errstate(all="ignore"):
+    with _ONE_AT_A_TIME, np.errstate(all="ignore"):
         for index in indices:
             _run_block(greenlet, body, args, Block(index, grid, threads), rng if seed else None)
 

@@ -1,0 +1,148 @@
+"""How fast are copies, matrix products and attention."""
+
+import numpy as np
+
+from experiments.gpu_suite.setting import Setting, each, seconds
+from numflow.cuda.call import Sizes
+from numflow.cuda.device import Launch
+from numflow.cuda.intrinsics import block_x, thread_index
+from numflow.cuda.kernel import kernel
+from numflow.cuda.program import Program
+from numflow.cuda.scalar import f32, u32
+from numflow.ops import Batch
+from tests.cuda.matrices import linear_case
+from tests.ops.build import Builder
+
+KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "q3", "q2")
+SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336),
+          "head": (128256, 4096)}
+
+
+def copies(setting: Setting) -> None:
+    """Memory to memory on the device, up and down."""
+    device = setting.device()
+    for megabytes in (1,) if setting.quick else (16, 256, 1024, 4096):
+        size = megabytes << 20
+        a, b = device.alloc(size), device.alloc(size)
+        time = seconds(device, lambda to=b, source=a, n=size: device.copy(to.at(), source.at(), n))
+        setting.add(what="copy on the device", megabytes=megabytes, gigabytes_per_s=2 * size / time / 1e9)
+        data = np.zeros(min(size, 256 << 20), np.uint8)
+        for what, work in (("upload", lambda to=a, source=data: device.upload(to.at(), source)),
+                           ("download", lambda source=a, n=data.size: device.download(source.at(), n))):
+            time = seconds(device, work, 3)
+            setting.add(what=what, megabytes=data.size >> 20, gigabytes_per_s=data.size / time / 1e9)
+        device.free(a)
+        device.free(b)
+
+
+def matrices(setting: Setting) -> None:
+    """Every type at the shapes of an 8B model, from 1 token to a long prompt."""
+    shapes = {"toy": (128, 256)} if setting.quick else SHAPES
+    for kind in ("F16", "q4", "q3h") if setting.quick else KINDS:
+        for name, (n, k) in shapes.items():
+            case = linear_case(kind, n, k, 1, blank=True)
+            program = Program(case.network, case.weights, gpu=setting.device())
+            size = program.weights_bytes - case.network.weights[case.network.entries["main"][0].weights["table"]
+                                                                ].shape[0] * k * 4
+            for tokens in (1, 9) if setting.quick else (1, 4, 8, 16, 64, 256, 2048):
+                if setting.is_over:
+                    return
+                program.run(_batch(tokens), output=None)
+                works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
+                         for work in call.launches(Sizes((tokens,) * 4, 1))]
+                time = each(program.device, works, 2 if setting.quick else 20)
+                setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
+                            gigabytes_per_s=size / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
+                            kernel=works[-1].kernel.name)
+            program.close()
+        _vendor(setting, shapes) if kind == "F16" and not setting.simulator else None
+
+
+def _batch(tokens: int) -> Batch:
+    return Batch(np.zeros(tokens, np.int32), np.arange(tokens), np.array([0, tokens]), np.zeros((1, 0), int),
+                 np.arange(tokens))
+
+
+def _vendor(setting: Setting, shapes: dict) -> None:
+    """The same products by torch (cuBLAS), in bfloat16."""
+    try:
+        import torch
+    except ImportError:
+        return
+    for name, (n, k) in shapes.items():
+        weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+        for tokens in (1, 8, 64, 256, 2048):
+            x = torch.randn(tokens, k, device="cuda", dtype=torch.bfloat16)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for repeat in range(2):
+                begin.record()
+                for _ in range(20 if repeat else 3):
+                    x @ weight.T
+                end.record()
+                torch.cuda.synchronize()
+            time = begin.elapsed_time(end) / 20e3
+            setting.add(weights="torch bf16", matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
+                        gigabytes_per_s=2 * n * k / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
+                        kernel="cuBLAS")
+
+
+def attention(setting: Setting) -> None:
+    """Decoding over contexts and batches, and prompts; 32 query heads over 8 of keys and values of 128 columns."""
+    heads, groups, size = (4, 2, 16) if setting.quick else (32, 8, 128)
+    contexts = (40,) if setting.quick else (512, 4096, 16384, 65536)
+    for kv in ("f16",) if setting.quick else ("f16", "f32"):
+        b = Builder("attention")
+        q, k, v = b.inputs(heads * size, groups * size, groups * size)
+        y, cache = b.buffer(heads * size), b.cache(kv_heads=groups, k_dim=size)
+        b.step("cache_write", (k, v), (), cache=cache)
+        b.step("attention", (q,), (y,), cache=cache, heads=heads, scale=size**-0.5)
+        case = b.case(y)
+        for context in contexts:
+            for batch, tokens in ((1, 1), (2, 1)) if setting.quick else ((1, 1), (8, 1), (64, 1), (1, 512)):
+                if setting.is_over:
+                    return
+                _attend(setting, case, kv, context, batch, tokens, 2 * groups * size * (2 if kv == "f16" else 4))
+
+
+def _attend(setting, case, kv, context, batch, tokens, key_bytes):
+    program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kv)
+    blocks = -(-context // program.block_size)
+    if batch * context * key_bytes > 32 << 30:
+        return
+    program.reserve(batch * blocks)
+    table = np.arange(batch * blocks).reshape(batch, blocks)
+    positions = np.tile(np.arange(context - tokens, context), batch)
+    program.run(Batch(np.zeros(batch * tokens, np.int32), positions, np.arange(batch + 1) * tokens, table,
+                      np.arange(batch)), output=None)
+    rows = batch * tokens
+    works = [work for step, calls in program.bound("main") if step.op == "attention" for call in calls
+             for work in call.launches(Sizes((rows, batch, rows, batch), context))]
+    time = each(program.device, works, 2)
+    setting.add(kv=kv, context=context, batch=batch, tokens=tokens, microseconds=time * 1e6,
+                gigabytes_per_s=batch * context * key_bytes / time / 1e9, kernel=works[0].kernel.name)
+    program.close()
+
+
+def launches(setting: Setting) -> None:
+    """What a launch costs, one by one and in a graph."""
+    device, count = setting.device(), 20 if setting.quick else 1000
+    memory = device.alloc(1024)
+    for made in (_empty, _eight):
+        work = Launch(made, (1, 1, 1), (memory.at(),) * len(made.signature))
+        time = seconds(device, lambda w=work: [device.launch(w) for _ in range(count)], 5)
+        setting.add(what="launched", arguments=len(made.signature), microseconds=time / count * 1e6)
+        time = each(device, [work] * (2 if setting.quick else 100), 10)
+        setting.add(what="in a graph", arguments=len(made.signature),
+                    microseconds=time / (2 if setting.quick else 100) * 1e6)
+
+
+@kernel("suite_empty", 32)
+def _empty(a: f32.ptr):
+    if block_x() * 32 + thread_index() == u32(99):
+        a[0] = f32(0)
+
+
+@kernel("suite_eight", 32)
+def _eight(a: f32.ptr, b: f32.ptr, c: f32.ptr, d: f32.ptr, e: f32.ptr, f: f32.ptr, g: f32.ptr, h: f32.ptr):
+    if block_x() * 32 + thread_index() == u32(99):
+        a[0] = b[0] + c[0] + d[0] + e[0] + f[0] + g[0] + h[0]

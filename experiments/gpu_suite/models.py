@@ -1,0 +1,108 @@
+"""How fast are whole models: tokens per second by type and batch, prompts, KV blocks to the host, several devices."""
+
+import threading
+import time
+
+import numpy as np
+
+from experiments.gpu_suite.setting import Setting
+from numflow.cuda.program import Program
+from numflow.lab.shapes import Shape, random_network
+from numflow.network import WeightSource
+from numflow.ops import Batch
+
+SHAPES = {"1b": Shape(16, 2048, 32, 8, 8192, 128256, 8192), "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192)}
+TOY = {"toy": Shape(1, 64, 4, 2, 96, 101, 512)}
+KINDS = ("F16", "q8", "Q4_0", "q4", "q3h", "q3", "q2")
+CONTEXT = 512
+
+
+def speed(setting: Setting) -> None:
+    """Decoding at batches 1 to 64 after a context of 512, and prompts of 512 and 2048."""
+    for name, shape in (TOY if setting.quick else SHAPES).items():
+        for kind in ("F16", "q4") if setting.quick else KINDS:
+            if setting.is_over:
+                return
+            program = _program(setting, shape, kind)
+            for batch in (1, 2) if setting.quick else (1, 4, 8, 16, 64):
+                _decode(setting, program, name, kind, batch)
+            for tokens in (12,) if setting.quick else (512, 2048):
+                one = _batch(program, shape, 1, 0, tokens)
+                program.run(one, output=None)
+                took = _wall(program, lambda p=program, b=one: p.run(b, output=None), 3)
+                setting.add(model=name, weights=kind, what="prefill", tokens=tokens, tokens_per_s=tokens / took,
+                            milliseconds=took * 1e3)
+            program.close()
+
+
+def _program(setting: Setting, shape: Shape, kind: str) -> Program:
+    network, checkpoint = random_network(shape, kind)
+    program = Program(network, WeightSource(network, checkpoint), gpu=setting.device())
+    program.reserve((64 if not setting.quick else 2) * -(-2112 // program.block_size))
+    return program
+
+
+def _batch(program: Program, shape: Shape, sequences: int, begin: int, count: int) -> Batch:
+    blocks = -(-(begin + count) // program.block_size)
+    tokens = np.random.default_rng(0).integers(0, shape.vocabulary, sequences * count)
+    return Batch(tokens, np.tile(np.arange(begin, begin + count), sequences), np.arange(sequences + 1) * count,
+                 np.arange(sequences * blocks).reshape(sequences, blocks), np.arange(1, sequences + 1) * count - 1)
+
+
+def _decode(setting: Setting, program: Program, name: str, kind: str, sequences: int) -> None:
+    shape = (TOY | SHAPES)[name]
+    batch = _batch(program, shape, sequences, 8 if setting.quick else CONTEXT, 1)
+    for _ in range(3):  # eager, recorded, replayed
+        program.run(batch, output=None)
+    took = _wall(program, lambda: program.run(batch, output=None), 2 if setting.quick else 50)
+    setting.add(model=name, weights=kind, what="decode", batch=sequences, tokens_per_s=sequences / took,
+                milliseconds=took * 1e3, gigabytes=program.weights_bytes / 1e9,
+                gigabytes_per_s=program.weights_bytes / took / 1e9)
+
+
+def _wall(program: Program, work, repeats: int) -> float:
+    """Seconds of one of `repeats` runs, on the host's clock."""
+    program.device.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    program.device.synchronize()
+    return (time.perf_counter() - begin) / repeats
+
+
+def offload(setting: Setting) -> None:
+    """KV blocks to the host and back."""
+    name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
+    program = _program(setting, shape, "q4")
+    for count in (1, 2) if setting.quick else (1, 8, 64):
+        blocks = list(range(count))
+        saved = program.save_blocks(blocks)
+        out = _wall(program, lambda b=blocks: program.save_blocks(b), 3)
+        back = _wall(program, lambda b=blocks, s=saved: program.load_blocks(b, s), 3)
+        setting.add(model=name, blocks=count, megabytes=saved.nbytes / 1e6,
+                    out_gigabytes_per_s=saved.nbytes / out / 1e9, back_gigabytes_per_s=saved.nbytes / back / 1e9)
+    program.close()
+
+
+def several(setting: Setting) -> None:
+    """Programs on devices of their own, which are streams of one GPU: one after the other, then at the same time."""
+    name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
+    for count in (1, 2) if setting.quick else (1, 2, 4):
+        programs = [_program(setting, shape, "q4") for _ in range(count)]
+        batch = _batch(programs[0], shape, 1, 8, 1)
+        for program in programs * 3:
+            program.run(batch, output=None)
+        steps = 2 if setting.quick else 50
+        alone = sum(_wall(program, lambda p=program, b=batch: p.run(b, output=None), steps) for program in programs)
+        begin = time.perf_counter()
+        threads = [threading.Thread(target=_wall, args=(p, lambda p=p, b=batch: p.run(b, output=None), steps))
+                   for p in programs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        together = (time.perf_counter() - begin) / steps
+        setting.add(model=name, devices=count, milliseconds_one_by_one=alone * 1e3,
+                    milliseconds_together=together * 1e3)
+        for program in programs:
+            program.close()
