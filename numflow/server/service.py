@@ -85,7 +85,7 @@ class Service:
                media_type: str = "text/event-stream") -> EventStream:
         """An answer that is sent piece by piece."""
         return EventStream(self.jobs, request, parts, closed, failed=failed, media_type=media_type,
-                           keep_alive=self.config.keep_alive, write_timeout=self.config.write_timeout)
+                           keep_alive=self.config.keep_alive)
 
 
 async def _shielded(running: asyncio.Future[T]) -> T:

@@ -17,11 +17,12 @@ from numflow.server.jobs import ClientGone, Jobs
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def dump(value: Any) -> bytes:
     """Compact JSON in UTF-8; a lone surrogate, which no client could read, becomes "?"."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _JSON.encode(value).encode("utf-8", "replace")
 
 
 def event(value: Any) -> bytes:
@@ -128,16 +129,15 @@ class EventStream(Response):
     """
 
     def __init__(self, jobs: Jobs, request: Request, parts: AsyncIterator[bytes], closed: Callable[[], None], *,
-                 failed: Callable[[ApiError], bytes], media_type: str = "text/event-stream", keep_alive: float = 15.0,
-                 write_timeout: float = 60.0):
+                 failed: Callable[[ApiError], bytes], media_type: str = "text/event-stream", keep_alive: float = 15.0):
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._jobs, self._request, self._parts, self._closed = jobs, request, parts, closed
-        self._failed, self._keep_alive, self._write_timeout = failed, keep_alive, write_timeout
+        self._failed, self._keep_alive = failed, keep_alive
 
     async def __call__(self, scope, receive, send) -> None:
         try:
-            await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             last = b""
             try:
                 await self._jobs.run(receive, self._pump(send))
@@ -146,7 +146,7 @@ class EventStream(Response):
                     raise
                 self._request.state.error = error
                 last = self._failed(of_error(error))
-            await self._send(send, {"type": "http.response.body", "body": last, "more_body": False})
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._closed()
 
@@ -156,7 +156,7 @@ class EventStream(Response):
             async with aclosing(self._parts) as parts:
                 async for part in parts:
                     self._quiet = False
-                    await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
         finally:
             if idle is not None:
                 idle.cancel()
@@ -167,11 +167,4 @@ class EventStream(Response):
             self._quiet = True
             await asyncio.sleep(self._keep_alive)
             if self._quiet:
-                await self._send(send, {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-
-    async def _send(self, send, message) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await send(message)
-        except (TimeoutError, OSError):
-            raise ClientGone from None
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
