@@ -55,7 +55,7 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 # Where a group's codes are, by bits and group: pieces (vector, from bit, to bit of the code, how many bits).
-PIECES = {
+PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
     8: [[(g, 0, 0, 8)] for g in range(8)],
     6: [*([(g, 0, 0, 6)] for g in range(6)), *([(3 * i + j, 6, 2 * j, 2) for j in range(3)] for i in range(2))],
     5: [*([(g, 0, 0, 5)] for g in range(5)), [(0, 5, 0, 3), (1, 5, 3, 2)], [(2, 5, 0, 3), (3, 5, 3, 2)],

@@ -73,12 +73,12 @@ def planes(groups: list[Value], bits: float) -> list[Value]:
     """The vectors of a unit's 8 column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
     if bits == 3.5:
         return pair_planes(groups)
-    vectors: list[Value | None] = [None] * bits
+    vectors: dict[int, Value] = {}
     for group, pieces in zip(groups, PIECES[bits], strict=True):
         for vector, begin, to, count in pieces:
-            field, before = (group >> to & ((1 << count) - 1)) << begin, vectors[vector]
-            vectors[vector] = field if before is None else before | field
-    return vectors
+            field = (group >> to & ((1 << count) - 1)) << begin
+            vectors[vector] = vectors[vector] | field if vector in vectors else field
+    return [vectors[vector] for vector in sorted(vectors)]
 
 
 @merged

@@ -3,6 +3,7 @@
 What is here is code to build packing kernels of, as in pack_blocks.py.
 """
 
+import functools
 from collections.abc import Callable
 
 from numflow.cpu.decode_own import of_pair
@@ -14,10 +15,11 @@ from numflow.quant.layout import PAIR_LEVELS
 
 def codes_of_planes(raw: Value, planes: tuple[Plane, ...], count: int, paired: bool) -> Value:
     """`count` codes whose planes begin at `raw`, u8 lanes; of pairs both weights, adjacent, so twice as many."""
-    codes, at = None, 0
+    parts, at = [], 0
     for plane in planes:
-        fields = _fields(raw + at, plane, count)
-        codes, at = fields if codes is None else codes | fields, at + plane.bytes(count)
+        parts.append(_fields(raw + at, plane, count))
+        at += plane.bytes(count)
+    codes = functools.reduce(Value.__or__, parts)
     if not paired:
         return codes
     first, second = of_pair(codes, 0), of_pair(codes, 1)
