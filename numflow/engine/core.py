@@ -5,12 +5,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from numflow.engine.generation import Piece
 from numflow.engine.job import Job
-from numflow.engine.lane import Group, Plan, Span
+from numflow.engine.lane import Group, Lane, Plan, Span
 from numflow.engine.prefix import PrefixCache
 from numflow.engine.reading import Reading
 from numflow.engine.scheduler import Limits, Scheduler
@@ -21,6 +22,7 @@ from numflow.errors import DeviceLostError, RequestError
 MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
 MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
 Work = Job | Reading
+AnyWork = TypeVar("AnyWork", Job, Reading)
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
 NO_ROWS = np.zeros(0, np.int32)
@@ -103,7 +105,7 @@ class Core:
         """Requests that have not started."""
         return len(self._inbox) + len(self.scheduler.waiting)
 
-    def submit(self, job: Work) -> Work:
+    def submit(self, job: AnyWork) -> AnyWork:
         """Take a job in; from any thread.
 
         Raises:
@@ -241,19 +243,18 @@ class Core:
                      if (group.output == "encoder_hidden") == (output is not None)]
             if not reads:
                 continue
-            jobs = [self.jobs[group] for group, _ in reads]
-            parts = [Part(EncoderSpan(job.group), job.encoder_ids,
-                          np.arange(len(job.encoder_ids), dtype=np.int32) if output else NO_ROWS) for job in jobs]
+            parts = [Part(EncoderSpan(group), np.asarray(self.jobs[group].encoder_ids),
+                          np.arange(group.encoder, dtype=np.int32) if output else NO_ROWS) for group, _ in reads]
             result = self.runner.execute(parts, "encode", output, [scratch for _, scratch in reads])
             if output:
-                ends = np.cumsum([len(job.encoder_ids) for job in jobs])
-                for job, rows in zip(jobs, np.split(result, ends[:-1])):
-                    job.take(rows)
-                    self._end(job)
+                ends = np.cumsum([group.encoder for group, _ in reads])
+                for (group, _), rows in zip(reads, np.split(result, ends[:-1])):
+                    self.jobs[group].take(rows)
+                    self._end(self.jobs[group])
 
     def _deliver(self, plan: Plan, result: np.ndarray) -> None:
         """Hand each request its rows; one that cannot use them ends alone."""
-        at, rows = 0, {}
+        at, rows = 0, dict[Group, dict[Lane, tuple[np.ndarray, list[int]]]]()
         for span in plan.spans:
             count = len(span.rows)
             if count:

@@ -128,7 +128,8 @@ class Job:
 
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
                  sink: Sink = lambda piece: None, encoder: bool = False):
-        self.request, self.decoder, self.sink, self.error = request, decoder, sink, None
+        self.request, self.decoder, self.sink = request, decoder, sink
+        self.error: BaseException | None = None
         self.encoder_ids, self.types = request.prompt, None
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
@@ -138,6 +139,10 @@ class Job:
         self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
                            len(request.prompt) if encoder else 0,
                            root=tuple(request.prompt.tolist()) if encoder else 0)
+
+    def take(self, rows: np.ndarray) -> None:
+        """An encoder's output is not for it."""
+        raise TypeError("a job has no use for an encoder's output")
 
     @property
     def results(self) -> list[Generation]:

@@ -17,7 +17,8 @@ class Reading:
 
     def __init__(self, text: Text, output: str, width: int, rows: int, causal: bool):
         self.encoder_ids = text.ids if output == "encoder_hidden" else text.encoder_ids
-        self.types, self.error = text.types, None
+        self.types = text.types
+        self.error: BaseException | None = None
         self.done = threading.Event()
         self.result = np.empty((len(text.ids), width), np.float32)
         ids = [] if output == "encoder_hidden" else text.ids.tolist()

@@ -194,7 +194,8 @@ class Scheduler:
 
     def _needed(self, group: Group) -> int:
         """Blocks that `_writable` has to take: new ones, and copies for all but one of those that share a block."""
-        needed, shared = 0, {}
+        needed = 0
+        shared: dict[int, int] = {}
         for lane in group.lanes:
             needed += lane.table.missing(len(lane.ids) + len(lane.drafts))
             if lane.table.shared(lane.length):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,11 @@ ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whate
 class Part:
     """What one sequence adds to a batch: its next tokens.
 
+    sequence: a Sequence, or what has its length, table, cross and encoded (a Lane of the scheduler).
     ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
     """
 
-    sequence: "Sequence"
+    sequence: Any
     ids: np.ndarray
     rows: np.ndarray
     types: np.ndarray | None = None
