@@ -1,5 +1,6 @@
 """A plan as one program: the same contract as an executor's Program, with a worker for each device."""
 
+import os
 import queue
 import threading
 import time
@@ -169,6 +170,11 @@ class PlanProgram:
     def abort(self) -> None:
         """Break off what runs now: it ends with a DeviceError. Another thread may call this."""
         self._world.abort()
+
+    @property
+    def pid(self) -> int:
+        """The process that this program lives in."""
+        return os.getpid()
 
     def rest(self) -> None:
         """After an `abort` that found nothing to break off: ready to run again."""

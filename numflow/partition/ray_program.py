@@ -134,10 +134,10 @@ class RayProgram:
         ray = self._ray
         self._placed = ray.util.placement_group([{"CPU": cpus} for cpus in self._cpus], strategy=strategy)
         if not self._placed.wait(PLACE_S):
-            have = ray.cluster_resources().get("CPU", 0)
+            have, free = (found().get("CPU", 0) for found in (ray.cluster_resources, ray.available_resources))
             ray.util.remove_placement_group(self._placed)
             raise DeviceError(f"the Ray cluster has no room for groups of {self._cpus} CPUs (strategy {strategy}): it "
-                              f"has {have:g} CPUs in all; use fewer groups or threads")
+                              f"has {have:g} CPUs, {free:g} of them free; use fewer groups or threads")
 
     def _actor(self, group: int) -> Any:
         ray, (plan, *rest) = self._ray, self._make
