@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding import filters, penalties
-from numflow.decoding.select import Candidates
+from numflow.decoding.select import Candidates, every
 from numflow.decoding.settings import DEFAULTS, FILTERS, Sampling
 
 # Name of a setting -> function(scores, ids, new, settings): used where the setting is not its default.
@@ -46,8 +46,9 @@ def processed(logits: np.ndarray, ids: np.ndarray, new: int, settings: Sampling)
 
 def candidates(scores: np.ndarray, pool_size: int = 0) -> Candidates:
     """Tokens of scores [V] that may come, or the pool_size best of them."""
-    places = np.flatnonzero(scores > -np.inf)
-    c = Candidates(places, scores[places].astype(np.float64))
+    c = Candidates(every(len(scores)), scores)
+    if np.min(scores) == -np.inf:
+        c = c.keep(scores > -np.inf)
     return filters.top_k(c, pool_size) if pool_size else c
 
 

@@ -8,34 +8,36 @@ import math
 
 import numpy as np
 
-from numflow.decoding.select import Candidates, descending, largest, leading
+from numflow.decoding.select import Candidates, descending, leading, top
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
     """Scores divided by t: below 1 sharper, above 1 flatter."""
-    return Candidates(c.ids, c.scores / t)
+    return Candidates(c.ids, (c.scores - np.max(c.scores)) / t)
 
 
 def top_k(c: Candidates, k: int) -> Candidates:
     """The k most probable; of equal ones at the border those with the lower id (Fan et al. 2018)."""
-    return c if k >= len(c.ids) else c.keep(largest(c.scores, np.arange(len(c.ids)), k))
+    return c if k >= len(c.ids) else c.keep(top(c.scores, k))
 
 
 def top_p(c: Candidates, p: float) -> Candidates:
     """The fewest, most probable first, that hold at least p of the probability (nucleus; Holtzman et al. 2020)."""
-    weights = c.probabilities
+    weights = c.weights
+    return c.keep(leading(weights, lambda places: _enough(weights, places, p * np.sum(weights, dtype=np.float64))))
 
-    def wanted(places):
-        held = np.cumsum(weights[places])
-        enough = held[-1] >= p or len(places) == len(weights)
-        return min(int(np.searchsorted(held, p)) + 1, len(places)) if enough else None
 
-    return c.keep(leading(weights, wanted))
+def _enough(weights, places, wanted) -> int | None:
+    """How many of the leading places hold the wanted weight; None: more of them must be seen."""
+    held = np.cumsum(weights[places], dtype=np.float64)
+    if held[-1] < wanted and len(places) < len(weights):
+        return None
+    return min(int(np.searchsorted(held, wanted)) + 1, len(places))
 
 
 def min_p(c: Candidates, p: float) -> Candidates:
     """Those at least p times as probable as the best one (Nguyen et al. 2024)."""
-    return c.keep(c.scores >= np.max(c.scores) + math.log(p))
+    return c.keep(c.scores - np.max(c.scores) >= math.log(p))
 
 
 def tail_free(c: Candidates, z: float) -> Candidates:
@@ -46,10 +48,10 @@ def tail_free(c: Candidates, z: float) -> Candidates:
     """
     if len(c.ids) < 3:
         return c
-    weights = c.probabilities
+    weights = c.weights
 
     def wanted(places):
-        head = weights[places]
+        head = weights[places].astype(np.float64)
         bends = np.cumsum(np.abs(np.diff(head, 2)))
         # What was not seen bends by at most twice the last value seen, all of it together.
         unseen = 0.0 if len(places) == len(weights) else 2 * head[-2]
@@ -64,23 +66,16 @@ def tail_free(c: Candidates, z: float) -> Candidates:
 
 def typical(c: Candidates, p: float) -> Candidates:
     """Those whose surprise is nearest to the entropy, as few as hold at least p (Meister et al. 2023)."""
-    weights = c.probabilities
-    surprise = -np.log(np.where(weights > 0, weights, 1))
-    entropy = np.sum(weights * surprise)
-    nearness = np.where(weights > 0, -np.abs(surprise - entropy), -np.inf)
-
-    def wanted(places):
-        held = np.cumsum(weights[places])
-        enough = held[-1] >= p or len(places) == len(weights)
-        return min(int(np.searchsorted(held, p)) + 1, len(places)) if enough else None
-
-    return c.keep(leading(nearness, wanted))
+    weights, surprise = c.weights, c.surprise
+    total = np.sum(weights, dtype=np.float64)
+    entropy = np.vdot(weights, surprise) / total
+    return c.keep(leading(-np.abs(surprise - surprise.dtype.type(entropy)),
+                          lambda places: _enough(weights, places, p * total)))
 
 
 def surprise_limit(c: Candidates, bits: float) -> Candidates:
     """Those whose surprise -log2 p is at most `bits`, and the best one in any case."""
-    surprise = -np.log2(c.probabilities, where=c.scores > -np.inf, out=np.full(len(c.ids), -np.inf))
-    kept = (c.scores > -np.inf) & (surprise <= bits)
+    kept = c.surprise <= bits * math.log(2)
     kept[int(np.argmax(c.scores))] = True
     return c.keep(kept)
 

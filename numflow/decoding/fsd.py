@@ -12,9 +12,8 @@ def fsd(c: Candidates, ids: np.ndarray, k: int, n: int, alpha: float, beta: floa
 
     ids: int32 [m], the text so far, prompt included. n: longest n-grams. Probabilities are those among all of `c`.
     """
-    probabilities = c.probabilities
     best = top_k(c, k)
-    p = probabilities[np.searchsorted(c.ids, best.ids)]
+    p = np.exp(-c.surprise[np.searchsorted(c.ids, best.ids)])
     scores = (1 - alpha) * p - alpha * penalties(ids, best.ids, n, beta)
     return best.keep(np.array([int(np.argmax(scores))]))
 

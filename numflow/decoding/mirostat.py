@@ -34,8 +34,8 @@ class Mirostat:
         c = self._drawn
         if c is None or id not in c.ids:
             return  # chosen by something else, such as a forced last token
-        probability = c.probabilities[np.searchsorted(c.ids, id)]
-        self.mu -= self.eta * (-math.log2(probability) - self.tau)
+        surprise = float(c.surprise[np.searchsorted(c.ids, id)]) / math.log(2)
+        self.mu -= self.eta * (surprise - self.tau)
 
     def copy(self) -> "Mirostat":
         """One that goes its own way from here."""

@@ -49,8 +49,8 @@ class Sampler:
     logprobs: of the tokens that were picked, if the settings want them.
     """
 
-    def __init__(self, settings: Sampling, constraints: Constraints | None = None, prefix: Sequence[int] | np.ndarray = (),
-                 index: int = 0, grammar: Grammar | None = None):
+    def __init__(self, settings: Sampling, constraints: Constraints | None = None,
+                 prefix: Sequence[int] | np.ndarray = (), index: int = 0, grammar: Grammar | None = None):
         self.settings, self.index, self.grammar = settings, index, grammar
         self.constraints = constraints or Constraints()
         self.seed = secrets.randbits(63) if settings.seed is None else int(settings.seed)
@@ -78,8 +78,8 @@ class Sampler:
         Raises:
             RequestError: the logits are not numbers, or no token may come.
         """
-        ids, probabilities = self.distribution(logits)
-        id = int(ids[0]) if len(ids) == 1 else draw(ids, probabilities, self.uniform())
+        c = self.candidates(logits)
+        id = int(c.ids[0]) if len(c.ids) == 1 else draw(c.ids, c.weights, self.uniform())
         if self._bypassed < self.settings.eos_bypassing_max and id in self.constraints.ends:
             id = self._best_other(logits)
             self._bypassed += 1
@@ -88,11 +88,15 @@ class Sampler:
 
     def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
+        c = self.candidates(logits)
+        return c.ids, c.probabilities
+
+    def candidates(self, logits: np.ndarray) -> Candidates:
+        """What the settings leave of the tokens."""
         settings, scores = self.settings, self.scores(logits)
         if settings.greedy:
-            return np.array([greedy(scores)]), np.ones(1)
-        c = self._narrowed(candidates(scores, settings.pool_size))
-        return c.ids, c.probabilities
+            return Candidates(np.array([greedy(scores)]), np.zeros(1))
+        return self._narrowed(candidates(scores, settings.pool_size))
 
     def check(self, logits: np.ndarray, guess: int, q: Distribution) -> int:
         """As `pick`, where a guess was drawn from q: the guess if it passes, else another token. Not the token that

@@ -1,18 +1,20 @@
 """Picking out of many numbers without sorting all of them."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 COLUMNS = 16  # values of which one stands for all, when many are to be passed over
+BLOCK = 1024  # weights that are summed up before one of them is looked for
 FIRST_LOOK = 256  # values that are sorted at first; four times as many whenever that is not enough
 
 
 class Candidates(NamedTuple):
     """Tokens that may come next.
 
-    ids: int64 [n], rising. scores: float64 [n], their logarithmic probabilities up to a constant.
+    ids: int64 [n], rising. scores: float [n], their logarithmic probabilities up to a constant.
     """
 
     ids: np.ndarray
@@ -25,10 +27,22 @@ class Candidates(NamedTuple):
         return Candidates(self.ids[places], self.scores[places])
 
     @property
+    def weights(self) -> np.ndarray:
+        """Probabilities up to a factor, as the scores' type; the largest is 1."""
+        below = self.scores - np.max(self.scores)
+        return np.exp(below, out=below)
+
+    @property
     def probabilities(self) -> np.ndarray:
         """Normalised, float64 [n]."""
-        weights = np.exp(self.scores - np.max(self.scores))
-        return weights / np.sum(weights)
+        weights = self.weights
+        return weights / np.sum(weights, dtype=np.float64)
+
+    @property
+    def surprise(self) -> np.ndarray:
+        """-ln of the probabilities, as the scores' type."""
+        peak = np.max(self.scores)
+        return (peak + self.scores.dtype.type(np.log(np.sum(self.weights, dtype=np.float64)))) - self.scores
 
 
 def greedy(scores: np.ndarray) -> int:
@@ -36,16 +50,27 @@ def greedy(scores: np.ndarray) -> int:
     return int(np.argmax(scores))
 
 
-def largest(scores: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
-    """The `count` of `ids`, rising, whose scores[id] are largest; at the border the lower id. A partition, no sort."""
-    values = scores[ids]
-    if len(values) >= 2 * COLUMNS * count:
-        places = _not_below(values, count)
-        ids, values = ids[places], values[places]
+def top(values: np.ndarray, count: int) -> np.ndarray:
+    """Places, rising, of the `count` largest of the values; at the border the lower ones. A partition, no sort."""
+    places = _not_below(values, count) if len(values) >= 2 * COLUMNS * count else every(len(values))
+    values = values[places]
     border = np.partition(values, len(values) - count)[len(values) - count]
-    above = ids[values > border]
-    level = ids[values == border]
+    level = places[values == border]
+    above = places[values > border]
     return np.sort(np.concatenate([above, level[: count - len(above)]]))
+
+
+def largest(scores: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
+    """The `count` of `ids`, rising, whose scores[id] are largest; at the border the lower id."""
+    return ids[top(scores[ids], count)]
+
+
+@lru_cache(maxsize=4)
+def every(count: int) -> np.ndarray:
+    """int64 0 .. count - 1; read-only, and kept, as it is as long as a vocabulary."""
+    places = np.arange(count)
+    places.flags.writeable = False
+    return places
 
 
 def _not_below(values: np.ndarray, count: int) -> np.ndarray:
@@ -60,11 +85,9 @@ def _not_below(values: np.ndarray, count: int) -> np.ndarray:
 
 def descending(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` largest values, the largest first; of equal ones the lower place first."""
-    places = np.arange(len(values))
     if count <= 0:
-        return places[:0]
-    if count < len(values):
-        places = largest(values, places, count)
+        return np.zeros(0, np.int64)
+    places = top(values, count) if count < len(values) else every(len(values))
     return places[np.argsort(-values[places], kind="stable")]
 
 
@@ -83,10 +106,18 @@ def leading(values: np.ndarray, wanted: Callable[[np.ndarray], int | None]) -> n
         count *= 4
 
 
-def draw(ids: np.ndarray, probabilities: np.ndarray, uniform: float) -> int:
-    """The id at `uniform` (0 .. 1) of the cumulated probabilities."""
-    total = np.cumsum(probabilities)
-    return int(ids[min(int(np.searchsorted(total, uniform * total[-1], side="right")), len(ids) - 1)])
+def draw(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:
+    """The id at `uniform` (0 .. 1) of the cumulated weights [n], which need not be normalised."""
+    starts = np.arange(0, len(weights), BLOCK)
+    blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    target = uniform * blocks[-1]
+    block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
+    weights = weights[starts[block]:starts[block] + BLOCK]
+    before = blocks[block - 1] if block else 0.0
+    place = int(np.searchsorted(before + np.cumsum(weights, dtype=np.float64), target, side="right"))
+    if place == len(weights):  # rounding, or a uniform of 1: the last that may come
+        place = int(np.flatnonzero(weights)[-1])
+    return int(ids[starts[block] + place])
 
 
 def uniform(seed: int, index: int, position: int, number: int = 0) -> float:
