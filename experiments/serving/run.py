@@ -2,8 +2,10 @@
 
 The same requests, so many at a time, go to three places in turn: the engine in this process, `numflow serve`, and
 llama-server if there is one (option llama_server, its path). Greedy, every answer of the same length, no prompt twice.
+The option note is text for the report.
 """
 
+import os
 import signal
 import socket
 import statistics
@@ -20,7 +22,7 @@ from numflow.server.load import Load
 from numflow.server.load import run as drive
 
 OPTIONS = {"model": "smollm2", "llama_server": "", "clients": 32, "requests": 64, "words": 32, "tokens": 64,
-           "rounds": 3, "threads": 2}
+           "rounds": 3, "threads": 2, "note": ""}
 NAMES = {"engine": "engine alone", "numflow": "numflow serve", "llama": "llama-server"}
 
 
@@ -28,8 +30,11 @@ def run(lab):
     settings = dict(lab.options)
     if lab.quick:
         settings |= {"clients": 4, "requests": 4, "tokens": 8, "rounds": 1}
+    before = os.getloadavg()[0]
     rounds = measure(lab, settings)
-    lab.results = {"settings": settings, "rounds": rounds}
+    for option in ("model", "llama_server"):  # where they lie on this machine is of no interest
+        lab.options[option] = settings[option] = Path(settings[option]).name
+    lab.results = {"settings": settings, "rounds": rounds, "load_before": before, "load_after": os.getloadavg()[0]}
     report(lab, settings, rounds)
 
 
@@ -139,9 +144,10 @@ def report(lab, settings, rounds):
     names = list(rounds[0])
     speed = {name: [row[name]["new_tok_s"] for row in rounds] for name in names}
     median = {name: statistics.median(values) for name, values in speed.items()}
-    lab.text(f"{Path(settings['model']).name}, {settings['clients']} clients, {settings['requests']} requests a round "
+    lab.text(f"{settings['model']}, {settings['clients']} clients, {settings['requests']} requests a round "
              f"of {settings['words']} words and {settings['tokens']} new tokens each, greedy, {settings['threads']} "
-             f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds.")
+             f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds. "
+             f"Load average {lab.results['load_before']:.1f} before, {lab.results['load_after']:.1f} after. {settings['note']}")
     lab.heading("Throughput")
     lab.table(["place", "tokens/s, median", "least", "most", "of the engine", *(["of llama-server"] if "llama" in names
                                                                                 else [])],
