@@ -106,15 +106,22 @@ def _sources(module: str) -> set[Path]:
         if path is None or path in found:
             continue
         found.add(path)
-        for source, names, plain in _IMPORT.findall(_read(path).decode()):
-            todo += [source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", names))]
+        todo += _imported(path)
     return found
 
 
+@functools.cache
+def _imported(path: Path) -> tuple[str, ...]:
+    """Names that a source file imports from numflow: modules, and what may be one or something inside one."""
+    return tuple(name for source, names, plain in _IMPORT.findall(_read(path).decode())
+                 for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", names))))
+
+
+@functools.cache
 def _path(module: str) -> Path | None:
     """Source file of a numflow module; None where `module` names something inside a module."""
-    path = _PACKAGE.parent.joinpath(*module.split("."))
-    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+    path = os.path.join(_PACKAGE.parent, *module.split("."))
+    return next((Path(p) for p in (f"{path}.py", os.path.join(path, "__init__.py")) if os.path.isfile(p)), None)
 
 
 @functools.cache

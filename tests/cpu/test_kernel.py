@@ -126,8 +126,8 @@ def package(tmp_path, monkeypatch):
 
 
 def _forget():
-    for function in (kernel_cache.folder, kernel_cache._read, kernel_cache._writable_root,
-                     kernel_cache.prune):
+    for function in (kernel_cache.folder, kernel_cache._read, kernel_cache._imported, kernel_cache._path,
+                     kernel_cache._writable_root, kernel_cache.prune):
         function.cache_clear()
 
 
