@@ -25,6 +25,7 @@ Work = Job | Reading
 AnyWork = TypeVar("AnyWork", Job, Reading)
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
+IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
 NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -151,10 +152,11 @@ class Core:
                     yield piece
             if not job.done.is_set() and self.runner.lock.acquire(timeout=0.01):
                 try:
-                    if not pieces and not job.done.is_set():
-                        self.step()
+                    idle = not pieces and not job.done.is_set() and not self.step()
                 finally:
                     self.runner.lock.release()
+                if idle:
+                    time.sleep(IDLE_S)
         if job.error is not None:
             raise job.error
 
@@ -175,7 +177,7 @@ class Core:
             except DeviceLostError as error:
                 self._start_again(error)
             except BaseException as error:
-                for group in list(self.jobs) if plan is None else plan.groups & self.jobs.keys():
+                for group in self._concerned(plan):
                     self._end(self.jobs[group], error=error)
                 if plan is None or not isinstance(error, Exception):
                     raise
@@ -215,6 +217,13 @@ class Core:
         while self._leaving:
             self._end(self._leaving.popleft(), "cancelled")
 
+    def _concerned(self, plan: Plan | None) -> list[Group]:
+        """Whose work is lost when a step has failed: of those that took part; of all while blocks were moving."""
+        if plan is None:
+            return list(self.jobs)
+        return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
+                if group in self.jobs]
+
     def _run(self, plan: Plan) -> None:
         program, runner = self.runner.program, self.runner
         if plan.saves:
@@ -223,6 +232,7 @@ class Core:
             self.host.load(plan.loads)
         if plan.copies:
             program.copy_blocks(*map(list, zip(*plan.copies)))
+        plan.moved = True
         if plan.encodes:
             self._encode(plan)
         parts = [self._part(span) for span in plan.spans]

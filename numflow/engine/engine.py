@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from numflow.engine.core import IDLE_S
 from numflow.engine.handle import Handle
 from numflow.engine.job import Job, Sink
 from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
@@ -173,6 +174,7 @@ class Engine:
                 if not core.busy:
                     return
             try:
-                core.step()
+                if not core.step():
+                    time.sleep(IDLE_S)
             except Exception:  # every request has been told what went wrong
                 continue

@@ -68,7 +68,6 @@ class Group:
     arrival: int = -1
     running: bool = False
     encoded: bool = False
-    started: bool = False
     cross: BlockTable = field(init=False)
 
     @property
@@ -103,6 +102,7 @@ class Plan:
     saves: (block, host block); loads: (host block, block); copies: (from, to).
     encodes: requests whose encoder text is read, with scratch blocks for each. output: of the spans' rows.
     refused: requests that do not fit into the memory there is, with the tokens they need.
+    moved:   set when saves, loads and copies are done.
     """
 
     saves: list[tuple[int, int]] = field(default_factory=list)
@@ -112,6 +112,7 @@ class Plan:
     spans: list[Span] = field(default_factory=list)
     output: str = "logits"
     refused: list[tuple[Group, int]] = field(default_factory=list)
+    moved: bool = False
 
     @property
     def tokens(self) -> int:

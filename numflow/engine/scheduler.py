@@ -241,7 +241,7 @@ class Scheduler:
             return
         while self.waiting and self._start(self.waiting[0], plan):
             pass
-        if self.waiting and not self.running:  # there is nobody to wait for
+        if self.waiting and not (self.running or self.blocks.used or self.cross.used):  # there is nobody to wait for
             group = self.waiting[0]
             plan.refused.append((group, max(group.encoder, sum(len(lane.ids) for lane in group.lanes) or group.limit)))
             self.remove(group)
@@ -304,12 +304,10 @@ class Scheduler:
         for lane, (node, blocks) in zip(group.lanes, matches):
             lane.table.blocks = self.blocks.share(blocks)
             lane.node, lane.registered, lane.length = node, len(blocks), len(blocks) * self.block_size
+            self.counts["prompt_tokens"] += len(lane.ids)
             self._count(lane, len(blocks))
         for lane in group.lanes:
             lane.table.extend(len(lane.ids))
-        if not group.started:
-            group.started = True
-            self.counts["prompt_tokens"] += len(group.prompt)
 
     def _next_block(self, lane: Lane) -> Hashable:
         """Take over blocks of the prefix cache that came into being since the lane started; see choose_spans."""
