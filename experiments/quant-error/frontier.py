@@ -3,15 +3,18 @@
 import contextlib
 import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from numflow.engine.sensitivity import allocate
 from numflow.errors import NumflowError
 from numflow.quant.layout import ROW_SCHEMES
 
-from . import outputs, peer
+from . import mixing, outputs, peer
 
 KEPT = ("q3h", "q4", "q8")
 PLAIN = ("q3h", "q4")
@@ -33,13 +36,11 @@ FAMILIES = {"numflow": "tab:blue", "numflow, mixed": "tab:cyan", "numflow, not c
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to be measured: what to load, and how."""
+    """A model to be measured; `make` returns its file, made when its turn comes."""
 
     name: str
     family: str
-    path: Path
-    weights: str | None = None
-    imatrix: Path | None = None
+    make: Callable[[], Path] = field(repr=False)
 
 
 def frontier(lab):
@@ -74,7 +75,7 @@ def _model(lab, name: str, text: str) -> None:
             calibrate(source, text[len(text) // 2:], 512, chunks).write(imatrix)
         calibration = read_calibration(imatrix)
         quantiser = peer.Quantiser(lab.options["llama_cpp"], source, work)
-        candidates = _candidates(lab, name, source, work, calibration, imatrix, quantiser, text)
+        candidates = _candidates(lab, name, source, work, calibration, quantiser, text)
         rows = _measure(lab, name, source, work, candidates, text)
         lab.results.setdefault("frontier", {})[name] = rows
         _report(lab, name, rows)
@@ -90,29 +91,28 @@ def _work(keep: str, name: str):
     return contextlib.nullcontext(folder)
 
 
-def _candidates(lab, name, source, work, calibration, imatrix, quantiser, text) -> list[Candidate]:
+def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[Candidate]:
     """Everything that is measured for one model, what matters most first."""
-    from numflow.engine.sensitivity import allocate
-
-    found = [Candidate(scheme, "numflow", source, scheme, imatrix) for scheme in ROW_SCHEMES]
+    files = mixing.Files(source, work, calibration)
+    found = [Candidate(scheme, "numflow", partial(files.whole, scheme)) for scheme in ROW_SCHEMES]
     peers = _peers(lab, name, quantiser, text)
     groups, costs = outputs.sensitivity(lab, name, source, work, calibration)
     # Where none of our sizes is near a peer's, the size is met, so that equals are compared.
     ours = [8 * sum(g.sizes[s] for g in groups) / sum(g.weights for g in groups) for s in ROW_SCHEMES]
     wanted = [bits for _, bits in peers if not any(0.85 * bits < size <= bits for size in ours)]
-    for bits in sorted({*TARGETS, *(np.floor(bits * 100) / 100 for bits in wanted)}):
-        recipe = work / f"auto-{bits:g}.toml"
-        rules = [f'"{module}" = "{scheme}"' for group, scheme in zip(groups, allocate(groups, costs, bits))
-                 for module in group.modules]
-        recipe.write_text("\n".join(["[tensors]", *rules]))
-        found.append(Candidate(f"auto {bits:g}", "numflow, mixed", source, str(recipe), imatrix))
+    for bits in sorted({*TARGETS, *(float(np.floor(bits * 100) / 100) for bits in wanted)}):
+        chosen = {tensor: scheme for group, scheme in zip(groups, allocate(groups, costs, bits))
+                  for tensor in group.tensors}
+        found.append(Candidate(f"auto {bits:g}", "numflow, mixed", partial(files.mixed, f"auto-{bits:g}", chosen)))
     found += [candidate for candidate, _ in peers]
+    table = [tensor for group in groups if group.modules[0] == "token_embd" for tensor in group.tensors]
     for scheme in KEPT:
-        recipe = work / f"{scheme}-kept.toml"
-        recipe.write_text(f'weights = "{scheme}"\n[tensors]\n"token_embd" = "keep"\n')
-        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", source, str(recipe), imatrix))
-    found += [Candidate(f"{scheme} plain", "numflow, not calibrated", source, scheme) for scheme in PLAIN]
-    return found + [Candidate(scheme, "Inferflow", source, scheme) for scheme in INFERFLOW]
+        chosen = {tensor: scheme for group in groups for tensor in group.tensors if tensor not in table}
+        make = partial(files.mixed, f"{scheme}-kept", chosen)
+        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", make))
+    plain = mixing.Files(source, work, None)
+    found += [Candidate(f"{s} plain", "numflow, not calibrated", partial(plain.whole, s)) for s in PLAIN]
+    return found + [Candidate(s, "Inferflow", partial(plain.whole, s)) for s in INFERFLOW]
 
 
 def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
@@ -131,7 +131,7 @@ def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
         path = quantiser.model(kind)
         checkpoint = formats.open_checkpoint(path)
         bits = network.bits_per_weight(network.build(network.choose_spec(checkpoint), checkpoint), checkpoint)
-        found.append((Candidate(kind, "GGUF", path), bits))
+        found.append((Candidate(kind, "GGUF", partial(Path, path)), bits))
     return found
 
 
@@ -149,8 +149,7 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
             models, some = {}, candidates[first:first + TOGETHER]
             for c in some:
                 lab.say(f"{name}: {c.name}")
-                models[c.name] = numflow.load(c.path, activations="f32", weights=c.weights, imatrix=c.imatrix,
-                                              progress=False)
+                models[c.name] = numflow.load(c.make(), activations="f32", progress=False)
             found = divergences(models, base, text, min(512, base.context), lab.options["chunks"])
             for c in some:
                 types = sorted({t for w in models[c.name].network.weights.values() for t in w.types} - {"F32"})
