@@ -16,10 +16,11 @@ def inspect(
     spec: options.SpecFile = None,
     full: Annotated[bool, typer.Option("--full", help="Every step, not grouped over the layers.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every stored tensor as well.")] = False,
+    devices: options.Devices = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Show a model's network, tensors and memory.
+    """Show a model's network, tensors and memory, and how it is placed on several devices.
 
     Only the headers of its files are read, never the weights.
     """
@@ -34,18 +35,50 @@ def inspect(
             _print_tensors(checkpoint)
             print(flush=True)
         raise
+    placed = None if devices is None else _placed(checkpoint, spec, devices)
     if json:
-        print_json(_as_dict(built, checkpoint, full, tensors))
+        print_json(_as_dict(built, checkpoint, full, tensors) | ({} if placed is None else {"devices": placed[1]}))
         return
     print_fields([*_file_facts(checkpoint), ("spec", built.name), *_memory(built, checkpoint),
                   *((key, value) for key, value in built.facts.items() if value is not None)])
     print()
     _print_types(built, checkpoint)
     print()
+    if placed is not None:
+        print("\n".join(placed[0]), end="\n\n")
+        _print_placed(placed[1])
+        print()
     print_network(built, checkpoint, full)
     if tensors:
         print()
         _print_tensors(checkpoint)
+
+
+def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict]]:
+    """A drawing of the placement, and facts of each device."""
+    from numflow import network
+    from numflow.network import describe
+    from numflow.partition.cut import partition
+    from numflow.partition.drawing import draw
+
+    plan = partition(network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False), devices)
+    facts = [{"device": part.name, "group": part.group, "share": part.share,
+              "layers": {stack: [span.start, span.stop - 1] for stack, span in part.layers.items() if len(span)},
+              "stored_bytes": sum(describe.stored_bytes(part.network, checkpoint, name)
+                                  for name in part.network.weights),
+              "cache_bytes_per_token": describe.cache_bytes_per_token(part.network),
+              "ops": dict(describe.op_counts(part.network))} for part in plan.devices]
+    return draw(plan), facts
+
+
+def _print_placed(facts: list[dict]) -> None:
+    from numflow.registry.progress import megabytes
+
+    exchanges = ("send", "receive", "all_reduce", "all_gather")
+    print_table(["device", "group", "layers", ">weights", ">cache per token", *(f">{op}" for op in exchanges)],
+                [(f["device"], f["group"], ", ".join(f"{stack}{a}-{b}" for stack, (a, b) in f["layers"].items()),
+                  megabytes(f["stored_bytes"]), megabytes(f["cache_bytes_per_token"]),
+                  *(f["ops"].get(op, 0) for op in exchanges)) for f in facts])
 
 
 def print_network(network, checkpoint, full: bool) -> None:

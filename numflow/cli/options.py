@@ -27,8 +27,8 @@ Threads = Annotated[int | None, typer.Option(show_default="one per core", metava
 Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
                     help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
                          "device 0 twice as much. On the CPU a device is a set of threads.")]
-Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, or "
-                      "processes with shared memory between.")]
+Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, "
+                      "processes with shared memory between, or ray (actors of a Ray cluster).")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",
                      help="Specification: a file, or a name that `numflow spec list` shows.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network (also NUMFLOW_OFFLINE=1).")]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
+from numflow.cli.running import compile_notice
 from numflow.errors import DeviceError, RequestError
 
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
@@ -44,6 +45,8 @@ def serve(
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
     devices: options.Devices = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
+                                      "names, or on a local one; a worker that dies is replaced.")] = False,
     spec: options.SpecFile = None,
     log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
                                             help="Where the log goes.")] = None,
@@ -68,7 +71,8 @@ def serve(
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
-                   activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices, spec=spec)
+                   activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
+                   devices=devices or ("0" if ray else None), transport="ray" if ray else None)
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)
@@ -77,7 +81,9 @@ def serve(
         names = ", ".join(model.name for model in made.models)
         print(f"numflow serves {names} on {url}", flush=True)
 
-    run(Service(made), started)
+    uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
+    with compile_notice("cpu" if uses_cpu else "none"):
+        run(Service(made), started)
 
 
 def _given(**values: Any) -> dict[str, Any]:

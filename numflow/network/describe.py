@@ -65,12 +65,12 @@ def stored_bytes(network: Network, checkpoint: Checkpoint, name: str) -> int:
     total = 0
     for part in weight.parts:
         tensor = checkpoint.tensors[part.tensor]
-        if part.rows is None:
-            total += tensor.nbytes
-        elif len(weight.shape) == 1:
+        begin, end = part.columns or (0, tensor.columns)
+        if len(weight.shape) == 1 and part.rows is not None:
             total += len(part.rows) * tensor.type.size // tensor.type.block
         else:
-            total += len(part.rows) * tensor.type.row_bytes(tensor.columns)
+            rows = tensor.rows if part.rows is None else len(part.rows)
+            total += rows * tensor.type.row_bytes(end - begin)
     return total
 
 

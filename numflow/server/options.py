@@ -110,7 +110,7 @@ MODEL = {
                       (), "load"),
     "threads": Option(_count, None, "CPU threads.", ("cpu_threads",), "load"),
     "activations": Option(_text, "int8", "int8 or f32.", (), "load"),
-    "transport": Option(_text, None, "Between devices on the CPU: threads or processes.", (), "load"),
+    "transport": Option(_text, None, "Between devices on the CPU: threads, processes or ray.", (), "load"),
     "weights": Option(_text, None, "Quantise while loading: a scheme, a preset or a recipe file.",
                       ("device_weight_data_type",), "load"),
     "imatrix": Option(_text, None, "With weights: a calibration file.", (), "load"),
