@@ -121,9 +121,36 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = end, None
         self.special_token_ids = [*sorted(special), end]
         self._encode = tokenizer.encode
+        plain = (id for id in reversed(range(len(self.tokens))) if id not in special and id != end)
+        self._ids = {self.tokens[id]: id for id in plain}
+        self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str) -> list[int]:
-        return self._encode(text, add_special=False, parse_special=False)
+        """Ids whose bytes are exactly those of the text, as the tokenizer would cut it inside a text."""
+        wanted = text.encode()
+        ids = self._encode(text, add_special=False, parse_special=False)
+        pieces = [self.tokens[id] for id in ids]
+        found = b"".join(pieces)
+        if found == wanted:
+            return ids
+        if found == b" " + wanted:  # a space that the vocabulary puts before every text
+            first = self._ids.get(pieces[0][1:])
+            if pieces[0] == b" " or first is not None:
+                return ids[1:] if pieces[0] == b" " else [first, *ids[1:]]
+        return self._longest_first(wanted)
+
+    def _longest_first(self, wanted: bytes) -> list[int]:
+        """The longest tokens from the left, as far as there are any."""
+        ids: list[int] = []
+        at = 0
+        while at < len(wanted):
+            size = next((size for size in range(min(self._longest, len(wanted) - at), 0, -1)
+                         if wanted[at:at + size] in self._ids), 0)
+            if not size:
+                break
+            ids.append(self._ids[wanted[at:at + size]])
+            at += size
+        return ids
 
 
 def _bytes(tokenizer, id: int) -> bytes:
