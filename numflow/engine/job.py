@@ -140,7 +140,7 @@ class Job:
                            len(request.prompt) if encoder else 0,
                            root=tuple(request.prompt.tolist()) if encoder else 0)
 
-    def take(self, rows: np.ndarray) -> None:
+    def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""
         raise TypeError("a job has no use for an encoder's output")
 

@@ -34,15 +34,15 @@ class Reading:
     def propose(self) -> None:
         """Nothing is guessed."""
 
-    def take(self, rows: np.ndarray) -> None:
-        """The rows of the next positions, float32 [n, width]."""
-        self.result[self._filled:self._filled + len(rows)] = rows
-        self._filled += len(rows)
+    def take(self, rows: np.ndarray, end: int | None = None) -> None:
+        """The rows float32 [n, width] of the positions before `end` (None: the last one's)."""
+        self._filled = len(self.result) if end is None else end
+        self.result[self._filled - len(rows):self._filled] = rows
 
     def advance(self, rows: Mapping[Lane, tuple], scheduler) -> None:
-        """Take lane -> (rows, no drafts) of the only lane."""
-        (found, _), = rows.values()
-        self.take(found)
+        """Take lane -> (rows, no drafts) of the only lane; it starts again where it had to make place."""
+        (lane, (found, _)), = rows.items()
+        self.take(found, lane.length)
 
     def tally(self) -> dict[str, int]:
         """Nothing to count."""

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
+from numflow.engine.job import Job
 from numflow.engine.load import load
 from numflow.engine.model import Model
+from numflow.engine.reading import Reading
 from numflow.engine.scheduler import Limits
+from numflow.engine.settings import Settings
+from numflow.engine.texts import Text
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 from tests.engine.published import write_case
@@ -105,6 +109,25 @@ def test_memory_is_free_after_an_exception():
     with pytest.raises(KeyboardInterrupt):
         model.generate_batch([[1], [2, 3]], max_tokens=20, num_beams=3, ignore_eos=True)
     assert used_blocks(model) == 0
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_what_is_read_makes_place_and_goes_on(preemption):
+    expected = model_of(FakeProgram(noisy)).logits(list(range(30)))
+    model = Model(network(64), FakeProgram(noisy), FakeTokenizer, ends=frozenset({EOS}), chunk=3)
+    core = model.core
+    core.open(Limits(preemption=preemption), blocks=12)
+    job = core.submit(Job(model.request([1], Settings(max_tokens=40, ignore_eos=True)), model.text_decoder))
+    for _ in range(14):
+        core.step()
+    reading = core.submit(Reading(Text(np.arange(30, dtype=np.int32)), "logits", VOCABULARY, 100, causal=True))
+    core.drive(reading)
+    np.testing.assert_array_equal(reading.result, expected)
+    core.drive(job)
+    assert core.scheduler.counts["preemptions"] == 1
+    assert job.results[0].ids == model_of(FakeProgram(noisy)).generate([1], max_tokens=40, ignore_eos=True).ids
+    core.scheduler.parking.settle()
+    assert used_blocks(model) == core.host.allocator.used == 0
 
 
 def test_min_tokens_and_a_reason_to_stop():
