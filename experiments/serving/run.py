@@ -147,7 +147,8 @@ def report(lab, settings, rounds):
     lab.text(f"{settings['model']}, {settings['clients']} clients, {settings['requests']} requests a round "
              f"of {settings['words']} words and {settings['tokens']} new tokens each, greedy, {settings['threads']} "
              f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds. "
-             f"Load average {lab.results['load_before']:.1f} before, {lab.results['load_after']:.1f} after. {settings['note']}")
+             f"Load average {lab.results['load_before']:.1f} before, {lab.results['load_after']:.1f} after. "
+             f"{settings['note']}")
     lab.heading("Throughput")
     lab.table(["place", "tokens/s, median", "least", "most", "of the engine", *(["of llama-server"] if "llama" in names
                                                                                 else [])],

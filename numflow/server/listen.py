@@ -1,6 +1,7 @@
 """Runs the service on a socket until it is told to end."""
 
 import asyncio
+import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -73,7 +74,8 @@ class Connection(H11Protocol):
         """Answer without asking the application, and close."""
         body = dump(error.body())
         self.transport.write(b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-                             b"connection: close\r\nretry-after: 5\r\n\r\n%s" % (status, phrase, len(body), body))
+                             b"x-request-id: %s\r\nconnection: close\r\nretry-after: 5\r\n\r\n%s"
+                             % (status, phrase, len(body), secrets.token_hex(12).encode(), body))
         self.transport.close()
 
 

@@ -170,6 +170,18 @@ def test_a_tool_has_to_be_called(openai_client, choice):
     assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
 
 
+def test_marks_of_calls_are_seen_though_they_are_special_tokens(openai_client, model):
+    """A call that is cut off is shown, streamed or not."""
+    mark = str(model.tokenizer.id_of("<tool_call>"))
+    options = {"model": "org/chat", "messages": HI, "tools": [WEATHER], "temperature": 0, "max_tokens": 2,
+               "logit_bias": {mark: 100}}
+    whole = openai_client.chat.completions.create(**options).choices[0]
+    assert whole.message.content == "<tool_call><tool_call>" and whole.finish_reason == "length"
+    streamed = [chunk.choices[0].delta.content or "" for chunk in
+                openai_client.chat.completions.create(**options, stream=True)]
+    assert "".join(streamed) == "<tool_call><tool_call>"
+
+
 def test_a_conversation_with_tools_goes_on(openai_client):
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     reply = openai_client.chat.completions.create(

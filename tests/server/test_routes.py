@@ -69,6 +69,8 @@ def test_a_harness_gets_log_likelihoods(http, model):
     np.testing.assert_allclose(found["token_logprobs"][1:-1], [entry.logprob for entry in expected], atol=1e-6)
     assert sum(found["token_logprobs"][len(context):-1]) == pytest.approx(
         sum(entry.logprob for entry in expected[len(context) - 1:]), abs=1e-5)
+    (likelihood,) = model.loglikelihoods([(context, continuation)])
+    assert sum(found["token_logprobs"][len(context):-1]) == pytest.approx(likelihood.logprob, abs=1e-5)
     best = [max(top.values()) for top in found["top_logprobs"][1:-1]]
     np.testing.assert_allclose(best, [max(entry.logprob, entry.top[0][1]) for entry in expected], atol=1e-6)
     assert found["text_offset"] == list(range(len(ids) + 1)) and len(found["tokens"]) == len(ids) + 1

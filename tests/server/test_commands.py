@@ -1,0 +1,67 @@
+"""`serve`, `client` and `bench serve` from the shell."""
+
+import json
+
+import pytest
+
+from numflow.cli.app import app
+
+
+@pytest.fixture
+def numflow(capsys, monkeypatch):
+    """numflow("client", ...) -> (exit code, standard output, standard error)."""
+    monkeypatch.delenv("NUMFLOW_DEBUG", raising=False)
+
+    def run(*words):
+        capsys.readouterr()
+        try:
+            app([str(word) for word in words], prog_name="numflow")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_client(numflow, server, model, monkeypatch):
+    text = model.generate([{"role": "user", "content": "hi"}], chat=True, max_tokens=9).text
+    options = ("client", "--url", server.url, "-n", 9, "--temperature", 0)
+    assert numflow(*options, "hi") == (0, text + "\n", "")
+    assert numflow(*options, "--raw", "Once") == (0, model.generate("Once", max_tokens=9).text + "\n", "")
+    whole = json.loads(numflow(*options, "hi", "--json", "--system", "Hm.")[1])
+    assert whole["usage"]["completion_tokens"] == 9
+    monkeypatch.setenv("NUMFLOW_URL", server.url)
+    code, out, _ = numflow("client", "--models")
+    assert code == 0 and "org/chat" in out
+
+
+def test_client_says_what_is_wrong(numflow, server):
+    code, out, err = numflow("client", "--url", server.url, "-m", "gpt-9", "hi")
+    assert (code, out.strip()) == (1, "") and "no model 'gpt-9'" in err and err.count("\n") == 1
+    code, _, err = numflow("client", "--url", "http://127.0.0.1:9", "hi")
+    assert code == 1 and "numflow serve" in err and err.count("\n") == 1
+
+
+def test_bench_serve(numflow, server):
+    code, out, _ = numflow("bench", "serve", "--url", server.url, "-c", 3, "--requests", 6, "-n", 5,
+                           "--prompt-words", 4, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["requests"] == 6 and found["errors"] == {} and found["new_tokens"] == 30
+    assert 0 < found["time_to_first_token_s"]["p50"] <= found["time_to_first_token_s"]["p99"]
+    assert set(found["inter_token_s"]) == {"p50", "p95", "p99", "mean"}
+    shown = numflow("bench-serve", "--url", server.url, "-c", 1, "--requests", 1, "-n", 2, "--prompt-words", 4)[1]
+    assert "new_tok_s" in shown and "p99" in shown
+    code, _, err = numflow("bench", "serve", "--url", "http://example.com:80")
+    assert code == 1 and "this machine only" in err
+
+
+def test_serve_fails_in_one_line(numflow, server, tmp_path):
+    (tmp_path / "bad.toml").write_text("[service]\nprot = 1\n")
+    for words, said in ((("-c", tmp_path / "bad.toml"), "did you mean 'port'?"),
+                        (("-c", tmp_path / "none.toml"), "none.toml"),
+                        (("-m", "no-such-model", "--port", 0, "--offline"), "no-such-model"),
+                        (("-m", "x", "--port", server.port), "in use")):
+        code, _, err = numflow("serve", *words)
+        lines = [line for line in err.splitlines() if not line.startswith("{")]
+        assert code == 1 and len(lines) == 1 and said in lines[0], err
