@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numflow.errors import (
     DeviceError,
+    DeviceLostError,
     DownloadError,
     FormatError,
     ModelNotFoundError,
@@ -35,7 +36,8 @@ __version__ = "0.1.0"
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "NumflowError", "SpecError", "FormatError",
     "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
-    "QueueFullError", "DeviceError", "__version__",
+    "QueueFullError", "DeviceError", "DeviceLostError",
+    "__version__",
 ]
 
 _LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation",

@@ -20,9 +20,9 @@ def inspect(
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Show a model's network, tensors and memory, and how it is placed on several devices.
+    """Show a model's network, tensors and memory.
 
-    Only the headers of its files are read, never the weights.
+    Only the headers of its files are read, never the weights. With --devices it also draws what each device holds.
     """
     from numflow import formats, network, registry
 
