@@ -5,8 +5,9 @@ from collections.abc import Callable
 from numflow.cuda import act, attention, cache, embed, linear, moe, norm, rope, select
 from numflow.cuda.call import Call
 from numflow.cuda.context import Context
+from numflow.cuda.exchange import Meeting, bind_exchange
 from numflow.errors import NetworkError
-from numflow.ops import Step
+from numflow.ops import EXCHANGES, Step
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
@@ -19,7 +20,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 }
 
 
-def bind(steps: tuple[Step, ...], ctx: Context) -> list[tuple[Step, list[Call]]]:
+def bind(steps: tuple[Step, ...], ctx: Context) -> list[tuple[Step, list[Call | Meeting]]]:
     """Every step with its calls, in order.
 
     Raises:
@@ -28,9 +29,10 @@ def bind(steps: tuple[Step, ...], ctx: Context) -> list[tuple[Step, list[Call]]]
     bound = []
     ctx.begin()
     for step in steps:
-        if step.op not in BINDERS:
+        binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
+        if binder is None:
             raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
-        bound.append((step, BINDERS[step.op](step, ctx)))
+        bound.append((step, binder(step, ctx)))
         for view in step.outputs:
             ctx.written(view)
     return bound

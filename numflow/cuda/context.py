@@ -1,5 +1,6 @@
 """What the binder of an op may ask for while a network is bound: device memory, weights, operands, scratch."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import numpy as np
@@ -52,15 +53,17 @@ class Context:
 
     device:      where the program runs.     batch: the batch in its memory (batch.py).
     caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
+    world, index: where the devices of a plan meet, and which of them this is; None without a plan.
     capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
     """
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
-                 capacity: dict[str, int], activations: str):
+                 capacity: dict[str, int], activations: str, world=None, index: int = 0):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
-        self.activations = activations
+        self.activations, self.world, self.index = activations, world, index
         self.vector, self.matrix = weights.vector, weights.matrix
         self._memory: list[Memory] = []
+        self.spare: dict[int, deque] = defaultdict(deque)  # memory of exchanged values, by size (exchange.py)
         self.reset(capacity)
 
     def reset(self, capacity: dict[str, int]) -> None:

@@ -63,6 +63,9 @@ class Device(Protocol):
     def download(self, source: Ref, nbytes: int) -> np.ndarray: ...
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None: ...
     def launch(self, work: Launch) -> None: ...
+    def mark(self) -> Any: ...
+    def wait(self, event: Any) -> None: ...
+    def fetch(self, to: Ref, other: "Device", source: Ref, nbytes: int) -> None: ...
     def synchronize(self) -> None: ...
     def close(self) -> None: ...
 
@@ -108,6 +111,16 @@ class Simulated:
                               f"{len(work.args)} were given")
         args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
         launch(work.kernel.body, work.grid, work.kernel.threads, args, self.seed)
+
+    def mark(self, timing: bool = False) -> None:
+        """No event is needed: all work is done when it is asked for."""
+
+    def wait(self, event: None) -> None:
+        """It has come."""
+
+    def fetch(self, to: Ref, other: "Simulated", source: Ref, nbytes: int) -> None:
+        """Copy from another device's memory."""
+        self._bytes(to, nbytes)[:] = other.download(source, nbytes)
 
     def synchronize(self) -> None:
         """All work is done when it is asked for."""

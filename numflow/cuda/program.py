@@ -11,6 +11,7 @@ from numflow.cuda.cache import ELEMENTS, KVCache
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
+from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.errors import RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
@@ -28,6 +29,8 @@ class Program:
     kv_type:     "f32", "f16" or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one of them.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
+    world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
+                 there are share them, each with a stream and memory of its own.
     progress:    called as progress("weights", done, total) while the program is made.
 
     Raises:
@@ -39,13 +42,14 @@ class Program:
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
-                 kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto"):
+                 kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto",
+                 world: World | None = None, device: int = 0):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
         for name, value, known in (("activations", activations, ("int8", "f32")),
                                    *((name, value, ("auto", *ELEMENTS)) for name, value in types.items())):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
-        self.device = open_device(gpu) if isinstance(gpu, str) else gpu
+        self.device = open_device(gpu, device) if isinstance(gpu, str) else gpu
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations = activations
         report = progress or (lambda what, done, total: None)
@@ -60,7 +64,8 @@ class Program:
         for cache in self._caches.values():
             cache.resize(0)
         self._graphs = Graphs(self.device)
-        self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations)
+        self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
+                            device)
         self._bind()
 
     @property
@@ -77,6 +82,11 @@ class Program:
     def block_bytes(self) -> int:
         """Bytes of one self-attention KV block, all layers."""
         return sum(cache.block_bytes for cache in self._self_caches())
+
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers."""
+        return sum(cache.block_bytes for cache in self._caches.values() if cache.shape.kind == "cross")
 
     @property
     def kernels(self) -> list[str]:
@@ -142,7 +152,7 @@ class Program:
         """
         end, sizes = self._end(entry, output), self._load(batch, entry)
         calls = [call for _, part in self._bound[entry][:end] for call in part]
-        if self.device.graphs and is_decode(sizes):
+        if self.device.graphs and is_decode(sizes) and not any(isinstance(call, Meeting) for call in calls):
             self._graphs.run((entry, end), calls, rounded(sizes, self._routes))
         else:
             for call in calls:
@@ -194,7 +204,10 @@ class Program:
         self._graphs.clear()
         self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
 
-    def _launch(self, call: Call, sizes: Sizes) -> None:
+    def _launch(self, call: Call | Meeting, sizes: Sizes) -> None:
+        if isinstance(call, Meeting):
+            call.act(sizes)
+            return
         for work in call.launches(sizes):
             self.device.launch(work)
 

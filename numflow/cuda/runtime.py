@@ -25,12 +25,13 @@ _CURRENT = threading.local()  # context that a thread has
 
 
 def open_gpu(index: int = 0) -> "Gpu":
-    """The GPU of this index, with a stream of its own.
+    """A stream of its own on the GPU of this index; indices beyond the GPUs there are begin again with the first.
 
     Raises:
-        DeviceError: no driver, or no such GPU.
+        DeviceError: no driver, or no GPU.
     """
-    return Gpu(driver(), index)
+    bindings = driver()
+    return Gpu(bindings, index % bindings.cuDeviceGetCount()[1])
 
 
 class Gpu:
@@ -96,9 +97,15 @@ class Gpu:
         return data
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
-        """From one place to another of this device, or from another device's memory on the same GPU."""
+        """From one place to another of this device."""
         self._use()
         self._ask("cuMemcpyDtoDAsync", self._address(to), self._address(source), nbytes, self._stream)
+
+    def fetch(self, to: Ref, other: "Gpu", source: Ref, nbytes: int) -> None:
+        """Copy from the memory of another device, which may be on another GPU."""
+        self._use()
+        self._ask("cuMemcpyPeerAsync", self._address(to), self._context, self._address(source), other._context, nbytes,
+                  self._stream)
 
     def launch(self, work: Launch) -> None:
         """Put a kernel into the queue."""

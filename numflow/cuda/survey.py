@@ -37,6 +37,15 @@ class Notebook:
     def launch(self, work: Launch) -> None:
         self.launches.append(work)
 
+    def mark(self) -> None:
+        """Nothing is running."""
+
+    def wait(self, event: None) -> None:
+        """Nothing is running."""
+
+    def fetch(self, to: Ref, other: "Notebook", source: Ref, nbytes: int) -> None:
+        """Goes nowhere."""
+
     def synchronize(self) -> None:
         """Nothing is running."""
 

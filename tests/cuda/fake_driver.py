@@ -93,6 +93,9 @@ class FakeDriver:
     def cuMemcpyDtoDAsync(self, to, source, nbytes, stream):
         return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
 
+    def cuMemcpyPeerAsync(self, to, to_context, source, source_context, nbytes, stream):
+        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
+
     def cuEventCreate(self, flags):
         return OK, object()
 
@@ -168,7 +171,7 @@ class FakeDriver:
     def _span(self, kind, address):
         if not address:
             return None
-        begin, memory = next((b, m) for b, m in self.memory.items() if b <= address < b + m.size)
+        begin, memory = next((b, m) for b, m in list(self.memory.items()) if b <= address < b + m.size)
         rest = memory[address - begin:]
         return Span(rest[:rest.size - rest.size % kind.to.size].view(kind.to.dtype))
 
