@@ -72,21 +72,12 @@ def _writable_root() -> Path:
         return fallback
 
 
-def digest(*modules: str) -> str:
-    """Hash of the sources of modules and of what they import from numflow: the same on every machine."""
-    return _hash("", *modules)
-
-
 def _fingerprint(module: str) -> str:
-    """The same of one module, with the compiler's settings."""
-    return _hash(_compiler(), module)
-
-
-def _hash(start: str, *modules: str) -> str:
-    result = hashlib.sha256(start.encode())
-    for path in sorted(set().union(*map(_sources, modules))):
-        result.update(str(path.relative_to(_PACKAGE.parent)).encode() + _read(path))
-    return result.hexdigest()[:16]
+    """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
+    digest = hashlib.sha256(_compiler().encode())
+    for path in sorted(_sources(module)):
+        digest.update(str(path.relative_to(_PACKAGE.parent)).encode() + _read(path))
+    return digest.hexdigest()[:16]
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """From a kernel to machine code for one compute capability, with the resources it takes; no GPU is needed for it."""
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -9,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from numflow.cuda.compat import compiler, core, target
-from numflow.cuda.kernel import Kernel, for_numba
+from numflow.cuda.kernel import Kernel, for_numba, ingredients
 from numflow.errors import DeviceError
-from numflow.kernel_cache import digest, root
+from numflow.kernel_cache import root
 
 PTX_FOR = (8, 0)  # oldest GPU that kernels run on; newer ones get machine code of their own from the same assembly
 
@@ -45,7 +46,7 @@ def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
         DeviceError: as compile_kernel.
     """
     arch = f"sm_{capability[0]}{capability[1]}"
-    path = folder() / f"{kernel.name}-{arch}-{_sources(kernel.body.__module__)}"
+    path = folder() / f"{kernel.name}-{arch}-{digest(kernel)}"
     try:
         facts = json.loads(path.with_suffix(".json").read_text())
         return Binary(cubin=path.with_suffix(".cubin").read_bytes(), **facts)
@@ -64,10 +65,18 @@ def folder() -> Path:
     return Path(named).expanduser() if named else root() / "cuda"
 
 
+def digest(kernel: Kernel) -> str:
+    """Hash of what machine code is made from: sources of the kernel and of what it calls, constants, the lowering."""
+    result = hashlib.sha256(_lowering() + repr((kernel.threads, kernel.blocks, kernel.exact, PTX_FOR)).encode())
+    for part in ingredients(kernel.body):
+        result.update(part.encode())
+    return result.hexdigest()[:16]
+
+
 @functools.cache
-def _sources(module: str) -> str:
-    """Hash of what a kernel of this module is made from."""
-    return digest(module, "numflow.cuda.compile", "numflow.cuda.lowering_builtin")
+def _lowering() -> bytes:
+    here = Path(__file__).parent
+    return b"".join((here / f"{name}.py").read_bytes() for name in ("lowering", "lowering_builtin", "kernel"))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ The annotations are the signature. Kernels that are specialised are made by a fu
 their `name` must tell them apart. `device` marks functions that kernels call.
 """
 
+import inspect
 import types as pytypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,6 +93,28 @@ def for_numba(body: Callable, convert: Callable, seen: dict | None = None) -> Ca
                                 body.__name__, body.__defaults__, cells)
     copy.__module__, copy.__qualname__ = body.__module__, body.__qualname__
     return copy
+
+
+def ingredients(body: Callable, seen: set | None = None) -> list[str]:
+    """What a function is made of, as text that is the same in every process: sources, types, intrinsics, constants."""
+    seen = set() if seen is None else seen
+    if body in seen:
+        return []
+    seen.add(body)
+    names = _names(body.__code__)
+    values = {name: value for name, value in body.__globals__.items() if name in names}
+    cells = zip(body.__code__.co_freevars, body.__closure__ or ())
+    parts = [inspect.getsource(body)]
+    for name, value in sorted((values | {name: cell.cell_contents for name, cell in cells}).items()):
+        if isinstance(value, DeviceFunction):
+            parts += [name, *ingredients(value.body, seen)]
+        elif isinstance(value, Intrinsic):
+            parts.append(f"{name} {value.how}")
+        elif isinstance(value, SharedArray | LocalArray):
+            parts.append(f"{name} {type(value).__name__} {value.scalar.name} {value.count}")
+        else:
+            parts.append(f"{name} {value!r}")
+    return parts
 
 
 def _names(code) -> set[str]:
