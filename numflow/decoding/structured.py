@@ -134,9 +134,10 @@ class _Vocabulary:
         if found == wanted:
             return ids
         if found == b" " + wanted:  # a space that the vocabulary puts before every text
-            first = self._ids.get(pieces[0][1:])
-            if pieces[0] == b" " or first is not None:
-                return ids[1:] if pieces[0] == b" " else [first, *ids[1:]]
+            if pieces[0] == b" ":
+                return ids[1:]
+            if (first := self._ids.get(pieces[0][1:])) is not None:
+                return [first, *ids[1:]]
         return self._longest_first(wanted)
 
     def _longest_first(self, wanted: bytes) -> list[int]:
