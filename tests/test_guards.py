@@ -73,8 +73,9 @@ def test_nothing_looks_unfinished():
 
 def test_public_names():
     assert set(numflow.__all__) == {
-        "load", "Model", "Generation", "Engine", "AsyncEngine", "QueueFullError", "NumflowError", "SpecError", "FormatError", "UnsafePickleError", "NetworkError",
-        "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError", "DeviceError", "__version__"}
+        "load", "Model", "Generation", "Engine", "AsyncEngine", "QueueFullError", "NumflowError", "SpecError",
+        "FormatError", "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError",
+        "DownloadError", "RequestError", "DeviceError", "DeviceLostError", "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lod'"):

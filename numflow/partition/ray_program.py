@@ -51,12 +51,13 @@ class RayProgram:
         self._make = (plan, executor, source, timeout, {**options, "threads": threads or 1})
         self._cpus = [(threads or 1) * len(group) for group in plan.groups]
         self._blocks, self._run, self.restarts = (0, 0), 0, 0
+        self._lost: DeviceLostError | None = None  # what the next run is to say
         self._actors: list[Any] = []
         self._place(strategy)
         try:
             self._actors = [self._actor(group) for group in range(len(plan.groups))]
             self._connect()
-            self.block_size, self.activations = self._call(0, "block_size"), self._call(0, "activations")
+            self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
             self.weights_bytes, self.threads = sum(self._all("weights_bytes")), sum(self._cpus)
         except BaseException:
             self.close()
@@ -65,21 +66,21 @@ class RayProgram:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that are reserved, on all devices."""
-        return sum(self._all("kv_bytes"))
+        return sum(self._ask("kv_bytes"))
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one KV block, all layers and devices."""
-        return sum(self._all("block_bytes"))
+        return sum(self._ask("block_bytes"))
 
     @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers and devices."""
-        return sum(self._all("cross_block_bytes"))
+        return sum(self._ask("cross_block_bytes"))
 
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks on every device."""
-        self._all("reserve", blocks, cross_blocks)
+        self._ask("reserve", blocks, cross_blocks)
         self._blocks = (blocks, cross_blocks)
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
@@ -94,6 +95,9 @@ class RayProgram:
                  output: str | None = "logits") -> list[np.ndarray | None]:
         """Several batches, in flight at the same time (see PlanProgram.run_many)."""
         self._run += 1
+        if self._lost is not None:
+            error, self._lost = self._lost, None
+            raise error
         results = self._gather([actor.run_many.remote(self._run, batches, entry, output) for actor in self._actors])
         return next((result for result in results if result[0] is not None), results[0])
 
@@ -115,7 +119,7 @@ class RayProgram:
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        shares = np.split(data, np.cumsum(self._all("block_bytes"))[:-1], axis=1)
+        shares = np.split(data, np.cumsum(self._ask("block_bytes"))[:-1], axis=1)
         self._gather([actor.call.remote("load_blocks", (blocks, np.ascontiguousarray(share)))
                       for actor, share in zip(self._actors, shares, strict=True)])
 
@@ -153,8 +157,13 @@ class RayProgram:
         peers = dict(enumerate(self._actors))
         self._get([actor.connect.remote(peers, self._blocks) for actor in self._actors], START_S)
 
-    def _call(self, group: int, name: str, *args: Any) -> Any:
-        return self._gather([self._actors[group].call.remote(name, args)])[0]
+    def _ask(self, name: str, *args: Any) -> list[Any]:
+        """As `_all`, for what does not need the content of the KV memory: if a device is lost, the next run says so."""
+        try:
+            return self._all(name, *args)
+        except DeviceLostError as error:
+            self._lost = error
+            return self._all(name, *args)
 
     def _all(self, name: str, *args: Any) -> list[Any]:
         """A method, or an attribute, of every group."""
@@ -195,19 +204,19 @@ class RayProgram:
         """After a failed run: nobody runs any more. Returns the groups whose actors had to be replaced."""
         ray = self._ray
         self._run += 1
-        for actor in self._actors:
-            actor.abort.options(concurrency_group=IO).remote()
-        ray.wait(answers, num_returns=len(answers), timeout=GRACE_S)
+        # One after the other: an abort that comes after the rest would break off the next run.
+        aborts = [actor.abort.options(concurrency_group=IO).remote() for actor in self._actors]
+        ray.wait([*answers, *aborts], num_returns=len(answers) + len(aborts), timeout=GRACE_S)
         rests = [actor.rest.remote(self._run) for actor in self._actors]
         ray.wait(rests, num_returns=len(rests), timeout=GRACE_S)
-        lost = [group for group, rest in enumerate(rests) if not self._rested(rest)]
+        lost = [group for group, pair in enumerate(zip(aborts, rests, strict=True)) if not all(map(self._done, pair))]
         if lost:
             self._replace(lost)
         return lost
 
-    def _rested(self, rest: Any) -> bool:
+    def _done(self, answer: Any) -> bool:
         try:
-            self._ray.get(rest, timeout=0)
+            self._ray.get(answer, timeout=0)
         except (self._ray.exceptions.RayError, DeviceError):
             return False
         return True

@@ -1,5 +1,6 @@
 """A plan over a Ray cluster of two nodes on this machine: the same bits, and workers that are killed under load."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -90,7 +91,8 @@ def test_a_worker_that_hangs(model, monkeypatch):
     try:
         assert model.generate([1, 2], max_tokens=5, ignore_eos=True).ids == expected
     finally:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the program has done it
+            os.kill(pid, signal.SIGKILL)
     assert model.program.restarts == before + 1
 
 
