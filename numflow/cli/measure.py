@@ -62,7 +62,8 @@ def perplexity(
             result = divergence(ready, base, content, context, chunks, progress, protocol)
             result["base"] = str(kl_against)
     result |= {"bits_per_weight": ready.bits_per_weight, "weights": weights or "as stored",
-               "activations": getattr(ready.program, "activations", activations)}
+               "activations": getattr(ready.program, "activations", activations),
+               "kv_k": kv_k or kv or "auto", "kv_v": kv_v or kv or "auto"}
     if json:
         print_json(result)
         return
