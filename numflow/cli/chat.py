@@ -8,6 +8,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.generate import stats_line
 from numflow.cli.running import loaded
+from numflow.cli.strategies import strategy, streams
 from numflow.errors import NumflowError, RequestError
 
 HELP = "/reset starts anew, /exit (or Ctrl-D) ends, Ctrl-C stops an answer"
@@ -22,6 +23,11 @@ def chat(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    decoding: options.Decoding = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    set_: options.Set = None,
+    draft: options.Draft = None,
+    speculate: options.Speculate = None,
     threads: options.Threads = None,
     device: options.Device = "cpu",
     activations: options.Activations = "int8",
@@ -39,10 +45,13 @@ def chat(
     The model sees the whole conversation; it must have a chat template. /reset starts anew, /exit (or Ctrl-D)
     ends, Ctrl-C stops an answer.
     """
-    settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "top_k": top_k, "top_p": top_p,
-                "min_p": min_p}
+    settings = {"max_tokens": max_tokens, **strategy(
+        set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, decoding_alg=decoding,
+        repetition_penalty=repetition_penalty, speculate=speculate)}
+    if not streams(settings):
+        raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v) as (ready, notice):
+                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft) as (ready, notice):
         if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)

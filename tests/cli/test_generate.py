@@ -209,6 +209,14 @@ def test_chat_ends_with_the_input_and_names_its_commands(run, loader):
     assert done.err == f"no command /help: {chat_module.HELP}\n"
 
 
+def test_chat_takes_strategies(run, loader):
+    loader.answer = b"abababababababab"
+    done = run("chat", "--decoding", "fsd", "--speculate", "ngram", "--set", "stop_token_ids=[98]", stdin="x\n")
+    assert (done.code, done.out) == (0, "a\n")
+    done = run("chat", "--set", "n=2", stdin="x\n")
+    assert (done.code, done.err.count("\n")) == (1, 1) and "one answer at a time" in done.err
+
+
 def test_chat_needs_a_template(run, loader):
     loader.tokenizer.chat_template = None
     done = run("chat", stdin="x\n")
