@@ -58,6 +58,7 @@ class Core:
         """
         memory = self.runner.blocks, self.runner.cross_blocks
         with self.runner.lock:
+            self._sweep()
             if self._open or self.busy:
                 raise RequestError("the model has an engine already, or requests are running")
             if blocks is not None:
@@ -120,6 +121,8 @@ class Core:
 
     def cancel(self, job: Work) -> None:
         """End a job as soon as the step that runs is over; from any thread."""
+        if job.done.is_set():
+            return
         with self.signal:
             self._leaving.append(job)
             self.signal.notify_all()

@@ -185,7 +185,9 @@ def test_closing_waits_or_cancels():
     assert handle.result(0).ids == [2, 3, 4, 5, 6]
     with pytest.raises(RequestError, match="the engine is closed"):
         engine.submit([1])
+    handle.cancel()
     engine.close()
+    numflow.Engine(engine.model).close()
     model = fake_model(lambda history: time.sleep(0.002) or 65, context=4096)
     engine = numflow.Engine(model)
     handle = engine.submit([1], max_tokens=4000)
