@@ -12,6 +12,7 @@ Two ways, both exact:
 
 from collections import deque
 from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -45,33 +46,45 @@ def verify(p: Distribution, guess: int, q: Distribution, accept: float, other: f
 
 
 class StepTimes:
-    """What a step takes that runs so many guesses behind a token, in seconds: of the latest ones the lower quartile, as
-    other work on the machine makes steps longer and never shorter.
+    """What a step takes in which every text runs so many guesses behind its token, in seconds.
 
-    Shared by all texts of a model. A number that was never run is estimated from the nearest one that was.
+    Shared by all texts of a model that guess, and kept apart by how many of them there are. Of the latest steps the
+    lower quartile counts, as other work on the machine makes steps longer and never shorter. A number of guesses that
+    was never run is estimated from the nearest one that was.
     """
 
     LATEST = 7
 
     def __init__(self) -> None:
-        self._latest: dict[int, deque[float]] = {}
+        self._latest: dict[int, dict[int, deque[float]]] = {}
+        self._texts: WeakSet[object] = WeakSet()
+
+    def enter(self, text: object) -> None:
+        """A text guesses from now on."""
+        self._texts.add(text)
+
+    def leave(self, text: object) -> None:
+        """It does not any more."""
+        self._texts.discard(text)
 
     def observe(self, guesses: int, seconds: float) -> None:
         """A step with so many guesses took so long."""
-        self._latest.setdefault(guesses, deque(maxlen=self.LATEST)).append(seconds)
+        known = self._latest.setdefault(len(self._texts), {})
+        known.setdefault(guesses, deque(maxlen=self.LATEST)).append(seconds)
 
     def estimate(self, guesses: int) -> float:
-        """Seconds of a step with so many guesses; without any observation, in steps without guesses."""
-        if not self._latest:
-            return self.assumed(guesses)
-        nearest = min(self._latest, key=lambda known: (abs(known - guesses), known))
-        latest = sorted(self._latest[nearest])
-        return latest[len(latest) // 4] * self.assumed(guesses) / self.assumed(nearest)
+        """Seconds of a step with so many guesses; without any observation, in runs of a single row."""
+        known, assumed = self._latest.get(len(self._texts)), self._assumed(guesses)
+        if not known:
+            return assumed
+        nearest = min(known, key=lambda count: (abs(count - guesses), count))
+        latest = sorted(known[nearest])
+        return latest[len(latest) // 4] * assumed / self._assumed(nearest)
 
-    @staticmethod
-    def assumed(guesses: int) -> float:
-        """In steps without guesses: kernels that read the weights once for four rows, and then compute all the time."""
-        return 1 + 0.1 * guesses + 0.25 * max(0, guesses - 3)
+    def _assumed(self, guesses: int) -> float:
+        """Of kernels that read the weights once for four rows, and then compute all the time."""
+        rows = max(1, len(self._texts)) * (1 + guesses)
+        return 1 + 0.1 * (rows - 1) + 0.25 * max(0, rows - 4)
 
 
 class DraftLength:

@@ -32,6 +32,7 @@ class Paced:
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
+        self._times.enter(self)
         guesses = self.guess(np.asarray(ids, np.int32), limit)
         self._since = time.perf_counter()
         return guesses
@@ -57,6 +58,7 @@ class Paced:
 
     def close(self) -> None:
         """The text has ended."""
+        self._times.leave(self)
 
 
 class NgramDraft(Paced):
@@ -139,6 +141,7 @@ class ModelDraft(Paced):
         return logits[:self._runner.vocabulary]
 
     def close(self) -> None:
+        super().close()
         self._sequence.close()
 
 

@@ -160,6 +160,26 @@ def test_steps_that_were_never_run_are_estimated():
     assert (times.estimate(5), times.estimate(1)) == (pytest.approx(0.040), pytest.approx(0.011))
 
 
+def test_texts_side_by_side_guess_less():
+    """The rows of all texts fill what one text alone has for nothing."""
+    class Text:
+        pass
+
+    times, length, texts, chosen = StepTimes(), DraftLength(8, rate=0.7), [Text() for _ in range(8)], []
+    for text in texts:
+        times.enter(text)
+        times.enter(text)
+        chosen.append(length.choose(times))
+    assert chosen[0] == 3 and chosen[3:] == [0] * 5
+    times.observe(0, 1.0)
+    times.observe(3, 1.1)  # but where a step with 32 rows takes no longer, all may guess
+    assert length.choose(times) >= 2
+    for text in texts[1:]:
+        times.leave(text)
+    del texts[1:]
+    assert length.choose(times) == 3  # alone again, what was seen in company tells nothing
+
+
 def test_a_dear_step_is_avoided():
     """Four rows fit into what the kernels do at once, a fifth costs as much as all of them."""
     length, times = DraftLength(8, rate=0.8), StepTimes()
