@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -72,7 +72,7 @@ class _Answer:
             "logprobs": self._logprobs(choice.entries),
             "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)} for choice in choices]}
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in server-sent events."""
         run, = self._running.runs
         self._envelope["object"] = "chat.completion.chunk"
@@ -131,7 +131,7 @@ class _Choice:
         """Take a piece, with the marks of tool calls and thinking, which decoding leaves out."""
         if piece.logprob is not None:
             self.entries.append(piece.logprob)
-        return self.splitter.feed(self._marks.get(piece.id, "") + piece)
+        return self.splitter.feed(("" if piece.id is None else self._marks.get(piece.id, "")) + piece)
 
     def end(self) -> "_Choice":
         """No more pieces come."""

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -79,8 +79,13 @@ class _Answer:
         runs = self._running.runs
         kept = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
                 for index, run in enumerate(runs)}
-        await self._running.finish(lambda run, pieces: [kept[id(run)][piece.index].take(piece) for piece in pieces])
-        choices = []
+
+        def take(run: Run, pieces: list[Piece]) -> None:
+            for piece in pieces:
+                kept[id(run)][piece.index].take(piece)
+
+        await self._running.finish(take)
+        choices: list[dict[str, Any]] = []
         for run in runs:
             for choice in best(kept[id(run)], self._n):
                 part = choice.first() + choice.new(end=True)
@@ -88,7 +93,7 @@ class _Answer:
                                 "finish_reason": finish_reason(run.results[choice.sample])})
         return {**self._envelope, "choices": choices, "usage": self._running.usage()}
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in server-sent events, the prompts one after the other as far as they are."""
         for number, run in enumerate(self._running.runs):
             choices = [_Choice(self, number, run, sample) for sample in range(len(run.results))]

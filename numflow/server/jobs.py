@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from numflow.server.errors import ApiError, too_slow
+from numflow.server.errors import ApiError, shutting_down, too_slow
 
 T = TypeVar("T")
 
@@ -49,9 +49,8 @@ class Jobs:
         try:
             return await job.task
         except asyncio.CancelledError:
-            if job.reason is None:
-                raise
-            raise job.reason from None
+            job.task.cancel()
+            raise job.reason or shutting_down() from None  # without a reason: the web server's patience is over
         finally:
             self._running.discard(job)
             timer.cancel()

@@ -18,7 +18,7 @@ from numflow.server.errors import ApiError, shutting_down
 from numflow.server.service import Service
 from numflow.server.wire import dump
 
-GRACE = 5.0  # seconds beyond drain_timeout, for answers that say that the service ends
+GRACE = 15.0  # seconds beyond drain_timeout, for answers that say that the service ends
 
 
 class Connection(H11Protocol):
@@ -79,9 +79,11 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
+def _stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """None, in place of a timer that need not go off any more."""
     if timer is not None:
         timer.cancel()
+    return None
 
 
 class _Server(uvicorn.Server):
@@ -124,9 +126,9 @@ def serve(service: Service, started: Callable[[str], None] = lambda url: None) -
     protocol = partial(Connection, most=config.max_connections, header_timeout=config.body_timeout,
                        write_timeout=config.write_timeout)
     options = uvicorn.Config(
-        make_app(service), http=protocol, ws="none", lifespan="on", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=30, backlog=2048,
-        timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
+        make_app(service), http=protocol,  # type: ignore[arg-type]
+        ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        timeout_keep_alive=30, backlog=2048, timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
     server = _Server(options, service, lambda: started(url))
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all is over

@@ -1,7 +1,7 @@
 """POST /: Inferflow's own interface, its fields, its reply and its chunks."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -111,7 +111,7 @@ class _Answer:
         """The reply in one piece."""
         return {"text": self._running.runs[0].results[0].text, **self._end()}
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in chunks, a JSON object and an empty line each."""
         run, = self._running.runs
         held = ""

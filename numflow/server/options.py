@@ -25,7 +25,7 @@ class Option:
     goes: str = "service"
 
 
-def _a(kind: type, wanted: str, good: Callable[[Any], bool] = lambda value: True):
+def _a(kind: type | tuple[type, ...], wanted: str, good: Callable[[Any], bool] = lambda value: True):
     def read(value, name):
         right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if not right or not good(value):

@@ -12,11 +12,11 @@ from numflow.server.served import Served, weight_files
 class Lease:
     """A model in use; it stays loaded until the lease is released."""
 
-    def __init__(self, slot: "_Slot"):
-        self._slot = slot
+    def __init__(self, slot: "_Slot", served: Served):
+        self._slot: _Slot | None = slot
         slot.users += 1
         slot.used = time.monotonic()
-        self.served: Served = slot.served
+        self.served = served
 
     def release(self) -> None:
         """The model is not needed any more; may be called twice."""
@@ -91,9 +91,9 @@ class Pool:
             ApiError: no such model, it cannot be loaded, or others that are in use leave no memory for it.
         """
         slot = self._slots[self.find(name)]
-        while slot.served is None:  # again, if others took its memory before it could be used
+        while (served := slot.served) is None:  # again, if others took its memory before it could be used
             await self._filled(slot)
-        return Lease(slot)
+        return Lease(slot, served)
 
     async def preload(self) -> None:
         """Load the models that are wanted from the beginning.
@@ -142,12 +142,11 @@ class Pool:
         if need > budget:
             raise ApiError(400, f"{slot.config.name} needs {need} bytes, more than all models may have ({budget})",
                            param="model", code="model_too_large")
-        others = sorted((other for other in self._slots.values() if other.served is not None), key=lambda o: o.used)
-        used = sum(other.served.nbytes for other in others)
-        for other in others:
+        used = sum(served.nbytes for served in self.loaded())
+        for other in sorted(self._slots.values(), key=lambda slot: slot.used):
             if used + need <= budget:
                 return
-            if not other.users:
+            if other.served is not None and not other.users:
                 used -= other.served.nbytes
                 await self._unload(other)
         if used + need > budget:
@@ -156,4 +155,5 @@ class Pool:
 
     async def _unload(self, slot: _Slot) -> None:
         served, slot.served = slot.served, None
-        await asyncio.to_thread(served.close)
+        if served is not None:
+            await asyncio.to_thread(served.close)

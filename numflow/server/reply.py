@@ -2,14 +2,14 @@
 
 import secrets
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from numflow.server.tool_formats import Call, ToolFormat
+from numflow.server.tool_formats import FORMATS, Call, ToolFormat
 
 THINK, END_THINK = "<think>", "</think>"
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """Text of one kind ("content" or "reasoning"), or a call."""
 
     kind: str
@@ -17,7 +17,8 @@ class Part(NamedTuple):
     call: "ToolCall | None" = None
 
 
-class ToolCall(NamedTuple):
+@dataclass(frozen=True)
+class ToolCall:
     """A call with its place among the reply's calls and an id of its own."""
 
     index: int
@@ -59,7 +60,10 @@ class Splitter:
     def __init__(self, tools: ToolFormat | None = None, names: frozenset[str] = frozenset(), forced: bool = False,
                  thinking: bool = True, inside: bool = False):
         self.reply = Reply()
-        self._tools, self._names, self._forced = tools, names, forced
+        self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
+        self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
+        self._calls_of = (FORMATS["tag_json"] if forced or tools is None else tools).read
+        self._names, self._forced = names, forced
         self._thinking = thinking and not inside
         self._mode = "reasoning" if thinking and inside else "content"
         self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
@@ -100,21 +104,21 @@ class Splitter:
                 return []
             if self._thinking and THINK.startswith(stripped) and not end:
                 return None
-            if self._tools is not None and not self._tools.begin and stripped[:1] in ("{", "["):
+            if self._whole_text and stripped[:1] in ("{", "["):
                 return self._whole(end)
-        if self._tools is None or not self._tools.begin:
+        if not self._begin:
             return self._release("content", (), end)
-        before, mark, after = self._held.partition(self._tools.begin)
+        before, mark, after = self._held.partition(self._begin)
         if mark:
             self._mode, self._held = "call", after
             return self._text("content", "" if self._fresh and not before.strip() else before)
-        if self._fresh and not end and self._tools.begin.startswith(self._held.lstrip()):
+        if self._fresh and not end and self._begin.startswith(self._held.lstrip()):
             return None  # the space before a call is dropped
-        return self._release("content", (self._tools.begin,), end)
+        return self._release("content", (self._begin,), end)
 
     def _call(self, end: bool) -> list[Part] | None:
         """Between the marks of a call."""
-        body, mark, after = self._held.partition(self._tools.end) if self._tools.end else (self._held, "", "")
+        body, mark, after = self._held.partition(self._end) if self._end else (self._held, "", "")
         if not mark and not end:
             return None
         calls = self._read(body)
@@ -122,7 +126,7 @@ class Splitter:
         if calls:
             self._fresh = True
             return calls
-        return self._text("content", self._tools.begin + body + mark)  # no call: shown, not swallowed
+        return self._text("content", self._begin + body + mark)  # no call: shown, not swallowed
 
     def _whole(self, end: bool) -> list[Part] | None:
         """All of the text may be a call."""
@@ -130,14 +134,12 @@ class Splitter:
             return None
         text, self._held = self._held, ""
         calls = self._read(text)
-        known = self._forced or all(part.call.call.name in self._names for part in calls)
+        known = self._forced or all(part.call is not None and part.call.call.name in self._names for part in calls)
         return calls if calls and known else self._text("content", text)
 
     def _read(self, body: str) -> list[Part]:
-        from numflow.server.tool_formats import FORMATS
-
         try:
-            found = (FORMATS["tag_json"] if self._forced else self._tools).read(body)
+            found = self._calls_of(body)
         except (ValueError, RecursionError):
             return []
         begin = len(self.reply.calls)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Generation, Piece
+from numflow.engine.job import Job
 from numflow.engine.request import Request
 from numflow.errors import QueueFullError
 from numflow.server.errors import busy, shutting_down
@@ -45,9 +46,8 @@ class Run:
 
     def __init__(self, hub: Hub, engine: Engine, request: Request, n: int = 1, priority: int = 0, retry: int = 1):
         self._engine, self._pieces, self._ended, self._news = engine, list[Piece](), False, asyncio.Event()
-        self._job = None
         try:
-            self._job = engine.start(request, n, priority, lambda piece: hub.tell(self, piece))
+            self._job: Job = engine.start(request, n, priority, lambda piece: hub.tell(self, piece))
         except QueueFullError:
             raise busy(engine.stats["waiting"], retry) from None
 
@@ -83,5 +83,5 @@ class Run:
 
     def cancel(self) -> None:
         """End it after the step that runs; nothing happens if it has ended."""
-        if self._job is not None and not self._job.done.is_set():
+        if not self._job.done.is_set():
             self._engine.model.core.cancel(self._job)

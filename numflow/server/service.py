@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -77,10 +77,16 @@ class Service:
         """
         lease = await self.leased(request, name)
         running = asyncio.ensure_future(asyncio.to_thread(work, lease.served))
-        running.add_done_callback(lambda done: (lease.release(), done.cancelled() or done.exception()))
+
+        def done(future: asyncio.Future) -> None:
+            lease.release()
+            if not future.cancelled():
+                future.exception()  # nobody else may look at it
+
+        running.add_done_callback(done)
         return await self.jobs.run(request.receive, _shielded(running))
 
-    def stream(self, request: Request, parts: AsyncIterator[bytes], closed: Callable[[], None],
+    def stream(self, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None],
                failed: Callable[[ApiError], bytes] = lambda error: event(error.body()),
                media_type: str = "text/event-stream") -> EventStream:
         """An answer that is sent piece by piece."""

@@ -38,14 +38,18 @@ async def embeddings(service: Service, request: Request) -> Json:
     if body.dimensions not in (None, vectors.shape[1]):
         raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {name} cannot be cut", "dimensions",
                           "unsupported")
-    shown = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    shown = _base64 if body.encoding_format == "base64" else _plain
     return Json({"object": "list", "model": name,
                  "data": [{"object": "embedding", "index": index, "embedding": shown(vector)}
                           for index, vector in enumerate(vectors)],
                  "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
 
-def _base64(vector: np.ndarray) -> str:
+def _plain(vector: np.ndarray) -> Any:
+    return vector.tolist()
+
+
+def _base64(vector: np.ndarray) -> Any:
     """Little-endian float32."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 

@@ -56,7 +56,7 @@ def _call_of(value: Any) -> Call:
         else value
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no name")
-    given = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
+    given: Any = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
     if isinstance(given, str):
         json.loads(given)
         return Call(value["name"], given)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ def parse(kind: type[Body], data: bytes, lenient: bool = False) -> Body:
         raise bad_request("the request's JSON is nested too deeply", code="invalid_json") from None
 
 
-def _explained(kind: type[BaseModel], faults: list[dict[str, Any]]) -> ApiError:
+def _explained(kind: type[BaseModel], faults: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first fault that pydantic found, in words for the sender."""
     # A field of several types has a fault for each: the one that got furthest is what was meant.
     fault = max((other for other in faults if other["loc"][:1] == faults[0]["loc"][:1]),
@@ -128,7 +128,7 @@ class EventStream(Response):
     closed:  called in the end, whatever happened.
     """
 
-    def __init__(self, jobs: Jobs, request: Request, parts: AsyncIterator[bytes], closed: Callable[[], None], *,
+    def __init__(self, jobs: Jobs, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None], *,
                  failed: Callable[[ApiError], bytes], media_type: str = "text/event-stream", keep_alive: float = 15.0):
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

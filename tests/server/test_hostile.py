@@ -150,6 +150,7 @@ def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, d
         for thread in threads:
             thread.join(20)
         ends = list(results.values())
+        assert not [end for end in ends if end != "[DONE]" and not end.startswith("{")], server.log[-8:]
         if drain < 1:  # not enough time: each is told so
             errors = [json.loads(end)["error"] for end in ends if end != "[DONE]"]
             assert errors and {error["code"] for error in errors} == {"shutting_down"}

@@ -1,6 +1,7 @@
 """Limits and safety: keys, origins, hosts, bodies, queues, time."""
 
 import base64
+import asyncio
 import json
 import socket
 import time
@@ -11,6 +12,8 @@ import pytest
 
 from numflow.server.app import make_app
 from numflow.server.config import make_config
+from numflow.server.errors import ApiError
+from numflow.server.jobs import Jobs
 from numflow.server.service import Service
 from tests.server.processes import ServerProcess
 
@@ -132,3 +135,17 @@ def test_the_log_has_no_prompts(server, http):
         assert time.monotonic() < deadline
     assert len(mine) == 1 and mine[0]["status"] == 200 and mine[0]["new_tokens"] == 1 and mine[0]["model"] == "org/chat"
     assert "secret" not in "".join(server.log)
+
+
+async def test_a_request_that_the_web_server_cancels_is_told_why():
+    jobs = Jobs(60)
+
+    async def silence():
+        await asyncio.sleep(60)
+
+    running = asyncio.ensure_future(jobs.run(silence, silence()))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(ApiError, match="shutting down"):
+        await running
+    assert len(jobs) == 0
