@@ -209,6 +209,7 @@ def start(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> No
     command = [sys.executable, "-m", "numflow", "bench", "-m", str(path), "--json", "--threads", str(threads),
                "--repeat", "1", "--gen-tokens", str(STEPS), "--prompt-tokens", str(PROMPT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every start compiles all of Python's sources
     for _ in range(2 * samples.rounds):
         if not samples.missing(*key, "first token"):
             break

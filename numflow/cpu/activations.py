@@ -76,6 +76,9 @@ def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t,
     Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
     """
     m = tile_tokens(count)
+    if not int8 and count == TOKEN_TILE and routes == 0:
+        put_tile(source + 4 * begin, stride, columns, begin, x + 4 * t * columns)
+        return
     for i in range(count):
         row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
         put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, int8)
@@ -94,6 +97,28 @@ def put_row(source, columns, begin, x, aux, t, i, m, int8):
         out, row = f32_ptr(x + 4 * (t * columns + begin * m + i)), f32_ptr(source)
         for k in range(end - begin):
             out[k * m] = row[k]
+
+
+@inline
+def put_tile(source, stride, columns, begin, x):
+    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the float32 tile at x."""
+    count = min(CHUNK, columns - begin)
+    x += 4 * begin * TOKEN_TILE
+    for k in range(0, count - 15, 16):
+        _interleave16(source + 4 * k, stride, x + 4 * k * TOKEN_TILE)
+    for k in range(count // 16 * 16, count):
+        for i in range(TOKEN_TILE):
+            f32_ptr(x)[k * TOKEN_TILE + i] = f32_ptr(source + i * stride)[k]
+
+
+@staged(types.void, types.int64, types.int64, types.int64)
+def _interleave16(source, stride, x):
+    """16 columns of TOKEN_TILE rows: column by column."""
+    rows = [load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]
+    while len(rows) > 1:  # first those that are half of all rows apart, neighbours last
+        half = len(rows) // 2
+        rows = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
+    save(x, rows[0])
 
 
 @inline

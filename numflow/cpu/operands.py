@@ -8,7 +8,7 @@ steps give. Each thread takes the statistics of the rows it meets for itself, wh
 import numpy as np
 
 from numflow.cpu.act import KINDS, activated
-from numflow.cpu.activations import CHUNK, TOKEN_TILE, put_row, tile_tokens
+from numflow.cpu.activations import CHUNK, TOKEN_TILE, put_row, put_tile, tile_tokens
 from numflow.cpu.kernel import Call, f32_ptr, f64, i64, kernel, share
 from numflow.cpu.norm import inverse_root, layer_part, rms_part, sum_of, sum_of_squares, whole_vector
 from numflow.cpu.simd import inline, merged, store_f32, zero_f32
@@ -17,8 +17,8 @@ from numflow.ops import Step, param
 
 # Arguments. A and B: what an activation reads; of norms A is their input. SCRATCH: SCRATCH_BYTES for each thread.
 HEADER, ROWS, COLUMNS, X, AUX, SCRATCH, A, A_STRIDE, B, B_STRIDE, KIND, WEIGHT, BIAS, EPS = range(14)
-MEANS, FACTORS, NUMBERS = 0, 64, 128  # in a thread's scratch memory: f32 [16], f32 [16], f32 [CHUNK]
-SCRATCH_BYTES = NUMBERS + 4 * CHUNK
+MEANS, FACTORS, NUMBERS = 0, 64, 128  # in a thread's scratch memory: f32 [16], f32 [16], f32 [TOKEN_TILE][CHUNK]
+SCRATCH_BYTES = NUMBERS + 4 * CHUNK * TOKEN_TILE
 
 _RMS, _LAYER, _GATED, _ACT = range(4)
 
@@ -56,9 +56,14 @@ def _make(args, thread, n_threads, maker, int8):
             known = t
             for i in range(count):
                 _statistics(args, t + i, scratch, i, maker)
+        whole = not int8 and count == TOKEN_TILE
         for i in range(count):
-            _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, i, maker)
-            put_row(scratch + NUMBERS, columns, first, i64(args, X), i64(args, AUX), t, i, tile_tokens(count), int8)
+            numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
+            _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
+            if not whole:
+                put_row(numbers, columns, first, i64(args, X), i64(args, AUX), t, i, tile_tokens(count), int8)
+        if whole:
+            put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, X) + 4 * t * columns)
 
 
 @inline
@@ -72,8 +77,8 @@ def _statistics(args, t, scratch, i, maker):
 
 
 @inline
-def _numbers(args, t, first, count, scratch, i, maker):
-    """Columns first .. first + count of the output's row t, to the scratch memory."""
+def _numbers(args, t, first, count, scratch, numbers, i, maker):
+    """Columns first .. first + count of the output's row t, whose statistics are the i-th, to `numbers`."""
     a = i64(args, A) + 4 * (t * i64(args, A_STRIDE) + first)
     b = i64(args, B) + 4 * (t * i64(args, B_STRIDE) + first)
     weight, bias = i64(args, WEIGHT) + 4 * first, i64(args, BIAS) + 4 * first
@@ -88,7 +93,7 @@ def _numbers(args, t, first, count, scratch, i, maker):
             value = activated(kind, load_part(a + at, left)) * load_part(b + at, left)
         else:
             value = activated(kind, load_part(a + at, left))
-        store_f32(scratch + NUMBERS + at, value)
+        store_f32(numbers + at, value)
 
 
 @kernel

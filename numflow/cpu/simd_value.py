@@ -111,6 +111,10 @@ class Value:
         """This vector's lanes, then those of `high`."""
         return _shuffle(self, high, range(2 * self.lanes))
 
+    def zipped(self, other: "Value") -> "Value":
+        """Lanes of this vector and of another one in turns."""
+        return _shuffle(self, other, [i // 2 + self.lanes * (i % 2) for i in range(2 * self.lanes)])
+
     def as_(self, kind: str, lanes: int) -> "Value":
         """The same bits as another type; `kind` as in Vec."""
         return Value(self.builder, self.builder.bitcast(self.llvm, llvm_type(kind, lanes)))
