@@ -61,6 +61,8 @@ class _Answer:
         if self._body.echo and model.runner.has_encoder:
             raise bad_request("echo repeats a prompt that the text continues; this model writes a text of its own",
                               "echo", "unsupported")
+        self._running.check_count(len(self._prompts) * self._n)  # before anything is made of them
+
         def make(engine: Engine) -> list[Checked]:
             encode = self._served.tokenizer.encode
             self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]

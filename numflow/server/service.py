@@ -13,7 +13,7 @@ from numflow.engine.engine import Engine
 from numflow.engine.generation import Piece
 from numflow.engine.request import Request as Checked
 from numflow.server.config import Config
-from numflow.server.errors import ApiError
+from numflow.server.errors import ApiError, bad_request
 from numflow.server.jobs import Jobs
 from numflow.server.metrics import Metrics, Watch
 from numflow.server.pool import Lease, Pool
@@ -116,14 +116,23 @@ class Generating:
         Raises:
             ApiError: too many, or the queue is full; NumflowError: what make raises.
         """
-        engine, config = self.served.need_engine(), self.service.config
+        engine = self.served.need_engine()
         requests = await asyncio.to_thread(make, engine)
-        if sum(checked.samples for checked in requests) > config.max_choices:
-            raise ApiError(400, f"at most {config.max_choices} answers may be asked for at once", param="n")
+        self.check_count(sum(checked.samples for checked in requests))
         retry = self.service.metrics.seconds_per_request(self.served.name)
         for checked in requests:
             self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
             self.prompt_tokens += len(checked.prompt)
+
+    def check_count(self, answers: int) -> None:
+        """How many answers one request may ask for.
+
+        Raises:
+            ApiError: more.
+        """
+        most = self.service.config.max_choices
+        if answers > most:
+            raise bad_request(f"{answers} answers are asked for at once; the limit is {most}", "n")
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """A prompt's length.

@@ -1,7 +1,7 @@
 """Limits and safety: keys, origins, hosts, bodies, queues, time."""
 
-import base64
 import asyncio
+import base64
 import json
 import socket
 import time

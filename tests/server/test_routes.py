@@ -131,7 +131,7 @@ USER = [{"role": "user", "content": "hi"}]
     (TEXT, {"prompt": "a", "temperature": 1e999}, None, None),
     (TEXT, {"prompt": "a", "tempreature": 1}, "tempreature", "'temperature'"),
     (TEXT, {"prompt": "a", "best_of": 1, "n": 2}, "best_of", None),
-    (TEXT, {"prompt": "a", "n": 1000, "temperature": 1}, "n", "at most"),
+    (TEXT, {"prompt": "a", "n": 1000, "temperature": 1}, "n", "limit is 128"),
     (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     (TEXT, {"prompt": "a", "top_k": -1}, None, "top_k"), (TEXT, {"prompt": "a", "top_k": "x"}, None, "top_k"),
     (TEXT, {"prompt": "a", "temperature": 0, "top_p": 0.5}, None, "no effect"),
