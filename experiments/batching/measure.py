@@ -59,7 +59,8 @@ def side_by_side(model, sequences: int, prompt: int, new: int, **decoding) -> di
             "engine_ms": 1e3 * (stats["step_s"] - clock.seconds) / stats["steps"]}
 
 
-def llama_side_by_side(folder: Path, path: Path, sequences: int, prompt: int, new: int, threads: int) -> dict[str, float]:
+def llama_side_by_side(folder: Path, path: Path, sequences: int, prompt: int, new: int,
+                       threads: int) -> dict[str, float]:
     """The same by llama.cpp's llama-batched-bench, which picks no tokens."""
     words = [folder / "llama-batched-bench", "-m", path, "-t", threads, "-tb", threads,
              "-c", sequences * (prompt + new) + 256, "-npp", prompt, "-ntg", new, "-npl", sequences,
@@ -113,11 +114,11 @@ def known_prompt(model, length: int) -> dict[str, float]:
             "tokens_found": stats["prefix_tokens"]}
 
 
-def short_of_memory(model, sequences: int, prompt: int, new: int, share: float, preemption: str) -> dict[str, float]:
-    """`sequences` requests with memory for a share of them: tokens a second, preemptions, whether all is as alone."""
-    texts = prompts(model, sequences, prompt, seed=4)
+def short_of_memory(model, sequences: int, share: float, preemption: str) -> dict[str, float]:
+    """Requests that come to need two blocks each, with memory for a share of them: the cost, and whether it shows."""
     size = model.program.block_size
-    blocks = max(-(-(prompt + new) // size), int(share * sequences * -(-(prompt + new) // size)))
+    texts, new = prompts(model, sequences, size - 16, seed=4), 48
+    blocks = max(2, int(share * 2 * sequences))
     settings = {"max_tokens": new, "ignore_eos": True}
     with numflow.Engine(model, sequences, prefix_cache=False) as engine:
         roomy = [handle.result().ids for handle in [engine.submit(ids, **settings) for ids in texts]]

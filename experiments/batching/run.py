@@ -11,8 +11,8 @@ from statistics import median
 from . import measure, show
 
 # Lists have commas between. loads: shares of the rate that the engine can serve. threads: 0 for all cores.
-OPTIONS = {"model": "smollm2-135m-instruct", "sequences": "1,2,4,8,16,32", "prompt": 32, "new": 64, "rounds": 3,
-           "loads": "0.3,0.6,0.9", "requests": 48, "longest": 256, "shared": 1000, "threads": 0,
+OPTIONS = {"model": "smollm2-135m-instruct", "sequences": "1,2,4,8,16,32", "prompt": 32, "new": 32, "rounds": 3,
+           "loads": "0.3,0.6,0.9", "requests": 40, "longest": 128, "shared": 1000, "threads": 0,
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", "")}
 
 
@@ -31,37 +31,39 @@ def run(lab):
     with numflow.load(path, threads=threads) as model:
         model.generate([1, 2, 3], max_tokens=2)
         counts = [int(n) for n in options["sequences"].split(",")]
-        found = {"load_average": os.getloadavg()[0], "threads": threads,
+        found = {"load_average": [os.getloadavg()[0]], "threads": threads,
                  "scale": scale(lab, model, peer, path, counts, threads)}
         found["serving"] = serving(lab, model, [float(share) for share in options["loads"].split(",")])
         lab.say("prefix cache")
         known = [measure.known_prompt(model, options["shared"]) for _ in range(options["rounds"])]
         found["prefix"] = {name: median(one[name] for one in known) for name in known[0]}
         lab.say("memory")
-        found["memory"] = {kind: measure.short_of_memory(measure.fresh(model), counts[-1], options["prompt"],
-                                                         options["new"], 0.3, kind) for kind in ("swap", "recompute")}
+        found["memory"] = {kind: measure.short_of_memory(measure.fresh(model), counts[-1], 0.3, kind)
+                           for kind in ("swap", "recompute")}
         lab.say("mixed requests")
         found["mixed"] = measure.mixed(measure.fresh(model), counts[-1], options["new"])
+        found["load_average"].append(os.getloadavg()[0])
         lab.results |= found
         show.report(lab, found)
 
 
 def scale(lab, model, peer, path, counts, threads) -> dict:
-    """Rates at each number of sequences; the engines take turns."""
+    """Rates at each number of sequences; the engines take turns, and every round goes through all numbers."""
     options = lab.options
-    found = {}
-    for count in counts:
-        samples = {"numflow": [], "sampling": [], "llama.cpp": []}
-        for number in range(options["rounds"]):
-            lab.say(f"{count} sequences, round {number + 1} of {options['rounds']}")
+    samples: dict = {count: {"numflow": [], "llama.cpp": [], "sampling": []} for count in counts}
+    for number in range(options["rounds"]):
+        for count, own in samples.items():
+            lab.say(f"round {number + 1} of {options['rounds']}: {count} sequences")
             what = count, options["prompt"], options["new"]
-            samples["numflow"].append(measure.side_by_side(model, *what))
+            own["numflow"].append(measure.side_by_side(model, *what))
             if peer:
-                samples["llama.cpp"].append(measure.llama_side_by_side(peer, path, *what, threads))
-            samples["sampling"].append(measure.side_by_side(model, *what, temperature=0.8, top_p=0.9, seed=1))
+                own["llama.cpp"].append(measure.llama_side_by_side(peer, path, *what, threads))
+            own["sampling"].append(measure.side_by_side(model, *what, temperature=0.8, top_p=0.9, seed=1))
+    found: dict = {}
+    for count, own in samples.items():
         found[count] = {engine: {name: median(row[name] for row in rows) for name in rows[0]}
-                        for engine, rows in samples.items() if rows}
-        found[count]["samples"] = samples
+                        for engine, rows in own.items() if rows}
+        found[count]["samples"] = own
     return found
 
 

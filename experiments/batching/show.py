@@ -4,8 +4,10 @@
 def report(lab, found) -> None:
     """Write what was found."""
     options = lab.options
-    lab.text(f"Model {options['model']}, {found['threads']} threads; the machine's load average when it began was "
-             f"{found['load_average']:.1f}, so other programs ran beside both engines wherever it is above 0.")
+    lab.text(f"Model {options['model']}, {found['threads']} threads; the machine's load average was "
+             f"{found['load_average'][0]:.1f} when it began and {found['load_average'][1]:.1f} when it ended: where it "
+             "is above the number of threads, other programs took part of the cores from both engines, and only the "
+             "ratios of the engines that took turns mean something.")
     _scale(lab, found["scale"])
     _serving(lab, found["serving"])
     prefix = found["prefix"]
@@ -15,6 +17,7 @@ def report(lab, found) -> None:
              f"{1e3 * prefix['second_s']:.1f} ms: {prefix['ratio']:.0f} times sooner "
              f"({prefix['tokens_found']:.0f} tokens were found).")
     lab.heading("Memory for three tenths of the requests")
+    lab.text("Requests that come to need two blocks each; what does not fit waits, and makes place when others grow.")
     lab.table(["preemption", "new tok/s", "preemptions", "MiB reserved", "MiB allowed", "same tokens"],
               [(kind, row["new_tok_s"], row["preemptions"], row["measured_mib"], row["budget_mib"],
                 "yes" if row["same_tokens"] else "NO") for kind, row in found["memory"].items()])
