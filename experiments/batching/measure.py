@@ -37,7 +37,7 @@ class Clock:
 
 def prompts(model, count: int, length: int, seed: int = 0) -> list[list[int]]:
     """Random texts of ids."""
-    return np.random.default_rng(seed).integers(100, model.vocabulary - 100, (count, length)).tolist()
+    return np.random.default_rng(seed).integers(10, model.vocabulary, (count, length)).tolist()
 
 
 def side_by_side(model, sequences: int, prompt: int, new: int, **decoding) -> dict[str, float]:
