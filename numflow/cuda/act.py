@@ -3,8 +3,9 @@
 import functools
 from collections.abc import Callable
 
+from numflow.cuda.arithmetic import erf, exp, fabs, fmax, fmin, tanh
 from numflow.cuda.call import Call, ceil, per_row
-from numflow.cuda.intrinsics import block_x, block_y, erf, exp, fabs, fmax, fmin, tanh, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.ops import Step, param

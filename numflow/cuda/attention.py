@@ -6,23 +6,11 @@ y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence
 import functools
 import math
 
+from numflow.cuda.arithmetic import exp, fmax, half_to_float, log, tanh
 from numflow.cuda.call import N_TOKENS, Call
 from numflow.cuda.device import Launch
-from numflow.cuda.intrinsics import (
-    LocalArray,
-    SharedArray,
-    as_floats,
-    as_u16,
-    block_x,
-    block_y,
-    exp,
-    fmax,
-    half_to_float,
-    lane_index,
-    log,
-    sync_warp,
-    tanh,
-)
+from numflow.cuda.intrinsic import LocalArray, SharedArray
+from numflow.cuda.intrinsics import as_floats, as_u16, block_x, block_y, lane_index, sync_warp
 from numflow.cuda.kernel import Kernel, device, kernel
 from numflow.cuda.reduce import warp_max, warp_sum
 from numflow.cuda.scalar import f32, i32, u8, u32

@@ -60,6 +60,10 @@ class BatchMemory:
         """Where an array of ARRAYS begins."""
         return self._memory.at(4 * self._begin[name])
 
+    def host(self, name: str, count: int) -> np.ndarray:
+        """The first numbers of an array of the batch, as they were brought."""
+        return self._host[self._begin[name]:self._begin[name] + count]
+
     @property
     def stride(self) -> int:
         """Ids from one row of a block table to the next."""

@@ -9,9 +9,10 @@ import functools
 
 import numpy as np
 
+from numflow.cuda.arithmetic import float_to_half
 from numflow.cuda.call import Call, ceil, per_row
 from numflow.cuda.device import Device, Ref
-from numflow.cuda.intrinsics import as_floats, as_u16, block_x, block_y, float_to_half, thread_index
+from numflow.cuda.intrinsics import as_floats, as_u16, block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.scalar import f32, i32, u8, u32
 from numflow.ops import Cache, Step, param
@@ -21,14 +22,18 @@ ELEMENTS = {"f32": 4, "f16": 2}  # bytes
 
 
 class KVCache:
-    """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type."""
+    """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type.
 
-    def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str):
+    host: in pinned memory of the host, which kernels reach over the bus.
+    """
+
+    def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False):
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
         self.types = kv_k, kv_v
         self._sizes = tuple(cache.kv_heads * block_size * size * ELEMENTS[kind]
                             for size, kind in zip((cache.k_dim, cache.v_dim), self.types))
         self._memory = [None, None]
+        self._alloc = device.alloc_host if host else device.alloc
 
     @property
     def block_bytes(self) -> int:
@@ -65,7 +70,7 @@ class KVCache:
         if blocks == self.blocks and self._memory[0] is not None:
             return False
         for i, size in enumerate(self._sizes):
-            new, old = self.device.alloc(max(blocks, 1) * size), self._memory[i]
+            new, old = self._alloc(max(blocks, 1) * size), self._memory[i]
             if old is not None and min(blocks, self.blocks):
                 self.device.copy(new.at(), old.at(), min(blocks, self.blocks) * size)
             if old is not None:

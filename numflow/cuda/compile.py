@@ -45,8 +45,7 @@ def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     Raises:
         DeviceError: as compile_kernel.
     """
-    arch = f"sm_{capability[0]}{capability[1]}"
-    path = folder() / f"{kernel.name}-{arch}-{digest(kernel)}"
+    path = _path(kernel, capability)
     try:
         facts = json.loads(path.with_suffix(".json").read_text())
         return Binary(cubin=path.with_suffix(".cubin").read_bytes(), **facts)
@@ -57,6 +56,15 @@ def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     _write(path.with_suffix(".cubin"), binary.cubin)
     _write(path.with_suffix(".json"), json.dumps(facts).encode())
     return binary
+
+
+def is_cached(kernel: Kernel, capability: tuple[int, int]) -> bool:
+    """Whether a kernel is on the disk."""
+    return _path(kernel, capability).with_suffix(".json").exists()
+
+
+def _path(kernel: Kernel, capability: tuple[int, int]) -> Path:
+    return folder() / f"{kernel.name}-sm_{capability[0]}{capability[1]}-{digest(kernel)}"
 
 
 def folder() -> Path:

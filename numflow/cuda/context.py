@@ -22,6 +22,7 @@ class Weights:
 
     def __init__(self, source, device: Device, loaded: Callable[[int], None]):
         self._source, self._device, self._loaded = source, device, loaded
+        self.raw = source.raw
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, Memory] = {}
 
@@ -54,13 +55,16 @@ class Context:
     device:      where the program runs.     batch: the batch in its memory (batch.py).
     caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
     world, index: where the devices of a plan meet, and which of them this is; None without a plan.
+    host_embeddings: whether tables of tokens stay with the host.
     capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
     """
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
-                 capacity: dict[str, int], activations: str, world=None, index: int = 0):
+                 capacity: dict[str, int], activations: str, world=None, index: int = 0,
+                 host_embeddings: bool = False):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
         self.activations, self.world, self.index = activations, world, index
+        self.host_embeddings = host_embeddings
         self.vector, self.matrix = weights.vector, weights.matrix
         self._memory: list[Memory] = []
         self.spare: dict[int, deque] = defaultdict(deque)  # memory of exchanged values, by size (exchange.py)

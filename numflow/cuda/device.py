@@ -58,6 +58,7 @@ class Device(Protocol):
     graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
 
     def alloc(self, nbytes: int) -> Memory: ...
+    def alloc_host(self, nbytes: int) -> Memory: ...
     def free(self, memory: Memory) -> None: ...
     def upload(self, to: Ref, data: np.ndarray) -> None: ...
     def download(self, source: Ref, nbytes: int) -> np.ndarray: ...
@@ -79,13 +80,18 @@ class Simulated:
     graphs = False
 
     def __init__(self, index: int = 0, seed: int = 0):
-        self.name, self.seed, self.launches = f"simulated GPU {index}", seed, 0
+        self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
 
     def alloc(self, nbytes: int) -> Memory:
         """Aligned to 256 bytes, as a GPU's."""
         whole = np.full(nbytes + 256, 0xFF, np.uint8)
         begin = -whole.ctypes.data % 256
         return Memory(self, nbytes, whole[begin:begin + nbytes])
+
+    def alloc_host(self, nbytes: int) -> Memory:
+        """Memory of the host that kernels can read and write."""
+        self.host_bytes += nbytes
+        return self.alloc(nbytes)
 
     def free(self, memory: Memory) -> None:
         """NumPy's memory goes with the last reference."""

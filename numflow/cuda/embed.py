@@ -2,31 +2,31 @@
 
 import functools
 
-from numflow.cuda.call import N_TOKENS, Call, ceil, per_row
-from numflow.cuda.intrinsics import (
-    LocalArray,
-    as_u16,
-    block_x,
-    block_y,
-    float_of,
-    half_to_float,
-    load4,
-    stream4,
-    thread_index,
-)
+import numpy as np
+
+from numflow.cuda.arithmetic import float_of, half_to_float
+from numflow.cuda.call import N_TOKENS, Call, Sizes, ceil, per_row
+from numflow.cuda.device import Launch
+from numflow.cuda.exchange import Meeting, copy_rows
+from numflow.cuda.intrinsic import LocalArray
+from numflow.cuda.intrinsics import as_u16, block_x, block_y, load4, stream4, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.layout import PAIR, SCHEMES, UNIT
 from numflow.cuda.linear_codes import header, pair_header, reader
 from numflow.cuda.pack import PARTS
 from numflow.cuda.scalar import f32, i32, u16, u32
+from numflow.formats.types import to_f32
 from numflow.ops import Step, param
 
 THREADS = 128
 
 
-def embed(step: Step, ctx) -> list[Call]:
+def embed(step: Step, ctx) -> list[Call | Meeting]:
     """table [V, D] in the type the file has -> y f32 [T, D]."""
-    table, y = ctx.matrix(step.weights["table"]), step.outputs[0]
+    y = step.outputs[0]
+    if ctx.host_embeddings:
+        return [_from_host(step, ctx)]
+    table = ctx.matrix(step.weights["table"])
     batch = ctx.batch.ref("tokens"), ctx.batch.counts
     if table.is_float:
         return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
@@ -34,6 +34,19 @@ def embed(step: Step, ctx) -> list[Call]:
     units = table.pitch // UNIT
     return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), *ctx.view(y),
                     *(table.parts.get(name) for name in PARTS), *batch, units, param(step, "scale"))]
+
+
+def _from_host(step: Step, ctx) -> Meeting:
+    """The rows of a batch are expanded by the host and brought; the table stays where it is."""
+    y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(param(step, "scale"))
+    (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
+
+    def act(sizes: Sizes) -> None:
+        rows = to_f32(table.rows[ctx.batch.host("tokens", sizes.rows[N_TOKENS])], table.type) * scale
+        ctx.device.upload(room, rows)
+        ctx.device.launch(Launch(copy_rows, (ceil(y.width, THREADS), len(rows), 1), (
+            to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
+    return Meeting(step, act)
 
 
 def embed_position(step: Step, ctx) -> list[Call]:

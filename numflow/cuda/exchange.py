@@ -138,7 +138,7 @@ def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Piece:
     rows, device = sizes.rows[ctx.rows(view)], ctx.device
     size = 4 * rows * view.width
     memory = ctx.spare[size].popleft() if ctx.spare[size] else device.alloc(size)
-    device.launch(Launch(_copy_rows, (ceil(view.width, THREADS), rows, 1), (
+    device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
         memory.at(), view.width, *ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width, 0)))
     return Piece(device, memory, device.mark(), readers, ctx.spare)
 
@@ -149,14 +149,14 @@ def _placed(ctx, piece: Piece, view: View, sizes: Sizes, add: bool) -> None:
     landing = ctx.scratch(f"pieces of {view.width}", 4 * ctx.room(view) * view.width)
     device.wait(piece.event)
     device.fetch(landing, piece.device, piece.memory.at(), piece.memory.nbytes)
-    device.launch(Launch(_copy_rows, (ceil(view.width, THREADS), rows, 1), (
+    device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
         *ctx.view(view), landing, view.width, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
     device.synchronize()
     piece.done()
 
 
 @kernel("copy_rows", THREADS)
-def _copy_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, add: u32):
+def copy_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, add: u32):
     row, column = block_y(), block_x() * 128 + thread_index()
     if row < counts[rows] and column < width:
         value = x[row * x_stride + column]

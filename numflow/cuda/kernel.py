@@ -15,7 +15,7 @@ import types as pytypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from numflow.cuda.intrinsics import Intrinsic, LocalArray, SharedArray
+from numflow.cuda.intrinsic import Intrinsic, LocalArray, SharedArray
 from numflow.cuda.scalar import Pointer, Scalar
 
 REGISTRY: dict[str, "Kernel"] = {}

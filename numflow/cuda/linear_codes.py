@@ -2,17 +2,8 @@
 
 import functools
 
-from numflow.cuda.intrinsics import (
-    dp4a_us,
-    float_of,
-    half_to_float,
-    high_half,
-    low_half,
-    prmt,
-    stream1,
-    stream2,
-    stream4,
-)
+from numflow.cuda.arithmetic import dp4a_us, float_of, half_to_float, high_half, low_half, prmt
+from numflow.cuda.intrinsics import stream1, stream2, stream4
 from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.layout import (
     BASE,

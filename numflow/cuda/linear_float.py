@@ -5,18 +5,9 @@ x f32 [T, pitch], zero beyond K, weight f32, f16 or bf16 [N, pitch]. The row is 
 
 import functools
 
-from numflow.cuda.intrinsics import (
-    LocalArray,
-    block_x,
-    block_y,
-    float_of,
-    high_half,
-    lane_index,
-    load4,
-    low_half,
-    stream4,
-    thread_index,
-)
+from numflow.cuda.arithmetic import float_of, high_half, low_half
+from numflow.cuda.intrinsic import LocalArray
+from numflow.cuda.intrinsics import block_x, block_y, lane_index, load4, stream4, thread_index
 from numflow.cuda.kernel import Kernel, device, kernel
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u32

@@ -12,27 +12,28 @@ columns are cut into parts whose sums a second kernel adds, always in the same o
 
 import functools
 
+from numflow.cuda.arithmetic import (
+    float_of,
+    fma_halves,
+    load_matrices,
+    mma_bf16,
+    mma_f16,
+    pack_halves,
+    prmt,
+    sub_halves,
+)
+from numflow.cuda.intrinsic import LocalArray, SharedArray
 from numflow.cuda.intrinsics import (
-    LocalArray,
-    SharedArray,
     block_x,
     block_y,
     block_z,
     copy_async,
     copy_commit,
     copy_wait,
-    float_of,
-    fma_halves,
     grid_z,
     lane_index,
-    load_matrices,
-    mma_bf16,
-    mma_f16,
-    pack_halves,
-    prmt,
     store4,
     stream4,
-    sub_halves,
     sync_block,
     thread_index,
 )

@@ -7,20 +7,9 @@ The row is read once for up to 8 tokens.
 
 import functools
 
-from numflow.cuda.intrinsics import (
-    LocalArray,
-    SharedArray,
-    as_words,
-    block_x,
-    block_y,
-    dp4a_us,
-    float_of,
-    lane_index,
-    load4,
-    stream4,
-    sync_block,
-    thread_index,
-)
+from numflow.cuda.arithmetic import dp4a_us, float_of
+from numflow.cuda.intrinsic import LocalArray, SharedArray
+from numflow.cuda.intrinsics import as_words, block_x, block_y, lane_index, load4, stream4, sync_block, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.layout import BY_16, PAIR, SCHEMES, Scheme
 from numflow.cuda.linear_codes import header, pair_header, reader, sevenths

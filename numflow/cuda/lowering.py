@@ -9,7 +9,7 @@ import functools
 import operator
 
 from numflow.cuda.compat import compiler
-from numflow.cuda.intrinsics import Intrinsic, LocalArray, SharedArray
+from numflow.cuda.intrinsic import Intrinsic, LocalArray, SharedArray
 from numflow.cuda.scalar import Pointer, Scalar
 
 C = compiler()

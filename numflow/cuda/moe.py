@@ -7,21 +7,15 @@ the matrix-vector kernels of `linear`, whose rows name their matrix.
 import functools
 
 from numflow.cuda.act import sigmoid
+from numflow.cuda.arithmetic import exp
 from numflow.cuda.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_row
 from numflow.cuda.device import Launch
-from numflow.cuda.intrinsics import (
-    SharedArray,
-    block_x,
-    block_y,
-    exp,
-    lane_index,
-    shuffle_xor,
-    sync_warp,
-    thread_index,
-)
+from numflow.cuda.intrinsic import SharedArray
+from numflow.cuda.intrinsics import block_x, block_y, lane_index, sync_warp, thread_index
 from numflow.cuda.kernel import Kernel, device, kernel
 from numflow.cuda.linear import gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.reduce import warp_max, warp_sum
+from numflow.cuda.sample import better_of_warp
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.errors import NetworkError
 from numflow.ops import Step, param
@@ -92,17 +86,6 @@ def _combine(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gates: f32.pt
     y[t * y_stride + column] = total
 
 
-@device
-def _best_of_warp(value, index):
-    """The largest value of the warp and the lowest index that has it."""
-    for i in range(5):
-        mask = 1 << i
-        other, place = shuffle_xor(value, mask), shuffle_xor(index, mask)
-        if other > value or (other == value and place < index):
-            value, index = other, place
-    return value, index
-
-
 @functools.cache
 def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
     """One warp for each token; equal scores: the lower expert first."""
@@ -119,7 +102,7 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
             if values[i] > value:
                 value, index = values[i], i32(i)
             i = u32(i + 32)
-        value, index = _best_of_warp(value, index)
+        value, index = better_of_warp(value, index)
         index = index if index < count else i32(0)  # nothing but NaN
         sync_warp()
         if lane == 0:

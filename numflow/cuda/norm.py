@@ -5,8 +5,9 @@ y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` leaves the mean whe
 
 import functools
 
+from numflow.cuda.arithmetic import sqrt
 from numflow.cuda.call import Call, per_row
-from numflow.cuda.intrinsics import block_x, block_y, sqrt, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.reduce import block_sum
 from numflow.cuda.scalar import f32, i32, u32

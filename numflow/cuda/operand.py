@@ -10,21 +10,10 @@ int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then colum
 import functools
 from dataclasses import dataclass
 
+from numflow.cuda.arithmetic import fabs, fmax, pack_bfloats, pack_halves, round_to_int
 from numflow.cuda.call import Call, ceil, per_row
 from numflow.cuda.device import Ref
-from numflow.cuda.intrinsics import (
-    as_words,
-    block_x,
-    block_y,
-    fabs,
-    fmax,
-    pack_bfloats,
-    pack_halves,
-    round_to_int,
-    shuffle_xor,
-    store4,
-    thread_index,
-)
+from numflow.cuda.intrinsics import as_words, block_x, block_y, shuffle_xor, store4, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.reduce import block_max
 from numflow.cuda.scalar import f32, i32, u32

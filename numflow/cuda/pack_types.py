@@ -8,7 +8,7 @@ constant(raw, i) -> u32: the 4 words of a row: bits of B, D, and of the floats z
 import functools
 from collections.abc import Callable
 
-from numflow.cuda.intrinsics import bits_of, float_of
+from numflow.cuda.arithmetic import bits_of, float_of
 from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.scalar import f32, u32
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, HEADER_BYTES, ROW_SCHEMES, RowScheme

@@ -13,6 +13,7 @@ from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
 from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
+from numflow.cuda.sample import argmax
 from numflow.errors import RequestError, did_you_mean
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -29,6 +30,10 @@ class Program:
     kv_type:     "f32", "f16" or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one of them.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
+    host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
+                 for each batch.
+    host_kv_percent: share of the layers whose keys and values are in pinned memory of the host, the last ones; kernels
+                 read them over the bus.
     world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
                  there are share them, each with a stream and memory of its own.
     progress:    called as progress("weights", done, total) while the program is made.
@@ -43,12 +48,15 @@ class Program:
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto",
+                 host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  world: World | None = None, device: int = 0):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
         for name, value, known in (("activations", activations, ("int8", "f32")),
                                    *((name, value, ("auto", *ELEMENTS)) for name, value in types.items())):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
+        if not 0 <= host_kv_percent <= 100:
+            raise RequestError(f"host_kv_percent should be in 0 .. 100, is {host_kv_percent!r}")
         self.device = open_device(gpu, device) if isinstance(gpu, str) else gpu
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations = activations
@@ -56,7 +64,9 @@ class Program:
         auto = "f32" if activations == "f32" else "f16"
         kinds = tuple(auto if value == "auto" else value for value in types.values())
         self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
-        self._caches = {name: KVCache(self.device, cache, block_size, *kinds) for name, cache in network.caches.items()}
+        first = round(len(network.caches) * (1 - host_kv_percent / 100))
+        self._caches = {name: KVCache(self.device, cache, block_size, *kinds, host=index >= first)
+                        for index, (name, cache) in enumerate(network.caches.items())}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
@@ -65,7 +75,7 @@ class Program:
             cache.resize(0)
         self._graphs = Graphs(self.device)
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
-                            device)
+                            device, host_embeddings)
         self._bind()
 
     @property
@@ -151,13 +161,21 @@ class Program:
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
         end, sizes = self._end(entry, output), self._load(batch, entry)
-        calls = [call for _, part in self._bound[entry][:end] for call in part]
-        if self.device.graphs and is_decode(sizes) and not any(isinstance(call, Meeting) for call in calls):
-            self._graphs.run((entry, end), calls, rounded(sizes, self._routes))
-        else:
-            for call in calls:
-                self._launch(call, sizes)
+        self._walk((entry, end), [call for _, part in self._bound[entry][:end] for call in part], sizes)
         return None if output is None else self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
+
+    def greedy(self, batch: Batch, entry: str = "main") -> np.ndarray:
+        """The token with the largest logit of each wanted row, int32 [R]; only these come back from the device.
+
+        Raises:
+            RequestError: as `run`.
+        """
+        end, sizes = self._end(entry, "logits"), self._load(batch, entry)
+        calls = [call for _, part in self._bound[entry][:end] for call in part]
+        ids = self._ctx.scratch("chosen tokens", 4 * self._ctx.capacity["logits"])
+        choose = argmax(self._ctx, self.network.outputs["logits"], ids)
+        self._walk((entry, end, "greedy"), [*calls, choose], sizes)
+        return self.device.download(ids, 4 * sizes.rows[N_LOGIT_ROWS]).view(np.int32)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run step by step, waiting for each; one TraceRow per step."""
@@ -203,6 +221,17 @@ class Program:
         """Bind every entry to the memory as it is now."""
         self._graphs.clear()
         self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
+
+    def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
+        """Run the calls; decode steps as a graph, after what comes before all launches."""
+        hosts = [isinstance(call, Meeting) for call in calls]
+        first = hosts.index(False) if False in hosts else len(calls)
+        if not self.device.graphs or not is_decode(sizes) or any(hosts[first:]):
+            first = len(calls)
+        for call in calls[:first]:
+            self._launch(call, sizes)
+        if first < len(calls):
+            self._graphs.run(what, calls[first:], rounded(sizes, self._routes))
 
     def _launch(self, call: Call | Meeting, sizes: Sizes) -> None:
         if isinstance(call, Meeting):

@@ -1,6 +1,8 @@
 """Sums and maxima over the threads of a warp or a block. Each order of summation is fixed."""
 
-from numflow.cuda.intrinsics import SharedArray, fmax, lane_index, shuffle_xor, sync_block, thread_index
+from numflow.cuda.arithmetic import fmax
+from numflow.cuda.intrinsic import SharedArray
+from numflow.cuda.intrinsics import lane_index, shuffle_xor, sync_block, thread_index
 from numflow.cuda.kernel import device
 from numflow.cuda.scalar import f32, u32
 

@@ -2,8 +2,9 @@
 
 import functools
 
+from numflow.cuda.arithmetic import cos, sin
 from numflow.cuda.call import N_TOKENS, Call, ceil, per_row
-from numflow.cuda.intrinsics import block_x, block_y, cos, sin, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.ops import Step, param

@@ -21,6 +21,7 @@ from numflow.cuda.scalar import Pointer, f32, i32
 from numflow.errors import DeviceError
 
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
+_MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
 _CURRENT = threading.local()  # context that a thread has
 
 
@@ -59,6 +60,7 @@ class Gpu:
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._slabs = Slabs(lambda n: int(self._ask("cuMemAlloc", n)), lambda address: self._ask("cuMemFree", address))
+        self._pinned: set[int] = set()
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
         self._stages: list[tuple[np.ndarray, int, Any]] = []
@@ -69,10 +71,21 @@ class Gpu:
         self._use()
         return Memory(self, nbytes, self._slabs.take(nbytes))
 
+    def alloc_host(self, nbytes: int) -> Memory:
+        """Pinned memory of the host, which kernels reach over the bus at the same address."""
+        self._use()
+        memory = Memory(self, nbytes, int(self._ask("cuMemHostAlloc", max(nbytes, 1), _MAPPED)))
+        self._pinned.add(memory.handle)
+        return memory
+
     def free(self, memory: Memory) -> None:
         """Once all that was asked for is done."""
         self.synchronize()
-        self._slabs.give(memory.handle)
+        if memory.handle in self._pinned:
+            self._pinned.remove(memory.handle)
+            self._ask("cuMemFreeHost", memory.handle)
+        else:
+            self._slabs.give(memory.handle)
 
     def upload(self, to: Ref, data: np.ndarray) -> None:
         """Copy an array to the device, in pieces through pinned memory; returns when the array may be changed."""
@@ -83,7 +96,7 @@ class Gpu:
             piece = flat[begin:begin + STAGE]
             stage, address, event = self._stage()
             stage[:piece.size] = piece
-            self._ask("cuMemcpyHtoDAsync", self._address(to) + begin, address, piece.size, self._stream)
+            self._ask("cuMemcpyAsync", self._address(to) + begin, address, piece.size, self._stream)
             self._ask("cuEventRecord", event, self._stream)
 
     def download(self, source: Ref, nbytes: int) -> np.ndarray:
@@ -92,14 +105,14 @@ class Gpu:
         self._check(source, nbytes)
         data = np.empty(nbytes, np.uint8)
         if nbytes:
-            self._ask("cuMemcpyDtoHAsync", data.ctypes.data, self._address(source), nbytes, self._stream)
+            self._ask("cuMemcpyAsync", data.ctypes.data, self._address(source), nbytes, self._stream)
             self.synchronize()
         return data
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
         """From one place to another of this device."""
         self._use()
-        self._ask("cuMemcpyDtoDAsync", self._address(to), self._address(source), nbytes, self._stream)
+        self._ask("cuMemcpyAsync", self._address(to), self._address(source), nbytes, self._stream)
 
     def fetch(self, to: Ref, other: "Gpu", source: Ref, nbytes: int) -> None:
         """Copy from the memory of another device, which may be on another GPU."""
@@ -173,6 +186,9 @@ class Gpu:
         """Give back memory, modules and the context."""
         self.synchronize()
         self._slabs.close()
+        for address in self._pinned:
+            self._ask("cuMemFreeHost", address)
+        self._pinned.clear()
         for _, address, event in self._stages:
             self._ask("cuMemFreeHost", address)
             self._ask("cuEventDestroy", event)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from numflow.cuda.compile import Binary
 
-_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*[^;]*);", re.M)
+_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*[^;]*);|^(\.L_x_\d+:)", re.M)
 
 
 @functools.cache
@@ -23,12 +23,12 @@ def disassembler() -> str | None:
 
 
 def instructions(binary: Binary) -> list[str]:
-    """The instructions of a kernel in order, without padding."""
+    """The instructions of a kernel in order, without padding; labels are entries of their own, ".L_x_1:"."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.cubin)
         file.flush()
         text = subprocess.run([disassembler(), "-c", file.name], capture_output=True, text=True, check=True).stdout
-    found = _LINE.findall(text)
-    while found and found[-1].startswith(("NOP", "BRA")):
+    found = [instruction or label for instruction, label in _LINE.findall(text)]
+    while found and found[-1].startswith(("NOP", "BRA", ".L")):
         found.pop()
     return found

@@ -22,6 +22,8 @@ class Notebook:
     def alloc(self, nbytes: int) -> Memory:
         return Memory(self, nbytes, None)
 
+    alloc_host = alloc
+
     def free(self, memory: Memory) -> None:
         """Nothing is held."""
 

@@ -82,19 +82,13 @@ class FakeDriver:
     def cuMemHostAlloc(self, nbytes, flags):
         return self.cuMemAlloc(nbytes)
 
-    def cuMemcpyHtoDAsync(self, to, source, nbytes, stream):
+    def cuMemcpyAsync(self, to, source, nbytes, stream):
         assert self.captured is None, "uploading while a stream records"
         ctypes.memmove(to, source, nbytes)
         return (OK,)
 
-    def cuMemcpyDtoHAsync(self, to, source, nbytes, stream):
-        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
-
-    def cuMemcpyDtoDAsync(self, to, source, nbytes, stream):
-        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
-
     def cuMemcpyPeerAsync(self, to, to_context, source, source_context, nbytes, stream):
-        return self.cuMemcpyHtoDAsync(to, source, nbytes, stream)
+        return self.cuMemcpyAsync(to, source, nbytes, stream)
 
     def cuEventCreate(self, flags):
         return OK, object()

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from numflow.cuda import arithmetic
 from numflow.cuda import intrinsics as i
 from numflow.cuda.device import Launch, Simulated
+from numflow.cuda.intrinsic import SharedArray
 from numflow.cuda.kernel import REGISTRY, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.cuda.simulator import SimulatorError, Span
@@ -32,26 +34,26 @@ def test_dot_products_of_bytes(seed):
     rng = np.random.default_rng(seed)
     a, b = rng.integers(-128, 128, (2, 4), dtype=np.int8)
     words = [int(v.view(np.uint32)[0]) for v in (a, b)]
-    assert i.dp4a(*words, 7) == 7 + int(a.astype(int) @ b.astype(int))
-    assert i.dp4a_us(*words, -7) == -7 + int(a.view(np.uint8).astype(int) @ b.astype(int))
+    assert arithmetic.dp4a(*words, 7) == 7 + int(a.astype(int) @ b.astype(int))
+    assert arithmetic.dp4a_us(*words, -7) == -7 + int(a.view(np.uint8).astype(int) @ b.astype(int))
 
 
 def test_bytes_are_permuted():
     a, b = 0x03020100, 0x87068504
-    assert i.prmt(a, b, 0x3210) == a
-    assert i.prmt(a, b, 0x7654) == b
-    assert i.prmt(a, b, 0x0246) == 0x00020406
-    assert i.prmt(a, b, 0x080D) == 0x000000FF  # the signs of bytes 0 and 5
+    assert arithmetic.prmt(a, b, 0x3210) == a
+    assert arithmetic.prmt(a, b, 0x7654) == b
+    assert arithmetic.prmt(a, b, 0x0246) == 0x00020406
+    assert arithmetic.prmt(a, b, 0x080D) == 0x000000FF  # the signs of bytes 0 and 5
 
 
 def test_halves():
-    assert i.pack_halves(1.0, -2.0) == 0xC0003C00
-    assert i.low_half(0xC0003C00) == 1.0
-    assert i.high_half(0xC0003C00) == -2.0
-    assert i.half_to_float(i.float_to_half(0.1)) == np.float32(np.float16(0.1))
-    assert i.pack_bfloats(1.0, 1.00390625) == 0x3F803F80  # ties to even
-    assert i.round_to_int(2.5) == 2
-    assert i.round_to_int(float("nan")) == 0
+    assert arithmetic.pack_halves(1.0, -2.0) == 0xC0003C00
+    assert arithmetic.low_half(0xC0003C00) == 1.0
+    assert arithmetic.high_half(0xC0003C00) == -2.0
+    assert arithmetic.half_to_float(arithmetic.float_to_half(0.1)) == np.float32(np.float16(0.1))
+    assert arithmetic.pack_bfloats(1.0, 1.00390625) == 0x3F803F80  # ties to even
+    assert arithmetic.round_to_int(2.5) == 2
+    assert arithmetic.round_to_int(float("nan")) == 0
 
 
 def test_integers_wrap():
@@ -59,7 +61,7 @@ def test_integers_wrap():
     assert i32(0x80000000) == -0x80000000
 
 
-@pytest.mark.parametrize(("op", "dtype", "k"), [(i.mma_f16, np.float16, 16), (i.mma_s8, np.int8, 32)])
+@pytest.mark.parametrize(("op", "dtype", "k"), [(arithmetic.mma_f16, np.float16, 16), (arithmetic.mma_s8, np.int8, 32)])
 def test_matrices_of_a_warp(op, dtype, k):
     """Fragments as the instruction set lays them out, built here element by element."""
     rng = np.random.default_rng(0)
@@ -93,7 +95,7 @@ def test_matrices_of_a_warp(op, dtype, k):
 
 def test_loading_matrices():
     """Row r of matrix m is at 4 * (8 m + r) words; lane l gets word l % 4 of row l // 4 of each."""
-    memory = i.SharedArray(u32, 128)
+    memory = SharedArray(u32, 128)
 
     @kernel("ldmatrix_probe", 32)
     def _probe(y: u32.ptr):
@@ -101,7 +103,7 @@ def test_loading_matrices():
         for j in range(4):
             shared[4 * lane + j] = u32(4 * lane + j)
         i.sync_warp()
-        a, b, c, d = i.load_matrices(shared, 4 * lane)
+        a, b, c, d = arithmetic.load_matrices(shared, 4 * lane)
         i.store4(y, 4 * lane, a, b, c, d)
 
     y = run(_probe, (1,), np.zeros(128, np.uint32), seed=1)[0].reshape(32, 4)
@@ -123,7 +125,7 @@ def test_shuffles_and_ballots():
 
 
 def test_background_copies_land_when_they_are_waited_for():
-    memory = i.SharedArray(u32, 128)
+    memory = SharedArray(u32, 128)
 
     @kernel("copy_probe", 32)
     def _probe(y: u32.ptr, x: u32.ptr, wait: u32):

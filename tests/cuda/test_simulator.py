@@ -5,13 +5,14 @@ import pytest
 
 from numflow.cuda import intrinsics as i
 from numflow.cuda.device import Launch, Simulated
+from numflow.cuda.intrinsic import SharedArray
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.scalar import f32, u32
 from numflow.cuda.simulator import SimulatorError
 from numflow.errors import DeviceError
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
-shared = i.SharedArray(f32, 64)
+shared = SharedArray(f32, 64)
 
 
 def run(body, threads, seed=0, grid=(1, 1, 1)):
