@@ -11,10 +11,9 @@ from tests.cpu.matrices import activations, pack_stored, quantized, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
-                                    "q5", "q6")}
-# Of Inferflow's schemes that one kernel serves, one; and none that a type of GGUF has the kernel of.
-_SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {
-    (kind, "int8") for kind in ("q8_b32t1", "q6_b64t1", "q3h_b64t1", "q3_b32t1a", "q2_b32t1a")}
+                                    "q5", "q6", "q8")}
+# Inferflow's schemes are made of the same parts as GGUF's and our own.
+_SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
 

@@ -25,8 +25,8 @@ def _rows(packed, ids, scale=1.0):
     return bench.array("y")[:len(ids), :columns]
 
 
-# One of Inferflow's schemes for every kind of codes; the others differ in few lines.
-_SOME = {"q8_b32t2", "q6_b64t1", "q5_b32t1", "q3h_b64t1", "q2_b32t1b"}
+# Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
+_SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1"}
 _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEMES and kind not in _SOME else [])
           for kind in NATIVE]
 
