@@ -46,7 +46,9 @@ class RayProgram:
                  threads: int | None = None, strategy: str = "PACK", **options: Any):
         self._ray = ray = _ray()
         if not ray.is_initialized():
-            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, configure_logging=False)
+            address = os.environ.get("RAY_ADDRESS")
+            where = {"address": address} if address else {"include_dashboard": False}
+            ray.init(**where, log_to_driver=False, configure_logging=False)
         self.plan, self.network, self.timeout = plan, plan.network, timeout
         self._make = (plan, executor, source, timeout, {**options, "threads": threads or 1})
         self._cpus = [(threads or 1) * len(group) for group in plan.groups]
