@@ -43,43 +43,44 @@ class Candidate:
     make: Callable[[], Path] = field(repr=False)
 
 
-def frontier(lab):
+def frontier(lab, places):
     """KL and perplexity on held-out text for each language model and everything it can be quantised to."""
-    names = [name for name in lab.options["language_models"].split(",") if name]
+    names = [name for name in places["language_models"].split(",") if name]
     if not names:
         return
     lab.heading("Language models: divergence against size")
-    if not lab.options["text"]:
+    if not places["text"]:
         lab.text("Left out: WikiText-2 was not at hand (option `text`).")
         return
-    text = Path(lab.options["text"]).read_text(encoding="utf-8")
+    text = Path(places["text"]).read_text(encoding="utf-8")
     lab.text(_PROTOCOL.format(**lab.options).replace("\n", " "))
     for name in names:
         try:
-            _model(lab, name, text)
+            _model(lab, places, name, text)
+            lab.write()
         except NumflowError as error:
             lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
 
 
-def _model(lab, name: str, text: str) -> None:
+def _model(lab, places, name: str, text: str) -> None:
     from numflow.engine.calibrate import calibrate
     from numflow.network.calibration import read_calibration
     from numflow.registry import resolve
 
     source, name, chunks = resolve(name), Path(name).name, lab.options["calibration_chunks"]
-    with _work(lab.options["keep"], name) as folder:
+    with _work(places["keep"], name) as folder:
         work = Path(folder)
         imatrix = work / "calibration.safetensors"
         if not imatrix.exists():
             lab.say(f"{name}: calibrating")
             calibrate(source, text[len(text) // 2:], 512, chunks).write(imatrix)
         calibration = read_calibration(imatrix)
-        quantiser = peer.Quantiser(lab.options["llama_cpp"], source, work)
+        quantiser = peer.Quantiser(places["llama_cpp"], source, work)
         candidates = _candidates(lab, name, source, work, calibration, quantiser, text)
         rows = _measure(lab, name, source, work, candidates, text)
         lab.results.setdefault("frontier", {})[name] = rows
         _report(lab, name, rows)
-        outputs.output_error(lab, name, source, calibration)
+        outputs.output_error(lab, peer.library(places["llama_cpp"]), name, source, calibration)
 
 
 def _work(keep: str, name: str):
@@ -142,8 +143,8 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
 
     kept = work / "rows.json"
     rows = json.loads(kept.read_text()) if kept.exists() else []
-    measured = {row["name"] for row in rows if row["chunks"] == lab.options["chunks"]}
-    candidates = [c for c in candidates if c.name not in measured]
+    rows = [row for row in rows if row["chunks"] == lab.options["chunks"]]
+    candidates = [c for c in candidates if c.name not in {row["name"] for row in rows}]
     with numflow.load(source, activations="f32", progress=False) as base:
         for first in range(0, len(candidates), TOGETHER):
             models, some = {}, candidates[first:first + TOGETHER]

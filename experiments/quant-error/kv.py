@@ -8,15 +8,15 @@ PAIRS = (("f16", "f16"), ("q8", "q8"), ("q6", "q6"), ("q5", "q5"), ("q4", "q4"),
          ("q2", "q2"), ("q8", "q4"), ("q4", "q8"))
 
 
-def kv_types(lab):
+def kv_types(lab, places):
     """KL of each language model with its own weights and other types of keys and values."""
-    names = [name for name in lab.options["language_models"].split(",") if name]
-    if not names or not lab.options["text"]:
+    names = [name for name in places["language_models"].split(",") if name]
+    if not names or not places["text"]:
         return
     lab.heading("Keys and values")
     lab.text("The model with its own weights in float32 arithmetic; keys and values of these types, against float32 "
              "ones. Bits of a cached number count headers too.")
-    text = Path(lab.options["text"]).read_text(encoding="utf-8")
+    text = Path(places["text"]).read_text(encoding="utf-8")
     for name in names:
         try:
             rows = _rows(lab, name, text)

@@ -59,7 +59,7 @@ def _kind(module: str) -> str:
     return ".".join(word for word in module.split(".") if not word.isdigit()).removeprefix("blk.")
 
 
-def output_error(lab, name, source, calibration) -> None:
+def output_error(lab, library, name, source, calibration) -> None:
     """Error of matrices weighted by their inputs: sqrt(tr(E M E^T) / tr(W M W^T)), with M the inputs' second moment."""
     from numflow import formats
 
@@ -68,7 +68,7 @@ def output_error(lab, name, source, calibration) -> None:
     names = names[len(names) // 2:][:7]  # a layer in the middle
     matrices = [(checkpoint.tensors[n].f32(), calibration.moment(n)) for n in names]
     rows = []
-    for label, bits, coder in _coders(lab):
+    for label, bits, coder in _coders(library):
         lab.say(f"{name}: outputs of {label}")
         try:
             sums = np.sum([_outputs(x, coder(x, moment), moment) for x, moment in matrices], axis=0)
@@ -83,7 +83,7 @@ def output_error(lab, name, source, calibration) -> None:
     lab.table(["scheme", "bits", "error of outputs"], sorted(rows, key=lambda row: float(row[1])))
 
 
-def _coders(lab):
+def _coders(library):
     """(label, columns -> bits, (x, moment) -> decoded x)"""
     for name in ROW_SCHEMES:
         scheme = find(name)
@@ -95,7 +95,6 @@ def _coders(lab):
     for name in INFERFLOW:
         scheme = find(name)
         yield name, scheme.bits_per_weight, lambda x, m, s=scheme: decode(encode(x, s), s, x.shape[1])
-    library = peer.library(lab.options["llama_cpp"])
     for name in GGUF if library else ():
         yield f"{name}, importances", lambda columns, b=peer.TYPES[name]: b, lambda x, m, n=name: peer.roundtrip(
             library, x, n, np.diagonal(m))

@@ -31,12 +31,13 @@ def run(lab):
         small = {"size": 1 << 13, "rows": 4, "models": "", "language_models": "", "chunks": 2, "calibration_chunks": 2}
         lab.options |= {key: value for key, value in small.items() if lab.options[key] == OPTIONS[key]}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
-    if not lab.options["text"] and _TEXT.exists():
-        lab.options["text"] = str(_TEXT)
-    for part in lab.options["parts"].split(","):
-        PARTS[part](lab)
     # Where things are belongs to this machine, not into the report.
-    for place in ("llama_cpp", "text"):
-        lab.options[place] = "found" if lab.options[place] else ""
-    lab.options["keep"] = ""
-    lab.options["language_models"] = ",".join(Path(n).name for n in lab.options["language_models"].split(","))
+    places = {name: lab.options[name] for name in ("llama_cpp", "text", "keep", "language_models", "models")}
+    if not places["text"] and _TEXT.exists():
+        places["text"] = str(_TEXT)
+    lab.options |= {name: "found" if places[name] else "" for name in ("llama_cpp", "text")} | {"keep": ""}
+    for name in ("language_models", "models"):
+        lab.options[name] = ",".join(Path(model).name for model in places[name].split(","))
+    for part in lab.options["parts"].split(","):
+        PARTS[part](lab, places)
+        lab.write()  # an interrupted run leaves what it has

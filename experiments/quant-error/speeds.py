@@ -3,7 +3,7 @@
 from .speed import speed_table
 
 
-def speed_part(lab):
+def speed_part(lab, places):
     """Decode and prefill speed of each width on matrices larger than the cache."""
     rows = speed_table(quick=lab.quick)
     lab.results["speed"] = rows

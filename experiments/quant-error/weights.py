@@ -14,11 +14,11 @@ from . import peer
 COLORS = {"numflow": "tab:blue", "Inferflow": "tab:orange", "GGUF": "tab:green"}
 
 
-def weight_error(lab):
+def weight_error(lab, places):
     """Quantises every set of matrices with everything there is."""
-    sets = _sets(lab)
+    sets = _sets(lab, places)
     rows = []
-    for family, name, encoder, bits in _encoders(lab):
+    for family, name, encoder, bits in _encoders(lab, places):
         lab.say(name)
         encoder(sets["normal"]["normal"][:1])  # compiles
         begin = time.perf_counter()
@@ -34,13 +34,13 @@ def weight_error(lab):
     _codes(lab, sets)
 
 
-def _sets(lab) -> dict[str, dict[str, np.ndarray]]:
+def _sets(lab, places) -> dict[str, dict[str, np.ndarray]]:
     """Matrices float32 [N, K] by name, by set."""
     rng, shape = np.random.default_rng(0), (lab.options["size"] // 1024, 1024)
     draws = {"normal": rng.standard_normal(shape), "Laplace": rng.laplace(size=shape) / np.sqrt(2),
              "Student-t": rng.standard_t(4, shape) / np.sqrt(2)}
     sets = {label: {label: (x * 0.02).astype(np.float32)} for label, x in draws.items()}
-    for model in filter(None, lab.options["models"].split(",")):
+    for model in filter(None, places["models"].split(",")):
         try:
             sets[Path(model).name] = _matrices(model, lab.options["rows"])
         except NumflowError as error:
@@ -58,12 +58,12 @@ def _matrices(model: str, most: int) -> dict[str, np.ndarray]:
             if len(t.shape) == 2 and any(part.isdigit() for part in name.split("."))}
 
 
-def _encoders(lab):
+def _encoders(lab, places):
     """(family, name, x -> decoded x, columns -> bits per weight) of everything that is compared."""
     for name, scheme in SCHEMES.items():
         family = "numflow" if name in ROW_SCHEMES else "Inferflow"
         yield family, name, lambda x, s=scheme: decode(encode(x, s), s, x.shape[1]), scheme.bits_per_weight
-    library = peer.library(lab.options["llama_cpp"])
+    library = peer.library(places["llama_cpp"])
     if library is None:
         lab.text("llama.cpp's library was not at hand: GGUF's types are left out of this part.")
         return
