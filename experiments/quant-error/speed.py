@@ -19,6 +19,7 @@ from numflow.cpu.threads import shared_threads
 from numflow.ops import Buffer, Network, Step, View, Weight
 from numflow.quant.layout import ROW_SCHEMES
 
+QUICK = ("q3h", "q4", "Q4_0")  # compiling takes its time
 PEERS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")  # file types that are kept as they are, for comparison
 
 
@@ -31,6 +32,7 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
     """
     if quick:
         mebibytes, columns, rounds, tokens = 8, 512, 1, 16
+        types = tuple(kind for kind in types if kind in QUICK)
     threads = threads or default_threads()
     memory = _random(mebibytes << 20)
     sets = {kind: _matrices(kind, memory, columns) for kind in types}
