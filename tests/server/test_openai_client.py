@@ -170,6 +170,36 @@ def test_a_tool_has_to_be_called(openai_client, choice):
     assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
 
 
+def test_a_call_of_the_models_own_will(openai_client):
+    said = r'Well\.<tool_call>\{"name": "weather", "arguments": \{"city": "Rome", "days": 1\}\}</tool_call>'
+    options = {"model": "org/chat", "messages": HI, "tools": [WEATHER], "temperature": 0, "max_tokens": 200,
+               "extra_body": {"regex": said}}
+    whole = openai_client.chat.completions.create(**options).choices[0]
+    call, = whole.message.tool_calls
+    assert whole.message.content == "Well." and whole.finish_reason == "tool_calls"
+    assert json.loads(call.function.arguments) == {"city": "Rome", "days": 1}
+    chunks = [chunk.choices[0] for chunk in openai_client.chat.completions.create(**options, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Well."
+    deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
+    assert (deltas[0].index, deltas[0].type, deltas[0].function.name) == (0, "function", "weather") and deltas[0].id
+    assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
+    assert chunks[-1].finish_reason == "tool_calls"
+    none = openai_client.chat.completions.create(**options, tool_choice="none").choices[0]
+    assert none.message.tool_calls is None and "<tool_call>" in none.message.content
+
+
+def test_thinking_is_told_apart(openai_client):
+    options = {"model": "org/chat", "messages": HI, "temperature": 0, "max_tokens": 60, "logprobs": True,
+               "extra_body": {"regex": "<think>hm\nwell</think>\n\nyes"}}
+    whole = openai_client.chat.completions.create(**options).choices[0]
+    assert (whole.message.content, whole.message.reasoning_content) == ("yes", "hm\nwell")
+    chunks = [chunk.choices[0] for chunk in openai_client.chat.completions.create(**options, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "yes"
+    assert "".join(getattr(chunk.delta, "reasoning_content", None) or "" for chunk in chunks) == "hm\nwell"
+    told = [entry.token for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+    assert "".join(told) == "<think>hm\nwell</think>\n\nyes"  # every token's, also of the marks
+
+
 def test_marks_of_calls_are_seen_though_they_are_special_tokens(openai_client, model):
     """A call that is cut off is shown, streamed or not."""
     mark = str(model.tokenizer.id_of("<tool_call>"))
