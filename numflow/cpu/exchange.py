@@ -71,8 +71,9 @@ def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
 
 
 def _common(step: Step, ctx, channel: Channel) -> list:
-    base, x, y = ctx.world.address, *(step.inputs or (None,))[:1], *(step.outputs or (None,))[:1]
-    return [ctx.header, ctx.rows(y or x), (y or x).width, *_address(ctx, x), *_address(ctx, y), base,
+    base, shape = ctx.world.address, (*step.outputs, *step.inputs)[0]
+    x, y = step.inputs[0] if step.inputs else None, step.outputs[0] if step.outputs else None
+    return [ctx.header, ctx.rows(shape), shape.width, *_address(ctx, x), *_address(ctx, y), base,
             ctx.world.patience, base + channel.first_line(ctx.device), base + channel.slots, channel.slot_bytes]
 
 

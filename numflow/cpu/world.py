@@ -81,7 +81,9 @@ class World:
             self.channels[key] = Channel(devices, lines, counts, at, slot, ring)
             lines += LINE * sum(counts)
             at += slot * ring * (1 if kind == "pair" else len(devices))
-        self._size, self._shared, self._owner = at, None, True
+        self._size, self._owner = at, True
+        self._shared: Any = None
+        self._memory: Any = None
         if shared:
             self._create()
         else:

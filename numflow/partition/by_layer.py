@@ -92,13 +92,13 @@ class _Walk:
             self.lists[stage].append(step)
 
     def _stage(self, step: Step, first: int) -> int:
-        if layer_of(step.label):
+        if layer_of(step.label) is not None:
             return self._of_layer(step)
         owners = [value.owner for value in self.values if step.inputs and _overlap(value.view, step.inputs[0])]
         return owners[-1] if owners else first
 
     def _of_layer(self, step: Step) -> int:
-        stack, layer = layer_of(step.label)
+        stack, layer = layer_of(step.label) or ("", 0)
         return next(i for i, span in enumerate(self.ranges[stack]) if layer in span)
 
     def _check_cache(self, step: Step, stage: int) -> None:

@@ -13,7 +13,7 @@ A step that needs a value whole gets an `all_gather` or an `all_reduce` just bef
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from numflow.ops import Network, Step, View, Weight, param
+from numflow.ops import Cache, Network, Step, View, Weight, param
 from numflow.partition.by_layer import Stage
 from numflow.partition.choose import COLUMNS, EXPERTS, FIRST, SUM, CacheCut, Choice, choose, overlap
 from numflow.partition.slices import columns_of, experts_of, rows_of
@@ -44,7 +44,7 @@ class DeviceSteps:
     def __init__(self, network: Network):
         self.entries: dict[str, list[Step]] = {entry: [] for entry in network.entries}
         self.weights: dict[str, Weight] = {}
-        self.caches = {}
+        self.caches: dict[str, Cache] = {}
         self.outputs: dict[str, View] = {}
 
     def weight(self, weight: Weight) -> str:
@@ -94,7 +94,8 @@ class _Emitter:
 
     def _emit(self, step: Step, choice: Choice) -> Layout | None:
         if step.op in ("send", "receive"):
-            return self._exchange(step)
+            self._exchange(step)
+            return None
         if choice.how == COLUMNS:
             return self._columns(step, choice.spans)
         if choice.how == SUM:
@@ -292,11 +293,12 @@ class _Emitter:
             if not any(overlap(view, y) for y in step.outputs):
                 continue
             layout = self.layouts.get(view)
-            alone = isinstance(layout, Partial) and len(layout.adds) == 1
-            if not alone:
-                self.whole(view)
-            for i in layout.adds if alone else range(len(self.devices)):
-                self.devices[i].outputs[name] = view
+            if isinstance(layout, Partial) and len(layout.adds) == 1:
+                self.devices[layout.adds[0]].outputs[name] = view
+                continue
+            self.whole(view)
+            for device in self.devices:
+                device.outputs[name] = view
 
 
 PIECES = ".part"

@@ -94,7 +94,8 @@ def _places(views: set[View]) -> dict[tuple[str, int], int]:
     widths: dict[tuple[str, int], int] = {}
     for view in views:
         widths[view.buffer, view.start] = max(view.width, widths.get((view.buffer, view.start), 0))
-    places, ends = {}, {}
+    places: dict[tuple[str, int], int] = {}
+    ends: dict[str, int] = {}
     for buffer, start in sorted(widths):
         places[buffer, start] = ends.get(buffer, 0)
         ends[buffer] = places[buffer, start] + widths[buffer, start]

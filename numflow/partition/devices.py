@@ -78,7 +78,8 @@ class _Reader:
     def __init__(self, text: str):
         if not isinstance(text, str):
             raise DeviceError(f"devices should be text such as '0&1;2&3', is {text!r}")
-        self.text, self.at, self.seen = text, 0, set()
+        self.text, self.at = text, 0
+        self.seen: set[str] = set()
 
     def device(self) -> Device:
         """A device and its share."""

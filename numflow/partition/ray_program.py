@@ -55,6 +55,7 @@ class RayProgram:
         self._blocks, self._run, self.restarts = (0, 0), 0, 0
         self._lost: DeviceLostError | None = None  # what the next run is to say
         self._actors: list[Any] = []
+        self._placed: Any = None
         self._place(strategy)
         try:
             self._actors = [self._actor(group) for group in range(len(plan.groups))]

@@ -27,7 +27,8 @@ class ActorMailboxes(Mailboxes):
 
     def __init__(self, groups: Mapping[int, int]):
         super().__init__()
-        self.groups, self.peers, self.run = groups, {}, 0
+        self.groups, self.run = groups, 0
+        self.peers: Mapping[int, Any] = {}
 
     def put(self, sender: int, receiver: int, x: np.ndarray) -> None:
         self.progress += 1

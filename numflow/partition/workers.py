@@ -107,7 +107,7 @@ class ProcessWorker:
             self.answers.put((self.index, "gone", DeviceError(f"the process of device {self.index} {how}")))
 
 
-def _process_work(make: Callable[[], Any], pipe) -> None:
+def _process_work(make: Any, pipe) -> None:
     """The life of a device's process. Ctrl-C is for the parent, which closes the pipe."""
     import signal
 
