@@ -43,6 +43,8 @@ def generate(
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
+    host_embeddings: options.HostEmbeddings = False,
+    host_kv_percent: options.HostKV = 0.0,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -61,9 +63,10 @@ def generate(
     settings = strategy(set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop_,
                         decoding_alg=decoding, repetition_penalty=repetition_penalty, json_schema=json_schema,
                         regex=regex, grammar=grammar, logprobs=logprobs, speculate=speculate)
+    host = {"host_embeddings": host_embeddings, "host_kv_percent": host_kv_percent}
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
                 imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
-                transport=transport) as (ready, notice):
+                transport=transport, **{name: value for name, value in host.items() if value}) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)

@@ -10,7 +10,8 @@ Model = Annotated[str | None, typer.Option("--model", "-m", show_default=False, 
                        "Without it: the default of that list.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=False,
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="What runs it: cpu (compiled), reference (NumPy, slow).")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="What runs it: cpu (compiled), cuda (an NVIDIA "
+                   "GPU), reference (NumPy, slow).")]
 Activations = Annotated[str, typer.Option(metavar="TYPE", help="int8 (fast) or f32 (exact float32 arithmetic).")]
 Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default="as stored",
                     help="Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a "
@@ -23,6 +24,10 @@ KVK = Annotated[str | None, typer.Option("--kv-k", metavar="TYPE", show_default=
                 help="The same for keys alone.")]
 KVV = Annotated[str | None, typer.Option("--kv-v", metavar="TYPE", show_default="--kv",
                 help="The same for values alone.")]
+HostEmbeddings = Annotated[bool, typer.Option("--host-embeddings", help="On a GPU: keep the table of tokens in the "
+                           "host's memory.")]
+HostKV = Annotated[float, typer.Option("--host-kv-percent", metavar="N", help="On a GPU: share of the layers whose "
+                   "cached keys and values are in the host's memory.")]
 Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
 Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
                     help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
