@@ -33,6 +33,8 @@ def chat(
     activations: options.Activations = "int8",
     weights: options.Weights = None,
     imatrix: options.Imatrix = None,
+    devices: options.Devices = None,
+    transport: options.Transport = "threads",
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
@@ -51,7 +53,8 @@ def chat(
     if not streams(settings):
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft) as (ready, notice):
+                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
+                transport=transport) as (ready, notice):
         if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)
