@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from numflow.engine.settings import Settings
 from numflow.errors import RequestError, did_you_mean
 from numflow.server.options import MODEL, SERVICE, Option
 
@@ -111,6 +112,12 @@ def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
     for key in ("prompt_template", "encoder_template"):
         if key in chosen:
             chosen[key] = _template(chosen[key], templates, f"[models.{name}] {key}")
+
+    strategy = {"decoding_alg": chosen.get("decoding_strategy"), "temperature": chosen.get("temperature")}
+    try:
+        Settings.of({key: value for key, value in strategy.items() if value is not None})
+    except RequestError as error:
+        raise RequestError(f"[models.{name}] {error}") from None
 
     def part(goes):
         return MappingProxyType({key: value for key, value in chosen.items() if MODEL[key].goes == goes})

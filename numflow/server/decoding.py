@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from numflow.decoding.names import inferflow
+from numflow.decoding.settings import FILTERS
 from numflow.engine.settings import Settings
 from numflow.errors import did_you_mean
 from numflow.server.errors import bad_request
@@ -13,6 +15,7 @@ from numflow.server.schemas import ChatRequest, CompletionRequest, Generating, R
 HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n"}
 OWN = {field.name for field in fields(Settings)} - HIDDEN | {"decoding_alg"}
 COMMON = ("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias")
+STRATEGIES = {*FILTERS, "mirostat", "fsd", "samplers"} - {"temperature"}  # each makes a strategy of the request's own
 COMPLETION_TOKENS = 16  # new tokens of /v1/completions without max_tokens, as OpenAI documents
 
 
@@ -44,14 +47,19 @@ def generating(body: Generating, defaults: Mapping[str, Any], lenient: bool) -> 
 def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a request, with the configured strategy and temperature where it has none.
 
-    Without any of these a temperature of 1 is OpenAI's and Inferflow's default.
+    A request that names a strategy or a filter of its own gets no other; one that wants the likeliest token where the
+    configuration draws, or the reverse, decides. Without any of these a temperature of 1 is OpenAI's and Inferflow's
+    default.
     """
-    strategy = defaults.get("decoding_strategy")
-    if strategy is not None and not any(name in given for name in ("decoding_alg", "temperature", "top_p", "top_k")):
-        return {"decoding_alg": strategy, **given}
-    if "temperature" not in given and "decoding_alg" not in given:
-        return {"temperature": defaults.get("temperature", 1.0), **given}
-    return given
+    if "decoding_alg" in given or "num_beams" in given:
+        return given
+    own = {"temperature": defaults["temperature"]} if "temperature" in defaults else {}
+    strategy, chosen = defaults.get("decoding_strategy"), {**own, **given}
+    if strategy is None or any(name in given for name in STRATEGIES):
+        return {"temperature": 1.0, **chosen}
+    if "temperature" in chosen and (chosen["temperature"] == 0) != (inferflow(strategy)["temperature"] == 0):
+        return chosen
+    return {"decoding_alg": strategy, **chosen}
 
 
 def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], lenient: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import pytest
 
 from numflow.errors import RequestError
 from numflow.server.config import make_config, read_config
+from numflow.server.decoding import with_defaults
 from numflow.server.options import MODEL, SERVICE
 from tests.conftest import REPO
 
@@ -55,6 +56,8 @@ def test_templates_by_name():
      "no prompt template 'q'"),
     ({"models": MODELS, "prompt_templates": {"q": "hello"}}, "has no {query}"),
     ({"models": {"a": {"path": "x", "aliases": ["b"]}, "b": {"path": "y"}}}, "two models go by the name 'b'"),
+    ({"models": {"a": {"path": "x", "decoding_strategy": "sample.top_q"}}}, "[models.a] there is no decoding_alg"),
+    ({"models": {"a": {"path": "x", "decoding_strategy": "greedy", "temperature": 0.5}}}, "contradicts"),
     ({}, "no model"), ({"models": 5}, "should be a table"), ({"models": {"a": 5}}, "should be a table"),
 ])
 def test_what_is_refused(tables, said):
@@ -74,6 +77,24 @@ def test_every_option_has_its_place():
     goes = {name: option.goes for name, option in MODEL.items()}
     assert set(goes.values()) == {"model", "load", "engine", "prompt"}
     assert all(option.help and option.goes == "service" for option in SERVICE.values())
+
+
+TOP_P = {"decoding_strategy": "sample.top_p"}
+
+
+@pytest.mark.parametrize("given, defaults, found", [
+    ({}, {}, {"temperature": 1.0}), ({"top_k": 5}, {}, {"temperature": 1.0, "top_k": 5}),
+    ({}, {"temperature": 0.3}, {"temperature": 0.3}),
+    ({"temperature": 0.9}, {"temperature": 0.3}, {"temperature": 0.9}),
+    ({"num_beams": 2}, {"temperature": 0.3}, {"num_beams": 2}),
+    ({}, TOP_P, {"decoding_alg": "sample.top_p"}),
+    ({"temperature": 0.5}, TOP_P, {"decoding_alg": "sample.top_p", "temperature": 0.5}),
+    ({}, {**TOP_P, "temperature": 0.3}, {"decoding_alg": "sample.top_p", "temperature": 0.3}),
+    ({"temperature": 0}, TOP_P, {"temperature": 0}), ({"min_p": 0.1}, TOP_P, {"temperature": 1.0, "min_p": 0.1}),
+    ({"temperature": 0.5}, {"decoding_strategy": "greedy"}, {"temperature": 0.5}),
+    ({"decoding_alg": "greedy"}, {**TOP_P, "temperature": 0.3}, {"decoding_alg": "greedy"})])
+def test_defaults_of_a_model(given, defaults, found):
+    assert with_defaults(given, defaults) == found
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
