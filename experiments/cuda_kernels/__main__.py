@@ -19,9 +19,8 @@ from tests.cuda.kernels import all_kernels
 CAPABILITY = (9, 0)
 LEGEND = """\
 Compiled for sm_90; made by `python -m experiments.cuda_kernels`. `per weight`: instructions of a lane in the longest
-loop, over the weights it reads there (32 for each unit): a multiprocessor issues 4 instructions of 32 lanes a clock, so
-at w weights per byte and b bytes per clock the loop takes b * w * (per weight) / 128 of what it can issue. `128-bit`:
-loads of weights and activations of 16 bytes a lane.
+loop, over the weights it reads there, for all tokens of the kernel (the number at the end of its name). `128-bit`: loads
+of weights and activations of 16 bytes a lane. docs/cuda.md says what follows for speed.
 """
 
 
@@ -57,26 +56,24 @@ def row_of(name: str, binary, threads: int) -> dict:
         return sum(re.match(pattern, n) is not None for n in names)
 
     facts |= {"instructions": len(names), "128-bit": count(r"LDG\S*\.128"), "IDP": count("IDP"), "HMMA": count("HMMA")}
-    weights = weights_of(name)
-    if weights:
-        facts["per weight"] = round(longest_loop(found) / weights, 2)
+    made = re.match(r"gemv_(.*)_int8_(\d)", name)
+    if made:
+        loop = longest_loop(found)
+        products = sum("IDP" in text for text in loop)
+        units = products // ((12 if made[1] == "q3h" else 8) * int(made[2]))  # pairs take 12 for each token, others 8
+        facts["per weight"] = round(len(loop) / (32 * units), 2)
     return facts
 
 
-def weights_of(name: str) -> int:
-    """Weights that a lane reads in one turn of the main loop of a matrix-vector kernel of quantised weights."""
-    made = re.match(r"gemv_.*_(int8|f32)_(\d)", name)
-    return {"1": 4, "4": 2, "8": 1}[made[2]] * 32 if made else 0
-
-
-def longest_loop(found: list[str]) -> int:
-    """Instructions of the longest stretch that a branch jumps back over; labels are lines of their own."""
-    longest = 0
+def longest_loop(found: list[str]) -> list[str]:
+    """Instructions of the longest stretch that a branch jumps back over."""
+    longest: list[str] = []
     places = {text[:-1]: place for place, text in enumerate(found) if text.startswith(".L")}
     for place, text in enumerate(found):
         target = re.search(r"BRA.*(\.L_x_\d+)", text)
-        if target and target[1] in places and places[target[1]] < place:
-            longest = max(longest, place - places[target[1]])
+        if target and places.get(target[1], place) < place:
+            loop = [one for one in found[places[target[1]]:place + 1] if not one.startswith(".L")]
+            longest = max(longest, loop, key=len)
     return longest
 
 
