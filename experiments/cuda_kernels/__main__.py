@@ -19,8 +19,8 @@ from tests.cuda.kernels import all_kernels
 CAPABILITY = (9, 0)
 LEGEND = """\
 Compiled for sm_90; made by `python -m experiments.cuda_kernels`. `per weight`: instructions of a lane in the longest
-loop, over the weights it reads there, for all tokens of the kernel (the number at the end of its name). `128-bit`: loads
-of weights and activations of 16 bytes a lane. docs/cuda.md says what follows for speed.
+loop, over the weights it reads there, for all tokens of the kernel (the number at the end of its name). `128-bit`:
+loads of weights and activations of 16 bytes a lane. docs/cuda.md says what follows for speed.
 """
 
 

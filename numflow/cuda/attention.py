@@ -126,8 +126,8 @@ def attention_kernel(k_type: str, v_type: str, k_dim: int, columns: int, has_slo
     @kernel(f"attention_{k_type}_{v_type}_{k_dim}_{columns}{extras}", 32, exact=has_buckets)
     def _attention(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u8.ptr, v: u8.ptr,
                    slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
-                   table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32, kv_heads: u32, v_dim: u32,
-                   block_size: u32, scale: f32, cap: f32, causal: u32, window: i32, n_buckets: u32,
+                   table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32, kv_heads: u32,
+                   v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32, n_buckets: u32,
                    spread: f32):
         head, t, lane = block_x(), block_y(), lane_index()
         if t >= counts[N_TOKENS]:
