@@ -54,7 +54,7 @@ def _scale(lab, scale) -> None:
     axes.plot(list(scale), [one] * len(scale), "--", color="gray", label="numflow, one by one")
     axes.set(xlabel="sequences", ylabel="new tokens per second", xscale="log", xticks=list(scale))
     axes.set_xticks(list(scale), list(map(str, scale)))
-    axes.legend()
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.2))
     lab.figure(figure, "sequences", "Tokens per second of all sequences together, while they are generated.")
 
 
@@ -70,10 +70,11 @@ def _serving(lab, rows) -> None:
     plt = lab.pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
     for axes, key, label in ((panels[0], "first_s", "seconds to the first token"),
-                             (panels[1], "per_token_ms", "ms per token, waiting included")):
+                             (panels[1], "per_token_ms", "ms per token")):
         for kind in dict.fromkeys(row["batching"] for row in rows):
             points = [(row["load"], row[key]) for row in rows if row["batching"] == kind]
             axes.plot(*zip(*points), marker="o", label=kind)
         axes.set(xlabel="load", ylabel=f"{label} (median)", yscale="log")
-    panels[0].legend()
-    lab.figure(figure, "load", "Medians under load.")
+    panels[1].legend()
+    figure.tight_layout()
+    lab.figure(figure, "load", "Medians under load; waiting counts.")
