@@ -15,10 +15,16 @@ from numflow.cpu.memory import aligned
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _WINDOWS = sys.platform == "win32"
-_function = ctypes.WinDLL("kernel32").QueryPerformanceCounter if _WINDOWS else ctypes.CDLL(None).clock_gettime
+
+if sys.platform == "win32":
+    _function = ctypes.WinDLL("kernel32").QueryPerformanceCounter
+    _count = ctypes.c_int64()
+    ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(_count))
+    _ID, _MICROSECONDS = 0, np.array([1e6 / _count.value, 0.0])  # of the two numbers that the clock gives: ticks, nothing
+else:
+    _function = ctypes.CDLL(None).clock_gettime
+    _ID, _MICROSECONDS = time.CLOCK_MONOTONIC, np.array([1e6, 1e-3])  # seconds and nanoseconds
 binding.add_symbol("numflow_clock", ctypes.cast(_function, ctypes.c_void_p).value)
-# Seconds of (whole, part): clock_gettime counts seconds and nanoseconds, QueryPerformanceCounter ticks.
-_ID = 0 if _WINDOWS else time.CLOCK_MONOTONIC
 
 # Arguments: address of int64 [2] that the clock is read into.
 AT = 0
@@ -70,8 +76,4 @@ class Stamps:
     @property
     def microseconds(self) -> np.ndarray:
         """float64 [len(ends)], what each group of rows took in the last walk."""
-        if _WINDOWS:
-            frequency = ctypes.c_int64()
-            ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(frequency))
-            return np.diff(self._times[:, 0]) * (1e6 / frequency.value)
-        return np.diff(self._times[:, 0]) * 1e6 + np.diff(self._times[:, 1]) * 1e-3
+        return np.diff(self._times, axis=0) @ _MICROSECONDS
