@@ -20,7 +20,7 @@ if sys.platform == "win32":
     _function = ctypes.WinDLL("kernel32").QueryPerformanceCounter
     _count = ctypes.c_int64()
     ctypes.WinDLL("kernel32").QueryPerformanceFrequency(ctypes.byref(_count))
-    _ID, _MICROSECONDS = 0, np.array([1e6 / _count.value, 0.0])  # of the two numbers that the clock gives: ticks, nothing
+    _ID, _MICROSECONDS = 0, np.array([1e6 / _count.value, 0.0])  # ticks, and nothing
 else:
     _function = ctypes.CDLL(None).clock_gettime
     _ID, _MICROSECONDS = time.CLOCK_MONOTONIC, np.array([1e6, 1e-3])  # seconds and nanoseconds
