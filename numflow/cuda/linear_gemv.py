@@ -41,7 +41,7 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
 
     name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}{'_routed' * routed}"
 
-    @kernel(name, 128)
+    @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
               one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
               ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32):
