@@ -42,7 +42,8 @@ class Prompts:
         if isinstance(prompt, Conversation):
             return prompt
         if isinstance(prompt, str):
-            return self.conversation([{"role": "user", "content": prompt}]) if chat else self._tokenizer().encode(prompt)
+            message = {"role": "user", "content": prompt}
+            return self.conversation([message]) if chat else self._tokenizer().encode(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             return self.conversation(prompt)
         if chat:
