@@ -12,8 +12,8 @@ def speed_part(lab, places):
     lab.results |= {"speed": rows, "load_before_speed": load}
     lab.heading("Speed and memory on the CPU")
     lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
-             f"token. This machine reads {rows[0]['read_gb_s']:.1f} GB/s with {rows[0]['threads']} threads. Its load average "
-             f"was {load:.1f} when this part began: where that is not near 0, others ran beside it, and numbers are too low "
+             f"token. This machine reads {rows[0]['read_gb_s']:.1f} GB/s with {rows[0]['threads']} threads. Its load "
+             f"average was {load:.1f} when this part began: far from 0, others ran beside it, and numbers are too low "
              f"and uneven.")
     lab.table(["type", "bits in memory", "decode GB/s", "share of reading", "decode Gweights/s", "prefill GOP/s"],
               [[r["type"], f"{r['bits_per_weight']:.3f}", f"{r['decode_gb_s']:.1f}", f"{r['decode_fraction']:.0%}",
