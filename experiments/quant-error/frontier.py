@@ -16,7 +16,7 @@ from numflow.quant.layout import ROW_SCHEMES
 
 from . import mixing, outputs, peer
 
-KEPT = ("q3h", "q4", "q8")
+KEPT = ("q3h", "q4", "q5", "q6", "q8")
 PLAIN = ("q3h", "q4")
 PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure", "Q5_0 pure")
 INFERFLOW = ("q3_b32t1b", "q3h_b64t1", "q4_b32t1a")
