@@ -7,6 +7,7 @@ import numpy as np
 
 from numflow import formats, network
 from numflow.cpu import program as executor
+from numflow.cpu.cores import default_threads
 from numflow.engine.model import Model
 from numflow.engine.sequence import Part
 from numflow.errors import NumflowError
@@ -34,7 +35,7 @@ def measure(lab, strategies: dict[str, str]) -> None:
     for strategy, text in texts.items():
         plan = partition(built, text)
         lab.say(f"{name} on {text}")
-        measured = _measured(plan, checkpoint, lab.options["rounds"])
+        measured = _measured(plan, checkpoint, lab.options["rounds"], max(1, default_threads() // devices))
         for queries, (median, least, most) in measured.items():
             predicted = _predicted(Prices(plan, cluster, factors=factors, kv_bytes=4), queries)
             rows.append({"strategy": strategy, "devices": text, "queries": queries, "measured": queries / median,
@@ -78,10 +79,10 @@ def _factors(lab, built, checkpoint, cluster) -> dict[str, float]:
     return {op: statistics.median(values[1:]) / priced[op] for op, values in times.items()}
 
 
-def _measured(plan, checkpoint, rounds: int) -> dict[int, tuple[float, float, float]]:
+def _measured(plan, checkpoint, rounds: int, threads: int) -> dict[int, tuple[float, float, float]]:
     """By number of queries: seconds of a decoding step, (median, least, most) over the rounds' medians."""
     found = {}
-    with _opened(plan, checkpoint) as model:
+    with _opened(plan, checkpoint, threads) as model:
         for queries in (1, 8):
             medians = []
             for _ in range(rounds):
@@ -101,7 +102,7 @@ def _measured(plan, checkpoint, rounds: int) -> dict[int, tuple[float, float, fl
     return found
 
 
-def _opened(plan, checkpoint, threads: int | None = None) -> Model:
+def _opened(plan, checkpoint, threads: int) -> Model:
     program = PlanProgram(plan, executor, lambda own: network.WeightSource(own, checkpoint), threads=threads)
     return Model(plan.network, program)
 
