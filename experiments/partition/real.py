@@ -21,6 +21,7 @@ from numflow.partition.program import PlanProgram
 from numflow.registry import resolve
 
 CONTEXT, TOKENS = 64, 24
+QUERIES = (1, 8)  # that decode together
 
 
 def measure(lab, strategies: dict[str, str]) -> None:
@@ -30,14 +31,14 @@ def measure(lab, strategies: dict[str, str]) -> None:
     devices = 2 if lab.quick else 4
     texts = {"single": "0", "two by layer": "0;1", "two by tensor": "0&1"} | ({} if lab.quick else strategies)
     cluster = this_machine(devices, again=not lab.quick)
-    factors = _factors(lab, built, checkpoint, cluster)
+    factors = {queries: _factors(lab, built, checkpoint, cluster, queries) for queries in QUERIES}
     rows = []
     for strategy, text in texts.items():
         plan = partition(built, text)
         lab.say(f"{name} on {text}")
         measured = _measured(plan, checkpoint, lab.options["rounds"], max(1, default_threads() // devices))
         for queries, (median, least, most) in measured.items():
-            predicted = _predicted(Prices(plan, cluster, factors=factors, kv_bytes=4), queries)
+            predicted = _predicted(Prices(plan, cluster, factors=factors[queries], kv_bytes=4), queries)
             rows.append({"strategy": strategy, "devices": text, "queries": queries, "measured": queries / median,
                          "least": queries / most, "most": queries / least, "predicted": queries / predicted,
                          "off": median / predicted - 1})
@@ -59,20 +60,20 @@ def _model(lab):
     return "random weights, 135m shape", *random_network(find_shape("135m", **sizes), "Q8_0", fuse=False)
 
 
-def _factors(lab, built, checkpoint, cluster) -> dict[str, float]:
-    """By op: measured time / price, on one virtual device."""
+def _factors(lab, built, checkpoint, cluster, rows: int) -> dict[str, float]:
+    """By op: measured time / price, on one virtual device that runs so many rows."""
     plan = partition(built, "0")
     prices = Prices(plan, cluster, kv_bytes=4)
     times: dict[str, list[float]] = {}
-    with _opened(plan, checkpoint, threads=1) as model, model.runner.open(CONTEXT + TOKENS) as sequence:
+    with _opened(plan, checkpoint, threads=1) as model, model.runner.open(CONTEXT + 64 * rows) as sequence:
         sequence.last(np.arange(CONTEXT) % model.vocabulary)
         for _ in range(1 + lab.options["rounds"]):
             run: dict[str, float] = {}
-            for row in model.runner.trace(sequence, np.array([1], np.int32)):
+            for row in model.runner.trace(sequence, np.ones(rows, np.int32)):
                 run[row.op] = run.get(row.op, 0.0) + row.microseconds * 1e-6
             for op, seconds in run.items():
                 times.setdefault(op, []).append(seconds)
-    part, load = plan.devices[0], Load(1, 1, CONTEXT)
+    part, load = plan.devices[0], Load(1, rows, CONTEXT)
     priced: dict[str, float] = {}
     for step in part.network.entries["main"]:
         priced[step.op] = priced.get(step.op, 0.0) + sum(prices.work(part, step, [load]))
@@ -83,7 +84,7 @@ def _measured(plan, checkpoint, rounds: int, threads: int) -> dict[int, tuple[fl
     """By number of queries: seconds of a decoding step, (median, least, most) over the rounds' medians."""
     found = {}
     with _opened(plan, checkpoint, threads) as model:
-        for queries in (1, 8):
+        for queries in QUERIES:
             medians = []
             for _ in range(rounds):
                 sequences = [model.runner.open(CONTEXT + TOKENS) for _ in range(queries)]
