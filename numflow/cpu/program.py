@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from numflow.cpu.batch import Limits, fill_header
+from numflow.cpu.batch import fill_header
 from numflow.cpu.bind import Bound
 from numflow.cpu.cache import KVCache
 from numflow.cpu.clock import Stamps
@@ -16,6 +16,7 @@ from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.cpu.world import World
 from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.network.batch import Limits
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
 

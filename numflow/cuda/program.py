@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from numflow.cuda.batch import Limits, checked
 from numflow.cuda.bind import bind
 from numflow.cuda.cache import ELEMENTS, KVCache
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
@@ -15,6 +14,7 @@ from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.sample import argmax
 from numflow.errors import RequestError, did_you_mean
+from numflow.network.batch import Limits, checked
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
 Progress = Callable[[str, int, int], None]

@@ -20,24 +20,12 @@ from numflow.server.running import Run
 from numflow.server.schemas import ChatRequest
 from numflow.server.served import Served
 from numflow.server.service import Generating, Service
-from numflow.server.wire import DONE, Json, event
+from numflow.server.wire import DONE, event
 
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    body = await service.read(request, ChatRequest)
-    running = Generating(service, request, await service.leased(request, body.model))
-    try:
-        answer = _Answer(service, running, body)
-        await answer.start()
-        if body.stream:
-            return service.stream(request, answer.stream(), running.close)
-        reply = await answer.whole()
-    except BaseException:
-        running.close()
-        raise
-    running.close()
-    return Json(reply)
+    return await service.answer(request, ChatRequest, _Answer)
 
 
 class _Answer:

@@ -20,24 +20,12 @@ from numflow.server.running import Run
 from numflow.server.schemas import CompletionRequest
 from numflow.server.served import Served
 from numflow.server.service import Generating, Service
-from numflow.server.wire import DONE, Json, event
+from numflow.server.wire import DONE, event
 
 
 async def completions(service: Service, request: Request) -> Response:
     """Continue one or several texts."""
-    body = await service.read(request, CompletionRequest)
-    running = Generating(service, request, await service.leased(request, body.model))
-    try:
-        answer = _Answer(service, running, body)
-        await answer.start()
-        if body.stream:
-            return service.stream(request, answer.stream(), running.close)
-        reply = await answer.whole()
-    except BaseException:
-        running.close()
-        raise
-    running.close()
-    return Json(reply)
+    return await service.answer(request, CompletionRequest, _Answer)
 
 
 class _Answer:

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
 
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Piece
@@ -19,7 +20,7 @@ from numflow.server.metrics import Metrics, Watch
 from numflow.server.pool import Lease, Pool
 from numflow.server.running import Hub, Run
 from numflow.server.served import Served
-from numflow.server.wire import EventStream, event, parse, read_body
+from numflow.server.wire import EventStream, Json, event, parse, read_body
 
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
@@ -86,12 +87,42 @@ class Service:
         running.add_done_callback(done)
         return await self.jobs.run(request.receive, _shielded(running))
 
+    async def answer(self, request: Request, kind: type[Body],
+                     make: Callable[["Service", "Generating", Body], "Answer"]) -> Response:
+        """Answer a request that generates: in one piece, or as a stream if its body says so. make: the answer."""
+        body = await self.read(request, kind)
+        running = Generating(self, request, await self.leased(request, body.model))
+        try:
+            answer = make(self, running, body)
+            await answer.start()
+            if body.stream:
+                return self.stream(request, answer.stream(), running.close)
+            reply = await answer.whole()
+        except BaseException:
+            running.close()
+            raise
+        running.close()
+        return Json(reply)
+
     def stream(self, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None],
                failed: Callable[[ApiError], bytes] = lambda error: event(error.body()),
                media_type: str = "text/event-stream") -> EventStream:
         """An answer that is sent piece by piece."""
         return EventStream(self.jobs, request, parts, closed, failed=failed, media_type=media_type,
                            keep_alive=self.config.keep_alive)
+
+
+class Answer(Protocol):
+    """What a route makes of what is generated."""
+
+    async def start(self) -> None:
+        """Check the request and queue it."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply in one piece."""
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """The reply in pieces."""
 
 
 async def _shielded(running: asyncio.Future[T]) -> T:

@@ -1,0 +1,104 @@
+"""What a batch must be so that no id leads outside any memory: the same for every executor."""
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.ops import Batch, Network, Step, param
+
+
+class Limits:
+    """What ids and positions of a batch must stay below, from the steps of one entry that look them up."""
+
+    def __init__(self, network: Network, steps: tuple[Step, ...]):
+        self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
+                                                   ("embed", "embed_type", "embed_position"))
+        kinds = {network.caches[param(step, "cache")].kind for step in steps if "cache" in step.params}
+        self.has_self, self.has_cross = "self" in kinds, "cross" in kinds
+        self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
+                                for step in steps)
+
+
+def _least(network: Network, steps: tuple[Step, ...], op: str) -> int | None:
+    """Rows of the smallest table that ops of this name look up; None without such ops."""
+    rows = [network.weights[step.weights["table"]].shape[0] - (param(step, "offset") if op == "embed_position" else 0)
+            for step in steps if step.op == op]
+    return min(rows, default=None)
+
+
+def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_blocks: int) -> dict[str, np.ndarray]:
+    """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
+    `lengths` [B], the keys of each sequence once the batch is written.
+
+    Raises:
+        RequestError: arrays of the batch disagree, or an id or a position is out of range.
+    """
+    tokens, positions, starts, rows = (_i32(a) for a in (batch.tokens, batch.positions, batch.starts, batch.logit_rows))
+    types = _i32(batch.types) if batch.types is not None else np.zeros(tokens.size, np.int32)
+    if not tokens.size:
+        raise RequestError("a batch without tokens")
+    if positions.size != tokens.size or types.size != tokens.size:
+        raise RequestError(f"a batch of {tokens.size} tokens has {positions.size} positions and {types.size} types")
+    counts = starts[1:] - starts[:-1]
+    if not starts.size or starts[0] != 0 or starts[-1] != tokens.size or (counts < 0).any():
+        raise RequestError(f"starts of a batch should rise from 0 to {tokens.size}, are {starts.tolist()[:8]}")
+    for what, values, limit in (("token id", tokens, limits.tokens), ("token type", types, limits.types),
+                                ("position", positions, limits.positions), ("logit row", rows, tokens.size)):
+        _check_range(what, values, limit)
+    sequence_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    lengths, table = _lengths(positions, starts, counts), _table(batch.blocks, counts.size)
+    cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
+    if limits.has_self:
+        _check_blocks("KV block", table, lengths, block_size, blocks)
+    if limits.has_cross:
+        cross_lengths = lengths if limits.writes_cross else _cross_lengths(batch, counts.size)
+        _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
+    return {"tokens": tokens, "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
+            "starts": starts, "lengths": lengths, "blocks": table, "cross_blocks": cross_table,
+            "cross_lengths": cross_lengths}
+
+
+def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """i32 [B], keys of each sequence once the batch is written. Positions rise by one within a sequence."""
+    if positions.min() < 0:
+        raise RequestError(f"position {positions.min()} of a token is negative")
+    if positions.size > counts.size:
+        rises = positions[1:] - positions[:-1] == 1
+        rises[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < positions.size)] - 1] = True
+        if not rises.all():
+            raise RequestError("positions of a sequence's tokens should rise by one")
+    return np.where(counts > 0, positions[starts[1:] - 1] + 1, 0).astype(np.int32)
+
+
+def _cross_lengths(batch: Batch, sequences: int) -> np.ndarray:
+    if batch.cross_lengths is None or len(batch.cross_lengths) != sequences:
+        raise RequestError(f"cross_lengths of the batch should give {sequences} lengths")
+    return _i32(batch.cross_lengths)
+
+
+def _i32(array) -> np.ndarray:
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _table(blocks: np.ndarray | None, sequences: int) -> np.ndarray:
+    if blocks is None:
+        return np.zeros((sequences, 0), np.int32)
+    table = _i32(blocks)
+    if table.ndim != 2 or len(table) != sequences:
+        raise RequestError(f"the block table of a batch should have {sequences} rows, its shape is {table.shape}")
+    return table
+
+
+def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
+    if limit is not None and values.size and values.view(np.uint32).max() >= limit:
+        bad = values[(values < 0) | (values >= limit)][0]
+        raise RequestError(f"{what} {bad} is out of range: it should be in 0 .. {limit - 1}")
+
+
+def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int) -> None:
+    """Every block that holds one of the first tokens[b] tokens of sequence b must be there."""
+    needed = -(-tokens // block_size)
+    most = needed.max(initial=0)
+    if most > table.shape[1]:
+        raise RequestError(f"{tokens.max()} tokens need {most} {what}s, the table has {table.shape[1]}")
+    used = table[:, :most]
+    _check_range(what, used[np.arange(most) < needed[:, None]] if len(used) > 1 else used, blocks)
