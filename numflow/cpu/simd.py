@@ -158,12 +158,6 @@ def zero_f32(builder):
     return ir.Constant(f32x16.llvm, None)
 
 
-@op(f32x16, types.float32)
-def bcast_f32(builder, scalar):
-    """A scalar in every lane."""
-    return splat(builder, scalar, 16)
-
-
 @op(f32x16, f32x16, f32x16)
 def mul(builder, a, b):
     """a * b."""

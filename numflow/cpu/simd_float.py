@@ -13,7 +13,7 @@ from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
-from numflow.cpu.simd import call, f32x16, first_lanes, fma_ir, inline, load_f16, load_f32, masked_store, op
+from numflow.cpu.simd import call, f32x16, first_lanes, fma_ir, masked_store, op
 from numflow.cpu.simd import splat as splat_ir
 from numflow.cpu.simd_isa import isa
 
@@ -136,14 +136,6 @@ def lane_numbers(typingctx):
 
 
 # Memory.
-
-@inline
-def load_as_f32(address, half):
-    """16 elements: float32 ones where `half` is None, float16 ones otherwise; decided by its type."""
-    if half is None:
-        return load_f32(address)
-    return load_f16(address)
-
 
 @op(f32x16, types.int64, types.int64)
 def load_part(builder, address, count):

@@ -66,15 +66,6 @@ def add_products(total: list[Value], rows: Value, x: Value) -> list[Value]:
 
 
 @intrinsic
-def add_outer(typingctx, total, rows, x):
-    """total + rows * x of a tile, 16 rows and the address of the tokens' float32 words."""
-    def codegen(context, builder, signature, args):
-        vectors = add_products(unpack(builder, args[0]), Value(builder, args[1]), Value(builder, args[2]))
-        return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
-    return total(total, f32x16, types.int64), codegen
-
-
-@intrinsic
 def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias, addend, addend_stride, factor):
     """Vector t of the tile, for t < tokens, to row t of y (`stride` bytes apart); only its first `lanes` elements.
 
