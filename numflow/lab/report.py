@@ -82,9 +82,17 @@ class Lab:
 
     def _recipe(self) -> dict[str, Any]:
         words = ["numflow", "experiment", self.name, *(["--quick"] if self.quick else [])]
-        return {"command": shlex.join(words), "options": self.options, "started": self._started,
+        options = {key: _portable(value) for key, value in self.options.items()}
+        return {"command": shlex.join(words), "options": options, "started": self._started,
                 "seconds": round(time.perf_counter() - self._begin, 1), "commit": _commit(),
                 "host": host()}
+
+
+def _portable(value: Any) -> Any:
+    """An option as others can read it: of files and folders of this machine, the last part of their paths."""
+    if not isinstance(value, str):
+        return value
+    return ",".join(Path(part).name if Path(part).is_absolute() else part for part in value.split(","))
 
 
 def _cell(value: Any) -> str:

@@ -48,6 +48,11 @@ def test_report_results_and_figure_are_written(folder):
     assert (out / "line.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_recipe_names_files_without_this_machines_folders(folder):
+    out = run_experiment("count", options={"label": "/home/someone/a.gguf,/mnt/b.gguf,c"})
+    assert json.loads((out / "results.json").read_text())["recipe"]["options"]["label"] == "a.gguf,b.gguf,c"
+
+
 def test_quick_is_said_and_out_is_used(folder):
     out = run_experiment("count", quick=True, out=folder / "elsewhere")
     assert "toy sizes" in (out / "report.md").read_text()
