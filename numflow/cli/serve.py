@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import compile_notice
+from numflow.cli.running import compile_notice, gpu_options
 from numflow.errors import DeviceError, RequestError
 
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
@@ -44,9 +44,14 @@ def serve(
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
+    host_embeddings: options.HostEmbeddings = False,
+    host_kv_percent: options.HostKV = 0.0,
+    cpu_layers: options.CpuLayers = 0,
     devices: options.Devices = None,
     ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
                                       "names, or on a local one; a worker that dies is replaced.")] = False,
+    replicas: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Copies of the service behind "
+                                                 "Ray Serve; one that dies is replaced.")] = None,
     spec: options.SpecFile = None,
     log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
                                             help="Where the log goes.")] = None,
@@ -69,10 +74,12 @@ def serve(
     if offline:
         os.environ["NUMFLOW_OFFLINE"] = "1"
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
-    service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log)
+    service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log,
+                     replicas=replicas)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
-                   devices=devices or ("0" if ray else None), transport="ray" if ray else None)
+                   devices=devices or ("0" if ray else None), transport="ray" if ray else None,
+                   **gpu_options(host_embeddings, host_kv_percent, cpu_layers))
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)
@@ -83,7 +90,12 @@ def serve(
 
     uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
     with compile_notice("cpu" if uses_cpu else "none"):
-        run(Service(made), started)
+        if made.replicas:
+            from numflow.server.front import serve as run_replicas
+
+            run_replicas(made, started)
+        else:
+            run(Service(made), started)
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -4,9 +4,7 @@ The contract is an executor's Program, so the engine need not know. When an acto
 broken off, a new actor takes its place, and the run ends with DeviceLostError: the engine reads the sequences again.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,18 +13,11 @@ from numflow.errors import DeviceError, DeviceLostError
 from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.plan import Plan
 from numflow.partition.program import PROGRESS_S, START_S
+from numflow.partition.ray_cluster import connected, environment, room
 from numflow.partition.ray_stage import IO, Stage
 
 GRACE_S = 15.0    # for the other actors to stop after one has failed; who does not is replaced too
 PLACE_S = 120.0   # for the cluster to have room
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise DeviceError("transport 'ray' needs the package ray: pip install 'numflow[ray]'") from None
-    return ray
 
 
 class RayProgram:
@@ -44,11 +35,7 @@ class RayProgram:
 
     def __init__(self, plan: Plan, executor: str, source: Callable[[Network], Any], timeout: float = PROGRESS_S,
                  threads: int | None = None, strategy: str = "PACK", **options: Any):
-        self._ray = ray = _ray()
-        if not ray.is_initialized():
-            address = os.environ.get("RAY_ADDRESS")
-            where = {"address": address} if address else {"include_dashboard": False}
-            ray.init(**where, log_to_driver=False, configure_logging=False)
+        self._ray = connected()
         self.plan, self.network, self.timeout = plan, plan.network, timeout
         self._make = (plan, executor, source, timeout, {**options, "threads": threads or 1})
         self._cpus = [(threads or 1) * len(group) for group in plan.groups]
@@ -141,20 +128,17 @@ class RayProgram:
         ray = self._ray
         self._placed = ray.util.placement_group([{"CPU": cpus} for cpus in self._cpus], strategy=strategy)
         if not self._placed.wait(PLACE_S):
-            have, free = (found().get("CPU", 0) for found in (ray.cluster_resources, ray.available_resources))
             ray.util.remove_placement_group(self._placed)
-            raise DeviceError(f"the Ray cluster has no room for groups of {self._cpus} CPUs (strategy {strategy}): it "
-                              f"has {have:g} CPUs, {free:g} of them free; use fewer groups or threads")
+            raise DeviceError(f"the Ray cluster has no room for groups of {self._cpus} CPUs (strategy {strategy}): "
+                              f"{room(ray)}; use fewer groups or threads")
 
     def _actor(self, group: int) -> Any:
         ray, (plan, *rest) = self._ray, self._make
         where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._placed, placement_group_bundle_index=group)
-        package = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         return ray.remote(concurrency_groups={IO: 1})(Stage).options(
             num_cpus=self._cpus[group], scheduling_strategy=where, max_restarts=0,
-            runtime_env={"env_vars": {"PYTHONPATH": path}}).remote(plan, group, *rest)
+            runtime_env=environment()).remote(plan, group, *rest)
 
     def _connect(self) -> None:
         peers = dict(enumerate(self._actors))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +72,11 @@ ENDPOINTS = (
 )
 
 
-def make_app(service: Service) -> Guard:
-    """The application. Models are loaded while it starts; it can be asked for its health meanwhile."""
+def make_app(service: Service, routes: Sequence[Endpoint] | None = None) -> Guard:
+    """The application. Models are loaded while it starts; it can be asked for its health meanwhile.
+
+    routes: ENDPOINTS, unless others answer.
+    """
     config = service.config
 
     def bound(endpoint: Endpoint):
@@ -81,14 +84,14 @@ def make_app(service: Service) -> Guard:
             return await endpoint.handler(service, request)
         return handle
 
-    endpoints = [e for e in ENDPOINTS if config.page or e.handler is not page]
+    endpoints = [e for e in routes or ENDPOINTS if config.page or e.handler is not page]
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in endpoints:
         for path in endpoint.paths:
             by_path.setdefault(path, {})[endpoint.method] = endpoint
-    routes = [Route(path, _by_method({method: bound(endpoint) for method, endpoint in methods.items()}),
-                    methods=list(methods)) for path, methods in by_path.items()]
-    router = Router(routes, redirect_slashes=False, lifespan=lambda app: _lifespan(service))
+    table = [Route(path, _by_method({method: bound(endpoint) for method, endpoint in methods.items()}),
+                   methods=list(methods)) for path, methods in by_path.items()]
+    router = Router(table, redirect_slashes=False, lifespan=lambda app: _lifespan(service))
     inner = CORSMiddleware(router, allow_origins=config.cors_origins, allow_methods=["GET", "POST"],
                            allow_headers=["*"]) if config.cors_origins else router
     hosts = config.allowed_hosts or (LOOPBACK if config.host in LOOPBACK else ())

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from numflow.errors import DeviceError, DownloadError, ModelNotFoundError, NumflowError, RequestError, TokenizerError
+from numflow.errors import (
+    DeviceError,
+    DeviceLostError,
+    DownloadError,
+    ModelNotFoundError,
+    NumflowError,
+    RequestError,
+    TokenizerError,
+)
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error",
          429: "rate_limit_error", 503: "unavailable_error"}
@@ -84,6 +92,8 @@ def of_error(error: Exception) -> ApiError:
                         code="out_of_memory", headers={"Retry-After": "10"})
     if isinstance(error, DownloadError):
         return ApiError(503, one_line(error), code="model_unavailable", headers={"Retry-After": "30"})
+    if isinstance(error, DeviceLostError):
+        return ApiError(503, one_line(error), code="device_lost", headers={"Retry-After": "5"})
     if isinstance(error, DeviceError):  # an optional package that a field needs
         return bad_request(one_line(error), code="unsupported")
     if isinstance(error, NumflowError):

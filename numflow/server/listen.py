@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from numflow.errors import RequestError
-from numflow.server.app import make_app
+from numflow.server.app import Endpoint, make_app
 from numflow.server.errors import ApiError, shutting_down
 from numflow.server.service import Service
 from numflow.server.wire import dump
@@ -114,8 +114,9 @@ class _Server(uvicorn.Server):
         timer.cancel()
 
 
-def serve(service: Service, started: Callable[[str], None] = lambda url: None) -> None:
-    """Run until SIGINT or SIGTERM. started: told the URL when connections are accepted.
+def serve(service: Service, started: Callable[[str], None] = lambda url: None,
+          routes: Sequence[Endpoint] | None = None) -> None:
+    """Run until SIGINT or SIGTERM. started: told the URL when connections are accepted. routes: as for make_app.
 
     Raises:
         RequestError: the address cannot be had. NumflowError: the models of the beginning cannot be loaded.
@@ -126,7 +127,7 @@ def serve(service: Service, started: Callable[[str], None] = lambda url: None) -
     protocol = partial(Connection, most=config.max_connections, header_timeout=config.body_timeout,
                        write_timeout=config.write_timeout)
     options = uvicorn.Config(
-        make_app(service), http=protocol,  # type: ignore[arg-type]
+        make_app(service, routes), http=protocol,  # type: ignore[arg-type]
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=30, backlog=2048, timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
     server = _Server(options, service, lambda: started(url))

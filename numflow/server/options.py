@@ -97,6 +97,7 @@ SERVICE = {
     "log_level": Option(_one_of("error", "warning", "info", "debug"), "info", "What is logged."),
     "log_prompts": Option(_flag, False, "Also log texts of prompts."),
     "page": Option(_flag, True, "Serve the chat page."),
+    "replicas": Option(_count, None, "Copies of the service behind Ray Serve; each has all models."),
 }
 
 MODEL = {
@@ -120,6 +121,9 @@ MODEL = {
     "kv_v": Option(_text, None, "Of the values alone.", (), "load"),
     "host_kv_percent": Option(_percent, None, "Share of layers whose keys and values stay in the host's memory.",
                               ("host_kv_cache_percent",), "load"),
+    "host_embeddings": Option(_flag, None, "Keep the table of tokens in the host's memory.", (), "load"),
+    "cpu_layers": Option(_a(int, "a whole number"), None, "With cuda: layers that the processor runs, the first ones; "
+                         "below 0: the last ones.", (), "load"),
     "context": Option(_count, None, "Longest text in tokens.", ("max_context_len",), "load"),
     "chunk": Option(_count, None, "Rows of a prompt that run at once.", (), "load"),
     "max_batch": Option(_count, None, "Sequences that run side by side.", ("max_concurrent_queries",), "engine"),

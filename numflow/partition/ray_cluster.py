@@ -1,0 +1,41 @@
+"""The Ray cluster that actors run on: the one that RAY_ADDRESS names, or one on this machine."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import DeviceError
+
+
+def connected() -> Any:
+    """The module ray, connected to the cluster.
+
+    Raises:
+        DeviceError: ray is not installed, or no cluster answers at RAY_ADDRESS.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise DeviceError("actors need the package ray: pip install 'numflow[ray]'") from None
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        where = {"address": address} if address else {"include_dashboard": False}
+        try:
+            ray.init(**where, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, ValueError) as error:
+            raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {' '.join(str(error).split())}") from None
+    return ray
+
+
+def environment() -> dict[str, Any]:
+    """`runtime_env` of actors: they import this numflow, with the same settings."""
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMFLOW_")}
+    return {"env_vars": {**settings, "PYTHONPATH": path}}
+
+
+def room(ray: Any) -> str:
+    """What the cluster has, for messages."""
+    have, free = (found().get("CPU", 0) for found in (ray.cluster_resources, ray.available_resources))
+    return f"it has {have:g} CPUs, {free:g} of them free"

@@ -1,0 +1,307 @@
+"""Replicas behind a front: requests whose replica is lost, and (slow) Ray Serve on a cluster of two nodes."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("starlette")
+httpx = pytest.importorskip("httpx")
+
+from numflow.errors import RequestError  # noqa: E402
+from numflow.server.app import make_app  # noqa: E402
+from numflow.server.config import make_config  # noqa: E402
+from numflow.server.front import endpoints  # noqa: E402
+from numflow.server.merge import merged  # noqa: E402
+from numflow.server.replica import Head, Replica  # noqa: E402
+from numflow.server.replicas import Replicas, _cpus  # noqa: E402
+from numflow.server.service import Service  # noqa: E402
+from numflow.server.wire import KEEP_ALIVE  # noqa: E402
+from tests.server.processes import ServerProcess  # noqa: E402
+
+KEY = {"Authorization": "Bearer sk-1"}
+JSON = Head(200, [(b"content-type", b"application/json"), (b"content-length", b"2")])
+STREAM = Head(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+
+
+class Gone(Exception):
+    """A replica has died."""
+
+
+class Deployment:
+    """As a handle of Ray Serve: each call gets the next of the scripts, lists of parts and exceptions."""
+
+    def __init__(self, *scripts):
+        self.scripts, self.calls, self.cancelled = list(scripts), [], 0
+        self.ask = self
+
+    def options(self, stream):
+        assert stream
+        return self
+
+    def remote(self, call):
+        self.calls.append(call)
+        return Parts(self, self.scripts.pop(0))
+
+
+class Parts:
+    """As a response of Ray Serve."""
+
+    def __init__(self, deployment, script):
+        self.deployment, self.script = deployment, iter(script)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        part = next(self.script, None)
+        if part is None:
+            raise StopAsyncIteration
+        if part == "wait":
+            await asyncio.sleep(60)
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    def cancel(self):
+        self.deployment.cancelled += 1
+
+
+def _front(deployment, **service):
+    config = make_config({}, service={"api_keys": ["sk-1"], **service}, models={"tiny": {"path": "nowhere"}})
+    replicas = Replicas(config, 2)
+    replicas._handle, replicas._gone, replicas.ready = deployment, (Gone,), True
+    front = Service(config, replicas)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(front, endpoints(replicas))), headers=KEY,
+                             base_url="http://127.0.0.1")
+
+
+def _post(deployment, path="/v1/completions", **service):
+    async def run():
+        async with _front(deployment, **service) as client:
+            return await client.post(path, content=b'{"prompt": "x"}', headers={"content-type": "application/json"})
+
+    return asyncio.run(run())
+
+
+def test_an_answer_passes_through():
+    deployment = Deployment([Head(429, [*JSON.headers, (b"retry-after", b"7")]), b"{}"])
+    reply = _post(deployment)
+    assert (reply.status_code, reply.content, reply.headers["retry-after"]) == (429, b"{}", "7")
+    call, = deployment.calls
+    assert (call.method, call.path, call.body) == ("POST", "/v1/completions", b'{"prompt": "x"}')
+    assert call.id == reply.headers["x-request-id"] and dict(call.headers) == {b"content-type": b"application/json"}
+    assert deployment.cancelled == 0
+
+
+def test_another_replica_answers_when_one_is_lost():
+    for lost in ([Gone()], [JSON, Gone()]):
+        deployment = Deployment(lost, [JSON, b"{}"])
+        assert _post(deployment).content == b"{}" and len(deployment.calls) == 2
+
+
+def test_a_stream_begins_again_until_something_of_it_was_sent():
+    deployment = Deployment([STREAM, KEEP_ALIVE, Gone()], [STREAM, b"data: 1\n\n", b"data: [DONE]\n\n"])
+    reply = _post(deployment)
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert reply.content == KEEP_ALIVE + b"data: 1\n\ndata: [DONE]\n\n"
+    deployment = Deployment([STREAM, b"data: 1\n\n", Gone()])
+    first, error, _ = _post(deployment).content.split(b"\n\n")
+    assert first == b"data: 1"
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    native = Deployment([Head(200, [(b"content-type", b"application/json")]), b"{}\n\n", Gone()])
+    assert json.loads(_post(native, "/").content.split(b"\n\n")[1])["ret_code"] == "error.busy"
+
+
+def test_a_request_that_every_replica_dies_of_is_given_up():
+    deployment = Deployment(*[[Gone()]] * 9)
+    reply = _post(deployment)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "replica_lost")
+    assert len(deployment.calls) == 4 and reply.headers["retry-after"] == "1"
+
+
+def test_a_request_that_takes_too_long_ends_its_work():
+    deployment = Deployment(["wait"])
+    reply = _post(deployment, request_timeout=0.05)
+    assert reply.json()["error"]["code"] == "request_timeout" and deployment.cancelled == 1
+
+
+def test_the_front_asks_for_keys_and_knows_its_health():
+    async def run():
+        async with _front(Deployment()) as client:
+            client.headers.pop("Authorization")
+            return await client.get("/health"), await client.get("/v1/models")
+
+    health, models = asyncio.run(run())
+    assert (health.status_code, models.status_code) == (200, 401)
+
+
+def test_numbers_of_all_replicas():
+    text = "# HELP n_total Things.\n# TYPE n_total counter\nn_total{model=\"m\"} %s\n"
+    found = merged(text % 1, [text % 2, text % 3])
+    assert 'n_total{model="m"} 1.0' in found and found.count("# TYPE n_total counter") == 1
+    assert 'n_total{model="m",replica="0"} 2.0' in found and 'n_total{model="m",replica="1"} 3.0' in found
+
+
+def test_cpus_of_a_replica():
+    def cpus(**options):
+        return _cpus(make_config({}, models={"a": {"path": "x", **options}}).models)
+
+    assert cpus() == 1 and cpus(threads=4) == 4 and cpus(threads=2, devices="0&1;2") == 6
+    assert cpus(transport="ray", devices="0;1", threads=4) == 0
+    with pytest.raises(RequestError, match="replicas should be a whole number from 1"):
+        make_config({}, service={"replicas": 0}, models={"a": {"path": "x"}})
+
+
+def test_a_replica_is_the_application_without_a_socket(model_folders):
+    config = make_config({}, service={"api_keys": ["sk-1"]}, models={"tiny": {
+        "path": str(model_folders["chat"]), "backend": "reference"}})
+
+    async def run():
+        replica = Replica.__new__(Replica)
+        await Replica.__init__(replica, config)
+        assert await replica.failure() == ""
+        await replica.check_health()
+        from numflow.server.replica import Call
+
+        body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "temperature": 0}
+        call = Call("POST", "/v1/completions", b"", json.dumps(body).encode(), "some-id")
+        head, *parts = [part async for part in replica.ask(call)]
+        assert head.status == 200 and head.get(b"x-request-id") == "some-id"
+        assert json.loads(b"".join(parts))["usage"]["completion_tokens"] == 3
+        # Who stops listening ends the request.
+        body |= {"stream": True, "max_tokens": 400}
+        answer = replica.ask(Call("POST", "/v1/completions", b"", json.dumps(body).encode(), "other"))
+        assert (await anext(answer)).status == 200
+        await anext(answer)
+        await answer.aclose()
+        end = time.monotonic() + 20
+        while (await replica.status())["models"][0]["engine"]["running"]:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        assert 'numflow_requests_cancelled_total{model="tiny"} 1.0' in await replica.metrics()
+        await replica._service.pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_replica_without_its_model_says_why():
+    config = make_config({}, models={"tiny": {"path": "/nowhere/at-all.gguf"}})
+
+    async def run():
+        replica = Replica.__new__(Replica)
+        await Replica.__init__(replica, config)
+        assert "/nowhere/at-all.gguf" in await replica.failure()
+        with pytest.raises(RuntimeError, match="at-all"):
+            await replica.check_health()
+
+    asyncio.run(run())
+
+
+# With Ray Serve
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.serve")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster.add_node(num_cpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def _actors(cluster, name):
+    """Processes of the living actors of a class."""
+    from ray.util.state import list_actors
+
+    return {actor.pid for actor in list_actors(address=cluster.gcs_address, filters=[
+        ("state", "=", "ALIVE")], detail=True) if name in actor.class_name and actor.pid}
+
+
+def _ask(url, number, stream):
+    """A completion's text, or the code of the error that it ended with."""
+    body = {"prompt": f"prompt {number}", "max_tokens": 60, "ignore_eos": True, "temperature": 0, "stream": stream}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=200)
+    if reply.status_code != 200:
+        return reply.json()["error"]["code"]
+    if not stream:
+        return reply.json()["choices"][0]["text"]
+    events = [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n\n")
+              if line.startswith("data: {")]
+    if "error" in events[-1]:
+        return events[-1]["error"]["code"]
+    assert reply.text.rstrip().endswith("data: [DONE]")
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+def _under_load(url, kill, count=24):
+    """Texts of `count` requests, half of them streamed; `kill` is called while they run."""
+    found = {}
+
+    def client(first):
+        for number in range(first, count, 6):
+            found[number] = _ask(url, number, stream=number % 2 == 1)
+
+    threads = [threading.Thread(target=client, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    kill()
+    for thread in threads:
+        thread.join(240)
+    return [found[number] for number in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("options", "victim"), [
+    ((), "Replica"), (("--ray", "--devices", "0;1"), "Replica"), (("--ray", "--devices", "0;1"), "Stage")])
+def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, victim):
+    """kill -9 of one process: all requests are answered, or (streams that had begun) end with an error that says so;
+    then there are as many workers as before."""
+    def kill():
+        pid = min(_actors(cluster, victim))
+        before.remove(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    with ServerProcess("-m", f"tiny={model_folders['chat']}", "--replicas", "2", "--threads", "1", *options,
+                       RAY_ADDRESS=cluster.address, wait=False) as server:
+        server.wait_ready(180)
+        expected = _under_load(server.url, lambda: None)
+        before = _actors(cluster, victim)
+        count = len(before)
+        assert count == (4 if victim == "Stage" else 2)
+        found = _under_load(server.url, kill)
+        lost = [number for number, text in enumerate(found) if text == "replica_lost"]
+        assert all(number % 2 for number in lost), "only streams that had begun may be told so"
+        assert victim == "Replica" or not lost
+        assert [text for number, text in enumerate(found) if number not in lost] == \
+            [text for number, text in enumerate(expected) if number not in lost]
+        end = time.monotonic() + 120
+        while len(_actors(cluster, victim)) < count or len(server.status()["replicas"]) < 2:
+            assert time.monotonic() < end, "the lost worker was not replaced"
+            time.sleep(0.5)
+        assert _under_load(server.url, lambda: None) == expected
+        requests = [replica["models"][0]["engine"]["steps"] for replica in server.status()["replicas"]]
+        assert len(requests) == 2 and all(requests), "both replicas have work"
+        assert 'replica="1"' in httpx.get(f"{server.url}/metrics").text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_served(cluster, model_folders):
+    for options, message in (((f"tiny={model_folders['chat']}", "--replicas", "5"), "no room for 5 replicas of 1 CPUs"),
+                             (("tiny=/nowhere/at-all.gguf", "--replicas", "1"), "at-all.gguf")):
+        server = ServerProcess("-m", *options, RAY_ADDRESS=cluster.address, wait=False)
+        with server:
+            assert server.process.wait(120) == 1
+            server._reader.join(5)
+            assert message in "".join(server.log) and "Traceback" not in "".join(server.log)
