@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import compile_notice, print_json, read_text
+from numflow.cli.running import compile_notice, gpu_options, print_json, read_text
 from numflow.cli.tables import print_fields, print_table
 from numflow.errors import RequestError
 
@@ -37,6 +37,9 @@ def bench(
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
+    host_embeddings: options.HostEmbeddings = False,
+    host_kv_percent: options.HostKV = 0.0,
+    cpu_layers: options.CpuLayers = 0,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -49,7 +52,7 @@ def bench(
     from numflow.engine.bench import process_start
 
     earlier = None if compare is None else _earlier(compare)
-    with compile_notice(device) as notice:
+    with compile_notice("cpu" if cpu_layers else device) as notice:
         def progress(line: str) -> None:
             notice.clear()
             print(line, file=sys.stderr, flush=True)
@@ -58,7 +61,8 @@ def bench(
                      process_start(), progress, contexts=_numbers("--context", context),
                      batches=_numbers("--batch", batch), profiled=profile, backend=device, activations=activations,
                      threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix,
-                     devices=devices, transport=transport, kv=kv, kv_k=kv_k, kv_v=kv_v)
+                     devices=devices, transport=transport, kv=kv, kv_k=kv_k, kv_v=kv_v,
+                     **gpu_options(host_embeddings, host_kv_percent, cpu_layers))
     if earlier is not None:
         from numflow.engine.bench_runs import compare as rows_of
 

@@ -7,7 +7,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.generate import stats_line
-from numflow.cli.running import loaded
+from numflow.cli.running import gpu_options, loaded
 from numflow.cli.strategies import strategy, streams
 from numflow.errors import NumflowError, RequestError
 
@@ -38,6 +38,9 @@ def chat(
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
+    host_embeddings: options.HostEmbeddings = False,
+    host_kv_percent: options.HostKV = 0.0,
+    cpu_layers: options.CpuLayers = 0,
     spec: options.SpecFile = None,
     stats: options.Stats = False,
     offline: options.Offline = False,
@@ -54,7 +57,7 @@ def chat(
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
                 imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
-                transport=transport) as (ready, notice):
+                transport=transport, **gpu_options(host_embeddings, host_kv_percent, cpu_layers)) as (ready, notice):
         if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)

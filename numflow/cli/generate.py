@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import loaded, print_json, read_text
+from numflow.cli.running import gpu_options, loaded, print_json, read_text
 from numflow.cli.strategies import strategy, streams
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
@@ -45,6 +45,7 @@ def generate(
     kv_v: options.KVV = None,
     host_embeddings: options.HostEmbeddings = False,
     host_kv_percent: options.HostKV = 0.0,
+    cpu_layers: options.CpuLayers = 0,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -63,10 +64,10 @@ def generate(
     settings = strategy(set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop_,
                         decoding_alg=decoding, repetition_penalty=repetition_penalty, json_schema=json_schema,
                         regex=regex, grammar=grammar, logprobs=logprobs, speculate=speculate)
-    host = {"host_embeddings": host_embeddings, "host_kv_percent": host_kv_percent}
+    host = gpu_options(host_embeddings, host_kv_percent, cpu_layers)
     with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
                 imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
-                transport=transport, **{name: value for name, value in host.items() if value}) as (ready, notice):
+                transport=transport, **host) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import loaded, print_json, read_text
+from numflow.cli.running import gpu_options, loaded, print_json, read_text
 from numflow.cli.tables import print_fields
 
 
@@ -31,6 +31,9 @@ def perplexity(
     kv: options.KV = None,
     kv_k: options.KVK = None,
     kv_v: options.KVV = None,
+    host_embeddings: options.HostEmbeddings = False,
+    host_kv_percent: options.HostKV = 0.0,
+    cpu_layers: options.CpuLayers = 0,
     devices: options.Devices = None,
     transport: options.Transport = "threads",
     spec: options.SpecFile = None,
@@ -45,11 +48,12 @@ def perplexity(
     from numflow.engine.divergence import divergence
     from numflow.engine.perplexity import perplexity as run
 
+    host = gpu_options(host_embeddings, host_kv_percent, cpu_layers)
     content, shared = read_text(text), dict[str, Any](spec=spec, threads=threads, offline=offline)
     with ExitStack() as stack:
         ready, notice = stack.enter_context(loaded(model, device, activations=activations, weights=weights,
                                                    imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices,
-                                                   transport=transport, **shared))
+                                                   transport=transport, **host, **shared))
 
         def progress(done: int, total: int, value: float) -> None:
             notice.clear()

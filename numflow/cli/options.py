@@ -28,10 +28,13 @@ HostEmbeddings = Annotated[bool, typer.Option("--host-embeddings", help="On a GP
                            "host's memory.")]
 HostKV = Annotated[float, typer.Option("--host-kv-percent", metavar="N", help="On a GPU: share of the layers whose "
                    "cached keys and values are in the host's memory.")]
+CpuLayers = Annotated[int, typer.Option("--cpu-layers", metavar="N", help="With --device cuda: run so many layers on "
+                      "the processor, the first ones; -N: the last N.")]
 Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
 Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
                     help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
-                         "device 0 twice as much. On the CPU a device is a set of threads.")]
+                         "device 0 twice as much. On the CPU a device is a set of threads; with --device cuda numbers "
+                         "are GPUs, and cpu may stand beside them: cpu;0.")]
 Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, "
                       "processes with shared memory between, or ray (actors of a Ray cluster).")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",

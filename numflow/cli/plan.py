@@ -120,17 +120,21 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool, 
 
 
 def _sizes(kv: str, this_machine: bool) -> dict:
-    """How large weights and cached tokens are: as files have them, or on this machine as the CPU holds them."""
+    """How large weights and cached tokens are where they run: the CPU for all of this machine, else GPUs beside it."""
+    from numflow.cpu import estimate as cpu
+    from numflow.cuda import estimate as cuda
+    from numflow.partition.price import Holding
     from numflow.quant.kv import CODED
 
     plain = {"f32": 4.0, "f16": 2.0}
     if kv not in plain and kv not in CODED:
         raise RequestError(f"--kv should be one of {', '.join((*plain, *CODED))}, is {kv!r}")
     if this_machine:
-        from numflow.cpu.estimate import cache_bytes, weight_bytes
-
-        return {"kv_bytes": plain.get(kv, 2.0), "weigh": weight_bytes, "hold": lambda c: cache_bytes(c, kv, kv)}
-    return {"kv_bytes": plain[kv] if kv in plain else CODED[kv].bits_per_value / 8}
+        return {"kv_bytes": plain.get(kv, 2.0), "weigh": cpu.weight_bytes, "hold": lambda c: cpu.cache_bytes(c, kv, kv)}
+    holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, kv, kv)),
+                "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, kv, kv))}
+    return {"kv_bytes": plain[kv] if kv in plain else CODED[kv].bits_per_value / 8, "backend": "cuda",
+            "weigh": cuda.weight_bytes, "hold": holdings["cuda"].hold, "holdings": holdings}
 
 
 def _progress(text: str) -> None:

@@ -63,9 +63,16 @@ def loaded(model: str | None, device: str, purpose: str = "generate",
     import numflow
     from numflow import registry
 
-    with (compile_notice(device) as notice,
+    processor = options.get("cpu_layers") or "cpu" in (options.get("devices") or "").lower()
+    with (compile_notice("cpu" if processor else device) as notice,
           numflow.load(model or registry.default_model(purpose), backend=device, **options) as ready):
         yield ready, notice
+
+
+def gpu_options(host_embeddings: bool, host_kv_percent: float, cpu_layers: int) -> dict[str, Any]:
+    """Options of `loaded` for what a GPU leaves to the host: those that were given, since other devices have none."""
+    given = {"host_embeddings": host_embeddings, "host_kv_percent": host_kv_percent, "cpu_layers": cpu_layers}
+    return {name: value for name, value in given.items() if value}
 
 
 def read_text(file: Path | str) -> str:

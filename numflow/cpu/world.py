@@ -54,16 +54,17 @@ class World:
     networks: of the devices, by index. threads: of each device, None: the cores there are, shared out.
     shared: the region can be opened by other processes, to which a World goes by being pickled.
     remote: with `put` and `take`, for devices that are elsewhere (Mailboxes); only `send` and `receive` go there.
-    same_bits: what a row gives does not depend on the rows beside it.
+    names: of the devices; the CPU's have no numbers, so they are not asked for.
+    in_pieces: a long batch may go through in pieces: what a row gives does not depend on the rows beside it.
 
     Raises:
         DeviceError: threads is not at least 1, or there is no room for shared memory.
     """
 
-    same_bits = True
+    in_pieces = True
 
     def __init__(self, networks: Mapping[int, Network], threads: int | None = None, shared: bool = False,
-                 remote: Any = None):
+                 remote: Any = None, names: Mapping[int, str] | None = None):
         cores = default_threads()
         count = max(1, cores // len(networks)) if threads is None else threads
         if count < 1:

@@ -15,6 +15,7 @@ import numpy as np
 from numflow.errors import DeviceError
 
 INSTALL = "install numflow with the extra 'cuda'"
+ELSE = "--device cpu runs models without"  # the way out where there is no GPU
 PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
             "nvidia-nvjitlink", "numba", "llvmlite", "numpy")
 
@@ -88,14 +89,14 @@ def driver() -> ModuleType:
     try:
         from cuda.bindings import driver as bindings
     except ImportError as error:
-        raise DeviceError(f"device 'cuda' needs cuda-bindings ({error}): {INSTALL}") from None
+        raise DeviceError(f"device 'cuda' needs cuda-bindings ({error}): {INSTALL}; {ELSE}") from None
     try:
         (status,) = bindings.cuInit(0)
         code, count = bindings.cuDeviceGetCount() if int(status) == 0 else (status, 0)
     except RuntimeError as error:  # the library itself is not there
-        raise DeviceError(f"device 'cuda' needs an NVIDIA driver, there is none ({error})") from None
+        raise DeviceError(f"device 'cuda' needs an NVIDIA driver, there is none ({error}); {ELSE}") from None
     if int(status) or int(code):
-        raise DeviceError(f"device 'cuda' needs an NVIDIA driver and a GPU: cuInit says {status.name}")
+        raise DeviceError(f"device 'cuda' needs an NVIDIA driver and a GPU: cuInit says {status.name}; {ELSE}")
     if not count:
-        raise DeviceError("device 'cuda' needs an NVIDIA GPU, the driver knows none")
+        raise DeviceError(f"device 'cuda' needs an NVIDIA GPU, the driver knows none; {ELSE}")
     return bindings

@@ -44,11 +44,21 @@ class Ref:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel on a grid of blocks (x, y, z)."""
+    """A kernel on a grid of blocks (x, y, z). beside: in the second queue of the device."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
     args: tuple
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where queues meet: the queue (`beside` the main one, or that) has come to the event, or waits for it."""
+
+    event: str
+    beside: bool
+    waits: bool
 
 
 class Device(Protocol):
@@ -63,8 +73,10 @@ class Device(Protocol):
     def upload(self, to: Ref, data: np.ndarray) -> None: ...
     def download(self, source: Ref, nbytes: int) -> np.ndarray: ...
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None: ...
-    def launch(self, work: Launch) -> None: ...
-    def mark(self) -> Any: ...
+    def launch(self, work: Launch | Order) -> None: ...
+    def host_array(self, memory: Memory) -> np.ndarray: ...
+    def mark(self, again: Any = None) -> Any: ...
+    def until(self, event: Any) -> None: ...
     def wait(self, event: Any) -> None: ...
     def fetch(self, to: Ref, other: "Device", source: Ref, nbytes: int) -> None: ...
     def synchronize(self) -> None: ...
@@ -109,8 +121,10 @@ class Simulated:
         """From one place on the device to another."""
         self._bytes(to, nbytes)[:] = self._bytes(source, nbytes)
 
-    def launch(self, work: Launch) -> None:
-        """Run a kernel."""
+    def launch(self, work: Launch | Order) -> None:
+        """Run a kernel; all queues are one here."""
+        if isinstance(work, Order):
+            return
         self.launches += 1
         if len(work.args) != len(work.kernel.signature):
             raise DeviceError(f"kernel {work.kernel.name} has {len(work.kernel.signature)} parameters, "
@@ -118,8 +132,15 @@ class Simulated:
         args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
         launch(work.kernel.body, work.grid, work.kernel.threads, args, self.seed)
 
-    def mark(self, timing: bool = False) -> None:
+    def host_array(self, memory: Memory) -> np.ndarray:
+        """uint8: memory of `alloc_host` as the host sees it."""
+        return memory.handle
+
+    def mark(self, again: None = None, timing: bool = False) -> None:
         """No event is needed: all work is done when it is asked for."""
+
+    def until(self, event: None) -> None:
+        """It has come."""
 
     def wait(self, event: None) -> None:
         """It has come."""

@@ -1,19 +1,23 @@
-"""What devices do together (ops.EXCHANGES): values pass as pieces of device memory, ordered by events.
+"""What devices do together (ops.EXCHANGES): values pass as pieces of memory, ordered by events.
 
-A device puts a copy of what it has into a mailbox, with an event behind the copy; who takes it lets its own queue wait
-for the event, copies the piece into its memory and works on it there. Sums are taken in the order of `adds`, so they do
-not depend on which device is how fast, nor on how many of them share a GPU. Nothing ever polls on a GPU: devices that
-share one cannot wait for each other.
+A GPU puts a copy of what it has into a mailbox, with an event behind the copy; who takes it lets its own queue wait for
+the event, copies the piece into its memory and works on it there. Sums are taken in the order of `adds`, so they do not
+depend on which device is how fast, nor on how many of them share a GPU. Threads of the host wait for mailboxes only,
+never for a GPU, and nothing ever polls on a GPU: devices that share one cannot wait for each other.
+
+To and from devices of other executors values pass through pinned memory of the host.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from numflow.cuda.call import Call, Sizes, ceil
-from numflow.cuda.device import Device, Launch, Memory
+from numflow.cuda.device import Device, Launch, Memory, Ref
 from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import kernel
 from numflow.cuda.scalar import f32, i32, u32
@@ -22,21 +26,51 @@ from numflow.mailboxes import Mailboxes
 from numflow.ops import Step, View, param
 
 THREADS = 128
+_LEAST = 4096  # bytes of a piece
 
 
 class World(Mailboxes):
-    """Where the devices of a plan meet: threads of one process, with a stream of a GPU each.
+    """Where the GPUs of a plan meet: threads of one process, with a stream of a GPU each.
 
-    networks: of the devices, by index. threads: ignored. shared, remote: for devices elsewhere, which these are not.
+    networks: of the devices, by index. names: of the devices, numbers of GPUs; None: their indices. threads: ignored.
+    remote:   with `put` and `take`, for devices of other executors; only `send` and `receive` go there.
+    devices:  by index, as they come.
+    in_pieces: a long batch may go through in pieces, as prompts come in chunks; the numbers may differ by rounding.
+
+    Raises:
+        DeviceError: devices that are processes, or a name that is no number.
     """
 
-    same_bits = False
+    in_pieces = True
 
-    def __init__(self, networks, threads=None, shared=False, remote=None):
-        if shared or remote is not None:
+    def __init__(self, networks, threads=None, shared=False, remote=None, names: Mapping[int, str] | None = None):
+        if shared:
             raise DeviceError("devices of backend 'cuda' are threads of one process: use transport 'threads'")
         super().__init__()
-        self.threads = dict.fromkeys(networks, threads)
+        self.threads, self.remote = dict.fromkeys(networks), remote
+        self.devices: dict[int, Device] = {}
+        for name in (names or {}).values():
+            if not name.isdecimal():
+                raise DeviceError(f"device {name!r} is no GPU: GPUs are numbers, from 0 on")
+        self.numbers = {index: int(names[index]) if names else index for index in networks}
+
+    def leave(self, index: int) -> None:
+        """A device is about to close: what others read of its memory is done first."""
+        for device in self.devices.values():
+            device.synchronize()
+        self.devices.pop(index, None)
+
+    def abort(self) -> None:
+        """Nobody waits any more, here and for devices elsewhere."""
+        super().abort()
+        if self.remote is not None:
+            self.remote.abort()
+
+    def reset(self) -> None:
+        """As new; all devices must be at rest."""
+        super().reset()
+        if self.remote is not None:
+            self.remote.reset()
 
     def close(self) -> None:
         """Forget what is on its way."""
@@ -45,24 +79,50 @@ class World(Mailboxes):
 
 @dataclass(eq=False)
 class Piece:
-    """A value on its way: rows one after the other in memory of `device`, there once `event` has come.
+    """A value on its way: rows one after the other in memory of `device`, there once `ready` has come.
 
-    readers: devices that are to read it; the last gives the memory back to `spare`, the owner's stock by size.
+    stock:   where it goes when the last of its `readers` is done with it.
+    read:    by reader, an event behind its copy: the owner lets them come before it fills the memory again.
     """
 
     device: Device
     memory: Memory
-    event: Any
-    readers: int
-    spare: dict[int, deque]
+    stock: deque
+    ready: Any = None
+    readers: int = 0
+    read: dict[Device, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def done(self) -> None:
-        """A reader needs it no more."""
+    def done(self, reader: Device) -> None:
+        """What the reader has queued so far is all that it does with the piece."""
+        if reader is not self.device:
+            self.read[reader] = reader.mark(self.read.get(reader))
         with self.lock:
             self.readers -= 1
             if not self.readers:
-                self.spare[self.memory.nbytes].append(self.memory)
+                self.stock.append(self)
+
+
+@dataclass(eq=False)
+class Parcel:
+    """A value on its way to the host, an array for whoever asks: it is there once `ready` has come.
+
+    place: pinned memory of the host; `stock` gets the parcel back once the array is taken.
+    """
+
+    device: Device
+    place: Memory
+    stock: deque
+    ready: Any = None
+    shape: tuple[int, int] = (0, 0)
+    dtype: Any = np.float32
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        self.device.until(self.ready)
+        count = 4 * self.shape[0] * self.shape[1]
+        x = self.device.host_array(self.place)[:count].view(self.dtype).reshape(self.shape).copy()
+        self.stock.append(self)
+        return x if dtype is None else x.astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -85,8 +145,10 @@ def bind_exchange(step: Step, ctx) -> list[Call | Meeting]:
     """
     if ctx.world is None:
         raise NetworkError(f"{step}: a network of several devices needs the world they meet in")
-    return [Meeting(step, {"send": _send, "receive": _receive, "all_reduce": _all_reduce,
-                           "all_gather": _all_gather}[step.op](step, ctx))]
+    elsewhere = step.op in ("send", "receive") and param(step, "peer") not in ctx.world.threads
+    makers = {"send": _send_out, "receive": _receive_in} if elsewhere else {
+        "send": _send, "receive": _receive, "all_reduce": _all_reduce, "all_gather": _all_gather}
+    return [Meeting(step, makers[step.op](step, ctx))]
 
 
 def _send(step: Step, ctx) -> Callable[[Sizes], None]:
@@ -98,29 +160,61 @@ def _send(step: Step, ctx) -> Callable[[Sizes], None]:
 def _receive(step: Step, ctx) -> Callable[[Sizes], None]:
     """y = what device `peer` sent."""
     (y,), peer = step.outputs, param(step, "peer")
-    return lambda sizes: _placed(ctx, ctx.world.take(peer, ctx.index), y, sizes, False)
+    landing = _landing(ctx, y)
+    return lambda sizes: _placed(ctx, ctx.world.take(peer, ctx.index), y, sizes, landing, False)
+
+
+def _send_out(step: Step, ctx) -> Callable[[Sizes], None]:
+    """x -> device `peer` of another executor: a kernel writes it to the host's memory."""
+    (x,), peer = step.inputs, param(step, "peer")
+    dtype = np.int32 if ctx.network.buffers[x.buffer].dtype == "i32" else np.float32
+
+    def act(sizes: Sizes) -> None:
+        rows, device = sizes.rows[ctx.rows(x)], ctx.device
+        size = _room(4 * rows * x.width)
+        stock = ctx.spare["host", size]
+        parcel = stock.popleft() if stock else Parcel(device, device.alloc_host(size), stock)
+        parcel.shape, parcel.dtype = (rows, x.width), dtype
+        _copy(ctx, x, sizes, (parcel.place.at(), x.width), ctx.view(x))
+        parcel.ready = device.mark(parcel.ready)
+        ctx.world.remote.put(ctx.index, peer, parcel)
+    return act
+
+
+def _receive_in(step: Step, ctx) -> Callable[[Sizes], None]:
+    """y = what device `peer` of another executor sent."""
+    (y,), peer = step.outputs, param(step, "peer")
+    landing = _landing(ctx, y)
+
+    def act(sizes: Sizes) -> None:
+        ctx.device.upload(landing, ctx.world.remote.take(peer, ctx.index))
+        _copy(ctx, y, sizes, ctx.view(y), (landing, y.width))
+    return act
 
 
 def _all_reduce(step: Step, ctx) -> Callable[[Sizes], None]:
     """y = sum of x over the devices `adds`."""
     (y,), adds = step.outputs, param(step, "adds")
+    landing = _landing(ctx, y)
 
     def act(sizes: Sizes) -> None:
         pieces = _of_all(step, ctx, sizes, adds)
         for place, other in enumerate(adds):
-            _placed(ctx, pieces[other], y, sizes, place > 0)
+            _placed(ctx, pieces[other], y, sizes, landing, place > 0)
     return act
 
 
 def _all_gather(step: Step, ctx) -> Callable[[Sizes], None]:
     """Columns spans[i] of y = x of device group[i]."""
     (y,), group, spans = step.outputs, param(step, "group"), param(step, "spans")
-    have = {other: span for other, span in zip(group, spans, strict=True) if span[1] > span[0]}
+    have = {other: View(y.buffer, y.start + begin, end - begin)
+            for other, (begin, end) in zip(group, spans, strict=True) if end > begin}
+    landing = _landing(ctx, y)
 
     def act(sizes: Sizes) -> None:
         pieces = _of_all(step, ctx, sizes, tuple(have))
-        for other, (begin, end) in have.items():
-            _placed(ctx, pieces[other], View(y.buffer, y.start + begin, end - begin), sizes, False)
+        for other, view in have.items():
+            _placed(ctx, pieces[other], view, sizes, landing, False)
     return act
 
 
@@ -134,25 +228,45 @@ def _of_all(step: Step, ctx, sizes: Sizes, givers: tuple[int, ...]) -> dict[int,
 
 
 def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Piece:
-    """A copy of a view's rows."""
-    rows, device = sizes.rows[ctx.rows(view)], ctx.device
-    size = 4 * rows * view.width
-    memory = ctx.spare[size].popleft() if ctx.spare[size] else device.alloc(size)
-    device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
-        memory.at(), view.width, *ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width, 0)))
-    return Piece(device, memory, device.mark(), readers, ctx.spare)
+    """A copy of a view's rows, for so many readers."""
+    device, size = ctx.device, _room(4 * sizes.rows[ctx.rows(view)] * view.width)
+    stock = ctx.spare[size]
+    piece = stock.popleft() if stock else Piece(device, device.alloc(size), stock)
+    for event in piece.read.values():
+        device.wait(event)
+    piece.readers = readers
+    _copy(ctx, view, sizes, (piece.memory.at(), view.width), ctx.view(view))
+    piece.ready = device.mark(piece.ready)
+    return piece
 
 
-def _placed(ctx, piece: Piece, view: View, sizes: Sizes, add: bool) -> None:
+def _placed(ctx, piece: Piece, view: View, sizes: Sizes, landing: Ref, add: bool) -> None:
     """Put a piece where a view is, or add it."""
-    rows, device = sizes.rows[ctx.rows(view)], ctx.device
-    landing = ctx.scratch(f"pieces of {view.width}", 4 * ctx.room(view) * view.width)
-    device.wait(piece.event)
-    device.fetch(landing, piece.device, piece.memory.at(), piece.memory.nbytes)
-    device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
-        *ctx.view(view), landing, view.width, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
-    device.synchronize()
-    piece.done()
+    device, source = ctx.device, piece.memory.at()
+    if piece.device is not device:
+        device.wait(piece.ready)
+        device.fetch(landing, piece.device, source, 4 * sizes.rows[ctx.rows(view)] * view.width)
+        source = landing
+    _copy(ctx, view, sizes, ctx.view(view), (source, view.width), add)
+    piece.done(device)
+
+
+def _landing(ctx, view: View) -> Ref:
+    """Memory for what comes from another device, for as many rows as the view may have."""
+    return ctx.scratch(f"pieces of {view.width}", 4 * ctx.room(view) * view.width)
+
+
+def _room(nbytes: int) -> int:
+    """Bytes of a piece that has this many: few sizes, so that pieces are used again."""
+    return max(_LEAST, 1 << max(nbytes - 1, 0).bit_length())
+
+
+def _copy(ctx, view: View, sizes: Sizes, to: tuple[Ref, int], source: tuple[Ref, int], add: bool = False) -> None:
+    """The rows of a view from one place to another, each with its elements from row to row."""
+    rows = sizes.rows[ctx.rows(view)]
+    if rows:
+        ctx.device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
+            *to, *source, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
 
 
 @kernel("copy_rows", THREADS)

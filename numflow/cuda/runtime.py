@@ -1,7 +1,8 @@
 """A GPU as a Device, through the driver's own functions (cuda.bindings): they are the same in every version.
 
-One stream runs everything in order. Weights are uploaded through two pinned buffers: while one is on its way, the other
-is filled. A list of launches can be recorded as a graph and replayed; it finds new numbers in the same memory.
+One stream runs everything in order, another what is to overlap with it. Weights are uploaded through two pinned
+buffers: while one is on its way, the other is filled. A list of launches can be recorded as a graph and replayed; it
+finds new numbers in the same memory.
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import numpy as np
 
 from numflow.cuda.compat import driver
 from numflow.cuda.compile import Binary, cached
-from numflow.cuda.device import Launch, Memory, Ref
+from numflow.cuda.device import Launch, Memory, Order, Ref
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.memory import Slabs
 from numflow.cuda.scalar import Pointer, f32, i32
@@ -22,6 +23,7 @@ from numflow.errors import DeviceError
 
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
+_PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
 _CURRENT = threading.local()  # context that a thread has
 
 
@@ -49,7 +51,7 @@ class Gpu:
         count = self._ask("cuDeviceGetCount")
         if not 0 <= index < count:
             raise DeviceError(f"there is no GPU {index}: the driver knows {count}")
-        self._device = self._ask("cuDeviceGet", index)
+        self.index, self._device = index, self._ask("cuDeviceGet", index)
         self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
         self._use()
         attributes = bindings.CUdevice_attribute
@@ -65,6 +67,10 @@ class Gpu:
         self._modules: list[Any] = []
         self._stages: list[tuple[np.ndarray, int, Any]] = []
         self._turn = 0
+        self._events: list[Any] = []
+        self._peers: set[int] = set()
+        self._second: Any = None
+        self._meetings: dict[str, Any] = {}
 
     def alloc(self, nbytes: int) -> Memory:
         """On a multiple of 256 bytes; the content is whatever was there."""
@@ -117,31 +123,49 @@ class Gpu:
     def fetch(self, to: Ref, other: "Gpu", source: Ref, nbytes: int) -> None:
         """Copy from the memory of another device, which may be on another GPU."""
         self._use()
+        if other.index == self.index:
+            self._ask("cuMemcpyAsync", self._address(to), self._address(source), nbytes, self._stream)
+            return
+        if other.index not in self._peers:
+            self._befriend(other)
         self._ask("cuMemcpyPeerAsync", self._address(to), self._context, self._address(source), other._context, nbytes,
                   self._stream)
 
-    def launch(self, work: Launch) -> None:
-        """Put a kernel into the queue."""
+    def _befriend(self, other: "Gpu") -> None:
+        """Let copies come straight from the other GPU where the machine can do that; else they take the driver's way."""
+        self._peers.add(other.index)
+        if self._ask("cuDeviceCanAccessPeer", self._device, other._device):
+            (code,) = self._cu.cuCtxEnablePeerAccess(other._context, 0)
+            if int(code) not in (0, _PEERS_ALREADY):
+                raise DeviceError(f"{self.name}: no copies from {other.name}: the driver says {code.name}")
+
+    def launch(self, work: Launch | Order) -> None:
+        """Put a kernel into its queue, or have queues meet."""
         self._use()
+        if isinstance(work, Order):
+            event, stream = self._meeting(work.event), self._beside() if work.beside else self._stream
+            self._ask(*(("cuStreamWaitEvent", stream, event, 0) if work.waits else ("cuEventRecord", event, stream)))
+            return
         kernel = work.kernel
         if len(work.args) != len(kernel.signature):
             raise DeviceError(f"kernel {kernel.name} has {len(kernel.signature)} parameters, "
                               f"{len(work.args)} were given")
         values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.args)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0, self._stream,
-                  ctypes.addressof(addresses), 0)
+        self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0,
+                  self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""
         self._use()
         self._ask("cuStreamSynchronize", self._stream)
 
-    def record(self, works: list[Launch]) -> Any:
+    def record(self, works: list[Launch | Order]) -> Any:
         """Launches as a graph; their kernels are compiled and loaded first."""
         self._use()
         for work in works:
-            self._function(work.kernel)
+            if isinstance(work, Launch):
+                self._function(work.kernel)
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._ask("cuStreamBeginCapture", self._stream, mode)
         try:
@@ -163,13 +187,24 @@ class Gpu:
         self.synchronize()
         self._ask("cuGraphExecDestroy", graph)
 
-    def mark(self, timing: bool = False) -> Any:
-        """An event at this place of the queue."""
+    def host_array(self, memory: Memory) -> np.ndarray:
+        """uint8: memory of `alloc_host` as the host sees it."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory.handle))
+
+    def mark(self, again: Any = None, timing: bool = False) -> Any:
+        """An event at this place of the queue: `again` moved here, or a new one, which the device keeps."""
         self._use()
-        flags = self._cu.CUevent_flags
-        event = self._ask("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING))
-        self._ask("cuEventRecord", event, self._stream)
-        return event
+        if again is None:
+            flags = self._cu.CUevent_flags
+            again = self._ask("cuEventCreate", int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING))
+            self._events.append(again)
+        self._ask("cuEventRecord", again, self._stream)
+        return again
+
+    def until(self, event: Any) -> None:
+        """Wait until an event of this device has come; any thread may."""
+        self._use()
+        self._ask("cuEventSynchronize", event)
 
     def wait(self, event: Any) -> None:
         """What is queued from here on waits for an event, which may be another device's."""
@@ -192,9 +227,13 @@ class Gpu:
         for _, address, event in self._stages:
             self._ask("cuMemFreeHost", address)
             self._ask("cuEventDestroy", event)
+        for event in (*self._events, *self._meetings.values()):
+            self._ask("cuEventDestroy", event)
         for module in self._modules:
             self._ask("cuModuleUnload", module)
-        self._functions, self._modules, self._stages = {}, [], []
+        self._functions, self._modules, self._stages, self._events = {}, [], [], []
+        if self._second is not None:
+            self._ask("cuStreamDestroy", self._second)
         self._ask("cuStreamDestroy", self._stream)
         _CURRENT.context = None
         self._ask("cuDevicePrimaryCtxRelease", self._device)
@@ -214,6 +253,19 @@ class Gpu:
         if kind is f32:
             return ctypes.c_float(value)
         return ctypes.c_int32(value) if kind is i32 else ctypes.c_uint32(int(value) & 0xFFFFFFFF)
+
+    def _beside(self) -> Any:
+        """The second queue."""
+        if self._second is None:
+            self._second = self._ask("cuStreamCreate", int(self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        return self._second
+
+    def _meeting(self, name: str) -> Any:
+        """The event of this name; each record moves it."""
+        if name not in self._meetings:
+            flag = int(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self._meetings[name] = self._ask("cuEventCreate", flag)
+        return self._meetings[name]
 
     def _stage(self) -> tuple[np.ndarray, int, Any]:
         """The pinned buffer whose turn it is, as an array; its last copy is done."""
@@ -248,6 +300,7 @@ class Gpu:
         if int(code):
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:
-                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes")
+                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes; fewer would do with --cpu-layers, "
+                                  "--host-kv-percent, --host-embeddings or --context")
             raise DeviceError(f"the GPU's driver says {what} to {name}")
         return results[0] if len(results) == 1 else results or None

@@ -6,6 +6,7 @@ from numflow.cuda.call import Sizes
 from numflow.cuda.device import Launch, Memory, Ref
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.program import Program
+from numflow.cuda.sample import BEST, PICK
 from numflow.ops import Network
 
 SIZES = tuple((rows, keys) for rows in (1, 3, 5, 16, 64, 500) for keys in (40, 5000))
@@ -39,7 +40,7 @@ class Notebook:
     def launch(self, work: Launch) -> None:
         self.launches.append(work)
 
-    def mark(self) -> None:
+    def mark(self, again: None = None) -> None:
         """Nothing is running."""
 
     def wait(self, event: None) -> None:
@@ -61,4 +62,5 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
     program = Program(network, weights, gpu=device, **options)
     works = [*device.launches, *(work for rows, keys in SIZES for work in program.launches(Sizes((rows,) * 4, keys)))]
     program.close()
-    return {work.kernel.name: work.kernel for work in works}
+    found = {work.kernel.name: work.kernel for work in works}
+    return found | {made.name: made for made in (BEST, PICK)} if "logits" in network.outputs else found

@@ -23,7 +23,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
          threads: int | None = None, *, offline: bool = False, progress: bool = True,
          context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
          imatrix: str | Path | None = None, kv: str | None = None, kv_k: str | None = None, kv_v: str | None = None,
-         devices: str | None = None, transport: str = "threads",
+         devices: str | None = None, transport: str = "threads", cpu_layers: int = 0,
          draft: "str | Path | Model | None" = None, **options) -> Model:
     """Load a model, ready to run.
 
@@ -41,7 +41,9 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
                   arithmetic is float32. kv_k, kv_v: of keys, of values alone.
     devices:      place the model on several devices: "0;1" cuts it by layer, "0&1" by tensor, "0&1;2&3" both. On the
                   CPU a device is a set of threads with memory of its own; `threads` are then those of each device.
+                  With "cuda" numbers are GPUs, and "cpu" among them is the processor: "cpu;0".
     transport:    of devices on the CPU: "threads" of this process, or "processes" with shared memory between.
+    cpu_layers:   with "cuda": so many layers run on the processor, the first ones; -N: the last N.
     draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
                   loaded with the same backend, activations and threads, and closed with the model.
     options:      further options of the executor.
@@ -55,19 +57,24 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     program_class, types = _executor(backend), {"kv_k": kv_k or kv, "kv_v": kv_v or kv}
     options |= {name: kind for name, kind in types.items() if kind is not None}
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
+    if cpu_layers and backend != "cuda":
+        raise RequestError(f"cpu_layers={cpu_layers} leaves layers of a GPU's model to the processor: it needs backend "
+                           f"'cuda' (--device cuda); backend {backend!r} runs all layers itself")
+    several = devices is not None or cpu_layers != 0
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
     if weights is not None:
         checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
     elif imatrix is not None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
-    built = _limited(network.build(chosen, checkpoint, context, fuse=devices is None), context)
-    if devices is None:
+    built = _limited(network.build(chosen, checkpoint, context, fuse=not several), context)
+    if not several:
         program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                 **options)
     else:
-        program = placed_program(built, backend, BACKENDS[backend], devices, checkpoint,
-                                 FileWeights(checkpoint.path, chosen, weights, imatrix), transport, options=options)
+        program = placed_program(built, backend, BACKENDS, devices, checkpoint,
+                                 FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
+                                 cpu_layers=cpu_layers, options=options)
     defaults = chosen.section("generation")
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),

@@ -11,7 +11,9 @@ from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network
+from numflow.partition.cpu_layers import with_cpu_layers
 from numflow.partition.cut import partition
+from numflow.partition.devices import executors_of, parse_devices
 from numflow.partition.program import PROGRESS_S, PlanProgram
 from numflow.spec.reader import Spec
 
@@ -45,25 +47,31 @@ class FileWeights:
         return network.WeightSource(part, checkpoint)
 
 
-def placed_program(built: Network, backend: str, module: str, devices: str, checkpoint: Checkpoint, files: FileWeights,
-                   transport: str = "threads", timeout: float = PROGRESS_S,
-                   options: Mapping[str, Any] | None = None) -> Any:
+def placed_program(built: Network, backend: str, modules: Mapping[str, str], devices: str | None,
+                   checkpoint: Checkpoint, files: FileWeights, transport: str = "threads", timeout: float = PROGRESS_S,
+                   cpu_layers: int = 0, options: Mapping[str, Any] | None = None) -> Any:
     """The program of a plan.
 
-    built: the network with every matrix product on its own (fuse=False). module: of the executor, with Program and
-    World. files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for
-    RayProgram. timeout: as for PlanProgram. options: of the executor's Program.
+    built: the network with every matrix product on its own (fuse=False). modules: of the executors, by name.
+    files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for RayProgram.
+    timeout: as for PlanProgram. cpu_layers: beside the GPUs of `devices` (partition/cpu_layers.py). options: of the
+    executors' Programs.
 
     Raises:
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
     """
-    executor = import_module(module)
-    if not hasattr(executor, "World"):
-        raise DeviceError(f"backend {backend!r} runs on one device: devices={devices!r} needs 'cpu' or 'reference'")
-    plan = partition(built, devices, backend)
+    if backend == "cuda" and transport != "threads":
+        raise DeviceError(f"transport {transport!r} is for devices of the CPU; those of backend 'cuda' are threads of one "
+                          "process")
+    placement, layers = parse_devices(devices or "0"), None
+    if cpu_layers:
+        placement, layers = with_cpu_layers(built, devices, cpu_layers)
+    runs = executors_of(placement, backend)
+    plan = partition(built, placement, runs, layers=layers)
     if transport == "ray":
         from numflow.partition.ray_program import RayProgram
 
-        return RayProgram(plan, module, files, timeout, **dict(options or {}))
+        return RayProgram(plan, modules[backend], files, timeout, **dict(options or {}))
+    executors = {name: import_module(modules[name]) for name in set(runs.values())}
     source = files if transport == "processes" else SharedWeights(checkpoint)
-    return PlanProgram(plan, executor, source, transport, timeout, **dict(options or {}))
+    return PlanProgram(plan, executors, source, transport, timeout, **dict(options or {}))

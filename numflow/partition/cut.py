@@ -24,17 +24,19 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
 
     network:   with every matrix product on its own (`network.build(..., fuse=False)`): q, k and v that are one step
                cannot be cut between heads.
-    executor:  who runs the devices, for all or by the device's name.
+    executor:  who runs the devices, for all or by the device's name; the devices of a group have the same.
     layers:    for each stack ("", or "enc." and "dec."), how many layers each group takes, instead of by the shares.
     embedding: within a group, the table "split" by columns or "placed" on its first device.
     head:      the output matrix "split" by rows or "placed" on the last group's first device.
     fuse:      merge neighbouring matrix products on each device.
 
     Raises:
-        DeviceError: the device string is wrong, or there are fewer layers than groups.
+        DeviceError: the device string is wrong, there are fewer layers than groups, or a group has several executors.
         NetworkError: the network cannot be cut there.
     """
     placement = parse_devices(devices) if isinstance(devices, str) else devices
+    runs = dict.fromkeys((device.name for device in placement), executor) if isinstance(executor, str) else executor
+    _check_groups(placement, runs)
     for what, value in (("embedding", embedding), ("head", head)):
         if value not in PLACES:
             raise DeviceError(f"{what} should be one of {', '.join(PLACES)}, is {value!r}")
@@ -49,9 +51,18 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
             own = _network(network, steps, fuse)
             verify(own)
             parts.append(DevicePart(
-                device.name, executor if isinstance(executor, str) else executor[device.name], index, number,
-                device.share, stage.layers or layers_by_stack(own), own))
+                device.name, runs[device.name], index, number, device.share, stage.layers or layers_by_stack(own), own))
     return Plan(network, placement, tuple(parts), groups)
+
+
+def _check_groups(placement: Devices, runs: Mapping[str, str]) -> None:
+    """Devices of a group meet in every layer, which those of different executors cannot."""
+    for group in placement.groups:
+        kinds = {runs[device.name] for device in group}
+        if len(kinds) > 1:
+            text = "&".join(map(str, group))
+            raise DeviceError(f"devices {text}: a group runs on one executor, not on {' and '.join(sorted(kinds))}: "
+                              f"put ';' between them, as in {text.replace('&', ';')}")
 
 
 def _indices(placement: Devices) -> tuple[tuple[int, ...], ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from numflow.errors import DeviceError
 
+CPU = "cpu"  # the name of the processor among devices
 _TOKEN = re.compile(r"\s*(?:(?P<cpu>cpu)|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<mark>[;,&|*]))", re.I)
 
 
@@ -55,6 +56,11 @@ class Devices:
     def group_shares(self) -> tuple[float, ...]:
         """What share of the layers each group takes: the sum of its devices' shares."""
         return tuple(sum(device.share for device in group) for group in self.groups)
+
+
+def executors_of(devices: Devices, backend: str) -> dict[str, str]:
+    """Who runs each device: the backend; beside GPUs ("cuda"), the processor runs what is its own."""
+    return {device.name: CPU if backend == "cuda" and device.name == CPU else backend for device in devices}
 
 
 def parse_devices(text: str) -> Devices:

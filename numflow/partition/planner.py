@@ -1,17 +1,17 @@
 """Chooses a device string: every strategy is cut, priced on a cluster, and ranked; each loser gets its reason."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from numflow.errors import DeviceError, NumflowError, RequestError
 from numflow.network.cost import Load, weight_bytes
 from numflow.ops import Network
 from numflow.partition.cut import partition
-from numflow.partition.devices import parse_devices
+from numflow.partition.devices import CPU, executors_of, parse_devices
 from numflow.partition.events import Simulator
 from numflow.partition.hardware import Cluster
 from numflow.partition.plan import Plan, single_device
-from numflow.partition.price import NUMFLOW, Memory, Prices, Style
+from numflow.partition.price import NUMFLOW, Holding, Memory, Prices, Style
 
 OBJECTIVES = ("latency", "throughput")
 CHUNK = 512    # rows of a prompt that run at once
@@ -69,17 +69,22 @@ class Candidate:
 
 def strategies(cluster: Cluster, names: Sequence[str], needed: float = 0.0) -> list[str]:
     """Device strings over some or all of these devices, by layer, by tensor and hybrid; quicker devices come first
-    and get a larger share. "cpu", if it is among them, takes the first layers: as few as leave the other devices
-    enough memory for `needed` bytes, and more."""
-    numbers = sorted((n for n in names if n != "cpu"), key=lambda n: -cluster.devices[n].bandwidth)
+    and get a larger share. "cpu", if it is among them, takes the first layers beside all others, in groups of their
+    own: as few as leave the other devices enough memory for `needed` bytes, and more."""
+    numbers = sorted((n for n in names if n != CPU), key=lambda n: -cluster.devices[n].bandwidth)
     found = []
     for count in range(1, len(numbers) + 1):
-        for size in (size for size in range(1, count + 1) if count % size == 0):
-            shared = [_shared(cluster, n, numbers[:count]) for n in numbers[:count]]
-            found.append(";".join("&".join(shared[at:at + size]) for at in range(0, count, size)))
-    if "cpu" in names:
-        found += [f"cpu*{share:g};{';'.join(numbers)}" for share in _cpu_shares(cluster, numbers, needed)] or ["cpu"]
+        found += _ways([_shared(cluster, n, numbers[:count]) for n in numbers[:count]])
+    if CPU in names:
+        shares = _cpu_shares(cluster, numbers, needed)
+        found += [f"{CPU}*{share:g};{way}" for way in _ways(numbers) for share in shares] or [CPU]
     return found
+
+
+def _ways(names: Sequence[str]) -> list[str]:
+    """Devices in equal groups: by layer, hybrid, by tensor."""
+    return [";".join("&".join(names[at:at + size]) for at in range(0, len(names), size))
+            for size in range(1, len(names) + 1) if len(names) % size == 0]
 
 
 def _cpu_shares(cluster: Cluster, numbers: Sequence[str], needed: float) -> list[float]:
@@ -99,11 +104,12 @@ def _shared(cluster: Cluster, name: str, names: Sequence[str]) -> str:
 
 def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, asked: str | None = None, *,
          style: Style = NUMFLOW, kv_bytes: float = 2.0, weigh: Callable = weight_bytes, hold: Callable | None = None,
+         holdings: Mapping[str, Holding] | None = None, backend: str = CPU,
          progress: Callable[[str], None] | None = None) -> list[Candidate]:
     """Candidates, the best for the goal first, those that do not fit last.
 
     network: built with fuse=False. names: the devices that may be used. asked: a device string to price besides.
-    style, kv_bytes, weigh, hold: see Prices.
+    style, kv_bytes, weigh, hold, holdings: see Prices. backend: who runs the devices; of "cuda", numbers are GPUs.
 
     Raises:
         DeviceError: a device that the cluster does not have.
@@ -111,7 +117,7 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
     for name in names:
         if name not in cluster.devices:
             raise DeviceError(f"{cluster.title} has no device {name!r}; it has {', '.join(cluster.devices)}")
-    whole = Prices(single_device(network, ""), cluster, style, kv_bytes, weigh, hold)
+    whole = Prices(single_device(network, ""), cluster, style, kv_bytes, weigh, hold, holdings or {})
     needed = sum(map(weigh, network.weights.values())) + goal.batch * goal.context * whole.cached_bytes(network)
     texts = list(dict.fromkeys([*([str(parse_devices(asked))] if asked else []),
                                 *strategies(cluster, names, needed)]))
@@ -119,15 +125,15 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
     for text in texts:
         if progress is not None:
             progress(text)
-        found.append(_price(network, cluster, text, goal, whole))
+        found.append(_price(network, cluster, text, goal, whole, backend))
     found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
     return [_with_reason(c, found[0], goal) for c in found]
 
 
-def _price(network, cluster, text, goal: Goal, prices: Prices) -> Candidate:
+def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> Candidate:
     placement = parse_devices(text)
     try:
-        plan = partition(network, placement)
+        plan = partition(network, placement, executors_of(placement, backend))
     except NumflowError as error:
         return Candidate(text, placement.strategy, error=str(error))
     prices = replace(prices, plan=plan)

@@ -58,11 +58,20 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Holding:
+    """How an executor holds things. weigh: bytes of a weight; hold: of a cached token of one attention."""
+
+    weigh: Callable[[Weight], float] = weight_bytes
+    hold: Callable[[Cache], float] | None = None
+
+
+@dataclass(frozen=True)
 class Prices:
     """Prices the steps of a plan on a cluster.
 
     kv_bytes: bytes of a cached value. weigh, hold: bytes of a weight, and of a cached token of one attention, as the
               executor holds them; without `hold`, a token takes `kv_bytes` for each value.
+    holdings: by executor, where those of a plan hold things in different ways.
     factors:  by op, measured time / priced time, where a run was measured.
     """
 
@@ -72,19 +81,24 @@ class Prices:
     kv_bytes: float = 2.0
     weigh: Callable[[Weight], float] = weight_bytes
     hold: Callable[[Cache], float] | None = None
+    holdings: Mapping[str, Holding] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
 
     def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
-        return {part.name: Memory(sum(map(self.weigh, part.network.weights.values())),
-                                  tokens * self.cached_bytes(part.network),
+        return {part.name: Memory(sum(map(self.holding(part).weigh, part.network.weights.values())),
+                                  tokens * self.cached_bytes(part.network, self.holding(part).hold),
                                   rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
                                   self.cluster.devices[part.name].memory)
                 for part in self.plan.devices}
 
-    def cached_bytes(self, network: Network) -> float:
+    def holding(self, part: DevicePart) -> Holding:
+        """How a device holds its part."""
+        return self.holdings.get(part.executor) or Holding(self.weigh, self.hold)
+
+    def cached_bytes(self, network: Network, hold: Callable[[Cache], float] | None = None) -> float:
         """Bytes that one token leaves in the caches of self-attention."""
-        hold = self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
+        hold = hold or self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
         return sum(hold(cache) for cache in network.caches.values() if cache.kind == "self")
 
     def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
@@ -110,18 +124,17 @@ class Prices:
     def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
         """Seconds of waiting for memory and of calculating: the longer of the two hides the other."""
         device = self.cluster.devices[part.name]
-        costs = [step_cost(part.network, step, load, self.kv_bytes, self.weigh) for load in loads]
+        weigh = self.holding(part).weigh
+        costs = [step_cost(part.network, step, load, self.kv_bytes, weigh) for load in loads]
         cost = sum(costs, Cost())
-        weights = min(sum(c.weights for c in costs), self._whole(part.network, step))  # loads of a batch share them
+        whole = sum(weigh(part.network.weights[name]) for name in step.weights.values())
+        weights = min(sum(c.weights for c in costs), whole)  # loads of a batch share them
         memory = (weights + cost.cache + cost.activations) / device.bandwidth
         compute = cost.operations / device.operations
         factor, fixed = self.factors.get(step.op, 1.0), device.step + self.style.step
         if memory > compute:
             return memory * factor, fixed * factor
         return 0.0, (compute + fixed) * factor
-
-    def _whole(self, network: Network, step: Step) -> float:
-        return sum(self.weigh(network.weights[name]) for name in step.weights.values())
 
     def _exchange(self, part: DevicePart, step: Step, loads):
         names = [device.name for device in self.plan.devices]

@@ -4,7 +4,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.micro import cut_batch, pieces_of
 from numflow.partition.plan import Plan
 from numflow.partition.workers import Answers, ProcessWorker, Resident, ThreadWorker
+from numflow.partition.worlds import Worlds
 
 TRANSPORTS = {"threads": ThreadWorker, "processes": ProcessWorker}
 PROGRESS_S = 120.0  # without any progress of any device after which a run is given up
@@ -42,14 +43,15 @@ class _Make:
 class PlanProgram:
     """Runs a plan on an executor's devices, all at once.
 
-    executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program).
+    executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program), or one
+               for each name of an executor in the plan.
     source:    gives the weights of a device's network, as a WeightSource. Called by each device; for "processes" it
                can be pickled.
     transport: "threads": devices are threads of this process; "processes": a process each, with shared memory between.
     timeout:   seconds without progress after which a run is given up.
     threads:   of each device; None: the cores there are, shared out.
     group:     run the devices of this group only; `remote` (Mailboxes) carries values to and from the other groups.
-    options:   of the executor's Program.
+    options:   of the executor's Program; of several executors, each takes what it knows.
 
     Raises:
         DeviceError: no such transport, or a device cannot be started.
@@ -65,13 +67,14 @@ class PlanProgram:
         self._answers: Answers = queue.SimpleQueue()
         self._lock, self._broken = threading.Lock(), ""
         self.parts = [part for part in plan.devices if group is None or part.group == group]
-        self._world = executor.World({part.index: part.network for part in self.parts}, threads,
-                                     transport == "processes", remote)
+        executors = executor if isinstance(executor, Mapping) else {part.executor: executor for part in self.parts}
+        self._world = Worlds(self.parts, executors, threads, transport == "processes", remote)
         self._workers: list[Any] = []
         try:
             for part in self.parts:
-                make = _Make(executor.Program, self._world, part.network, source, part.index,
-                             {**options, "threads": self._world.threads[part.index]})
+                own = self._world.options(part.index, options)
+                make = _Make(self._world.program(part.index), self._world.of(part.index), part.network, source,
+                             part.index, {**own, "threads": self._world.threads[part.index]})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
             self._gather(START_S)
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
@@ -82,9 +85,9 @@ class PlanProgram:
 
     @property
     def threads(self) -> int | None:
-        """Threads of all devices, None where the executor has no say."""
-        counts = self._world.threads.values()
-        return None if None in counts else sum(counts)
+        """Threads of all devices whose executor has a say, None if there is none."""
+        counts = [count for count in self._world.threads.values() if count is not None]
+        return sum(counts) if counts else None
 
     @property
     def device_weights_bytes(self) -> list[int]:
@@ -197,8 +200,8 @@ class PlanProgram:
         self._world.close()
 
     def _cuts_batches(self, entry: str) -> bool:
-        """Whether rows of a sequence may run in pieces: they see earlier tokens only, and each gives the same bits."""
-        return self._world.same_bits and all(
+        """Whether rows of a sequence may run in pieces: they see earlier tokens only."""
+        return self._world.in_pieces and all(
             param(step, "causal") or self.network.caches[param(step, "cache")].kind == "cross"
             for step in self.network.entries.get(entry, ()) if step.op == "attention")
 

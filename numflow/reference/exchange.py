@@ -10,12 +10,13 @@ class World(Mailboxes):
     """Where all devices of a plan meet: threads of one process. Every executor has a World of its own kind.
 
     networks: of the devices, by index. threads: of each device. remote: ways to devices that are elsewhere.
-    same_bits: whether what a row gives does not depend on the rows beside it (NumPy promises nothing).
+    names: of the devices. in_pieces: whether a long batch may go through in pieces: NumPy does not promise that
+    what a row gives does not depend on the rows beside it.
     """
 
-    same_bits = False
+    in_pieces = False
 
-    def __init__(self, networks, threads=None, shared=False, remote=None):
+    def __init__(self, networks, threads=None, shared=False, remote=None, names=None):
         if shared or remote is not None:
             raise DeviceError("devices of backend 'reference' are threads of one process: use transport 'threads'")
         super().__init__()

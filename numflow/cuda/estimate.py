@@ -1,0 +1,34 @@
+"""What a program will take of a GPU's memory, from shapes and types alone: for planning, before anything is loaded."""
+
+import math
+
+from numflow.cuda.call import ceil
+from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES
+from numflow.cuda.operand import padded
+from numflow.ops import Cache, Weight
+from numflow.quant.kv import CODED
+
+_ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
+_PLAIN = {"f32": 4.0, "f16": 2.0}
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight in memory: matrices as their planes or plain numbers, all else as float32."""
+    columns = weight.shape[-1]
+    if len(weight.shape) == 1:
+        return 4 * columns
+    rows = math.prod(weight.shape[:-1])
+    plain = (len(set(weight.types)) == 1 and weight.constant is None and not weight.add and not weight.normalize_rows
+             and not any(part.transpose for part in weight.parts))
+    kind = weight.types[0] if plain else "F32"
+    if kind not in NATIVE:
+        return rows * padded(columns) * (2 if kind in FLOATS and FLOATS[kind] != "f32" else 4)
+    parts = SCHEMES[NATIVE[kind]].parts.values()
+    return sum(ceil(rows * size * (columns // per if per else 1), _ALIGN) * _ALIGN for size, per in parts)
+
+
+def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> float:
+    """Bytes of a cached token's keys and values of one attention."""
+    sizes = ((kv_k, cache.k_dim), (kv_v, cache.v_dim))
+    return cache.kv_heads * sum(columns * _PLAIN[kind] if kind in _PLAIN else
+                                padded(columns) * CODED[kind].bits_per_value / 8 for kind, columns in sizes)
