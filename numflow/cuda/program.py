@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -57,7 +58,10 @@ class Program:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
         if not 0 <= host_kv_percent <= 100:
             raise RequestError(f"host_kv_percent should be in 0 .. 100, is {host_kv_percent!r}")
-        self.device = open_device(gpu, device) if isinstance(gpu, str) else gpu
+        number = device if world is None else world.numbers[device]
+        self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
+        if world is not None:
+            world.devices[device] = self.device
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations = activations
         report = progress or (lambda what, done, total: None)
@@ -204,6 +208,8 @@ class Program:
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
         self._graphs.clear()
+        if self._ctx.world is not None:
+            self._ctx.world.leave(self._ctx.index)
         self._bound.clear()
         self._caches.clear()
         self.device.close()
@@ -223,15 +229,14 @@ class Program:
         self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
 
     def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
-        """Run the calls; decode steps as a graph, after what comes before all launches."""
-        hosts = [isinstance(call, Meeting) for call in calls]
-        first = hosts.index(False) if False in hosts else len(calls)
-        if not self.device.graphs or not is_decode(sizes) or any(hosts[first:]):
-            first = len(calls)
-        for call in calls[:first]:
-            self._launch(call, sizes)
-        if first < len(calls):
-            self._graphs.run(what, calls[first:], rounded(sizes, self._routes))
+        """Run the calls; of decode steps, those between two that the host takes part in are a graph."""
+        graphs = self.device.graphs and is_decode(sizes)
+        for number, (by_host, some) in enumerate(groupby(calls, lambda call: isinstance(call, Meeting))):
+            if graphs and not by_host:
+                self._graphs.run((*what, number), list(some), rounded(sizes, self._routes))
+                continue
+            for call in some:
+                self._launch(call, sizes)
 
     def _launch(self, call: Call | Meeting, sizes: Sizes) -> None:
         if isinstance(call, Meeting):
