@@ -54,6 +54,12 @@ def float_of(bits: int):
     return np.uint32(bits).view(np.float32)
 
 
+@asm((u32,), (u32,), "popc.b32 $0, $1;")
+def count_bits(word: int) -> int:
+    """How many bits are set."""
+    return int(word).bit_count()
+
+
 # ---- conversions
 
 

@@ -124,9 +124,14 @@ class Context:
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
         x = self.scratch(f"{view} as {kind}", size + more)
         aux = x + size if more else None
-        calls = () if (view, kind, runs) in self._made else (bind_operand(self, view, kind, x, aux),)
-        self._made.add((view, kind, runs))
+        calls = () if self.made(view, kind, runs) else (bind_operand(self, view, kind, x, aux),)
         return Operand(x, aux, padded(view.width), calls)
+
+    def made(self, view: View, kind: str, runs: str = "all") -> bool:
+        """Whether somebody made this of a view since its columns were written; whoever asks first has to make it."""
+        before = (view, kind, runs) in self._made
+        self._made.add((view, kind, runs))
+        return before
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""

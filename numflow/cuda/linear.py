@@ -47,9 +47,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
     operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", "many")
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
-    planes = (weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:]))
-    args = (*ctx.view(y), partial, operand.x, operand.aux, *planes, bias, int(bias is not None), ctx.batch.counts,
-            field, y.width, units)
+    args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
+            ctx.batch.counts, field, y.width, units, None, None, 1)
 
     def parts(sizes: Sizes) -> int:
         return parts_of(y.width, sizes.rows[field], units)
@@ -64,6 +63,11 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
             *ctx.view(y), partial, parts(sizes), bias, int(bias is not None), ctx.batch.counts, field, y.width))
 
     return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
+
+
+def gemm_planes(weight: Matrix) -> list[Ref | None]:
+    """The parts of a matrix as `gemm` wants them."""
+    return [weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])]
 
 
 def uses_int8(weight: Matrix, activations: str) -> bool:

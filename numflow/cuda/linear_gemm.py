@@ -8,6 +8,9 @@ by cp.async, weights in registers, a row for each thread.
 
 SCALE keeps small weights away from the smallest float16. Where few tokens leave multiprocessors without work, the
 columns are cut into parts whose sums a second kernel adds, always in the same order.
+
+Grouped: the matrix is a stack of those of experts, and a block finds in `tiles` which expert's it is, and which of the
+routes in `order` are its tokens (moe_group.py).
 """
 
 import functools
@@ -32,6 +35,7 @@ from numflow.cuda.intrinsics import (
     copy_wait,
     grid_z,
     lane_index,
+    load4,
     store4,
     stream4,
     sync_block,
@@ -62,10 +66,11 @@ def tile_of(rows: int) -> int:
 
 
 @functools.cache
-def gemm(kind: str, tokens: int) -> Kernel:
+def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
     """grid (N / 128, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
 
-    x: float16 or bfloat16 words [T][units][16]; scales f32 [T].
+    x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / 128, tiles, 1); x has a row for
+    `routes` rows of y.
     """
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
@@ -77,26 +82,40 @@ def gemm(kind: str, tokens: int) -> Kernel:
     w_memory, x_memory = SharedArray(u32, 2 * w_words), SharedArray(u32, 2 * x_words)
     sums, staged = LocalArray(f32, m_tiles * n_tiles * 4), LocalArray(u32, 16)
     left, right = LocalArray(u32, 4 * m_tiles), LocalArray(u32, 2 * n_tiles)
-    put = _put_sums(m_tiles, n_tiles, inverse)
+    put = _put_sums(m_tiles, n_tiles, inverse, grouped)
     chunks = max(tokens * 4 // 128, 1)       # of 16 bytes of activations that each thread copies
+    sources = LocalArray(u32, chunks)
 
-    @kernel(f"gemm_{kind}_{tokens}", 128, blocks=1 if tokens == 128 else 2)
+    @kernel(f"gemm_{kind}_{tokens}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
     def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
               two: u32.ptr, one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr,
-              has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32):
+              has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32, tiles: i32.ptr, order: i32.ptr,
+              routes: u32):
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(counts[rows])
-        if first_token >= count:
+        above_row = u32(0)                   # rows of the matrix before the expert's
+        if grouped:
+            expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
+            if expert < 0:
+                return
+            first_token, count, above_row = u32(begin), u32(end), u32(expert * n)
+        elif first_token >= count:
             return
         parts = u32(grid_z())
         share = u32((units + parts - 1) // parts)
-        begin = u32(block_z() * share)
-        end = u32(begin + share) if begin + share < units else units
+        unit = u32(block_z() * share)
+        last = u32(unit + share) if unit + share < units else units
         w_tile, x_tile = w_memory(), x_memory()
         acc, words, a, b = sums(), staged(), left(), right()
         for i in range(m_tiles * n_tiles * 4):
             acc[i] = f32(0)
         row = u32(first_row + thread) if first_row + thread < n else u32(n - 1)
+        row = u32(above_row + row)
+        rows_of = sources()
+        for i in range(chunks):
+            at = u32(first_token + (thread + 128 * i >> 2))
+            at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
+            rows_of[i] = u32(order[at]) // routes if grouped else at
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if per_row_of:
             base, step, z_bits, dz_bits = stream4(per_row, u32(4 * row))
@@ -106,18 +125,18 @@ def gemm(kind: str, tokens: int) -> Kernel:
         matrix, inside = lane >> u32(3), lane & u32(7)
         w_lane = u32((m_first + inside + 8 * (matrix & u32(1))) * PITCH + 4 * (matrix >> u32(1)))
         x_lane = u32((n_first + inside + 8 * (matrix >> u32(1))) * PITCH + 4 * (matrix & u32(1)))
-        if begin < end:
-            stage(words, low, high, two, one, head, above, row, begin, units, base, step, z, dz)
-            _copy_tokens(x_tile, 0, x, first_token, count, begin, units, thread, chunks, tokens)
+        if unit < last:
+            stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
+            _copy_tokens(x_tile, 0, x, rows_of, unit, units, thread, chunks, tokens)
             _put(w_tile, u32(thread * PITCH), words)
             copy_wait()
         sync_block()
-        unit, turn = begin, u32(0)
-        while unit < end:
-            more = unit + 1 < end
+        turn = u32(0)
+        while unit < last:
+            more = unit + 1 < last
             if more:
-                _copy_tokens(x_tile, u32((turn ^ u32(1)) * x_words), x, first_token, count, u32(unit + 1), units,
-                             thread, chunks, tokens)
+                _copy_tokens(x_tile, u32((turn ^ u32(1)) * x_words), x, rows_of, u32(unit + 1), units, thread, chunks,
+                             tokens)
                 stage(words, low, high, two, one, head, above, row, u32(unit + 1), units, base, step, z, dz)
             for k in range(2):
                 for m in range(m_tiles):
@@ -141,22 +160,22 @@ def gemm(kind: str, tokens: int) -> Kernel:
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
         if parts > 1:
             put(acc, partial + block_z() * count * n, n, scales, bias, u32(0), n, count, lane_row,
-                u32(first_token + lane_token))
+                u32(first_token + lane_token), above_row, order, routes)
         else:
-            put(acc, y, y_stride, scales, bias, has_bias, n, count, lane_row, u32(first_token + lane_token))
+            put(acc, y, y_stride, scales, bias, has_bias, n, count, lane_row, u32(first_token + lane_token), above_row,
+                order, routes)
 
     return _gemm
 
 
 @device
-def _copy_tokens(tile, at, x, first, count, unit, units, thread, chunks, tokens):
-    """32 columns of each token into shared memory, 16 bytes a copy; of tokens that are not there the last one."""
+def _copy_tokens(tile, at, x, rows_of, unit, units, thread, chunks, tokens):
+    """32 columns of each token into shared memory, 16 bytes a copy. rows_of: the rows of x of this thread's copies."""
     for i in range(chunks):
         place = u32(thread + 128 * i)
         if place < tokens * 4:
             token, part = place >> u32(2), place & u32(3)
-            source = u32(first + token) if first + token < count else u32(count - 1)
-            copy_async(tile, u32(at + token * PITCH + 4 * part), x, u32((source * units + unit) * 16 + 4 * part))
+            copy_async(tile, u32(at + token * PITCH + 4 * part), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
     copy_commit()
 
 
@@ -203,23 +222,26 @@ def _code_stage(kind: str) -> DeviceFunction:
     return stage
 
 
-def _put_sums(m_tiles: int, n_tiles: int, inverse: float) -> DeviceFunction:
+def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> DeviceFunction:
     """Writes the sums of a warp. Made of a function for each m, whose indices are constants: sums stay in registers."""
 
     def for_rows(m: int) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token):
+        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes):
             above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
             plus, plus_below = f32(0), f32(0)
             if has_bias != 0:
-                plus = bias[above] if above < n else f32(0)
-                plus_below = bias[below] if below < n else f32(0)
+                plus = bias[above_row + above] if above < n else f32(0)
+                plus_below = bias[above_row + below] if below < n else f32(0)
             for j in range(n_tiles):
                 for i in range(2):
                     t = u32(token + 8 * j + i)
                     if t < count:
-                        scale = scales[t] * f32(inverse)
-                        to = y + t * pitch
+                        source = t
+                        if grouped:
+                            t = u32(order[t])
+                            source = t // routes
+                        scale, to = scales[source] * f32(inverse), y + t * pitch
                         if above < n:
                             to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus
                         if below < n:
@@ -228,9 +250,9 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float) -> DeviceFunction:
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token):
-            first(acc, y, pitch, scales, bias, has_bias, n, count, row, token)
-            second(acc, y, pitch, scales, bias, has_bias, n, count, row, token)
+        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes):
+            first(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes)
+            second(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes)
         return put
 
     return functools.reduce(both, map(for_rows, range(m_tiles)))

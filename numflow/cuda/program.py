@@ -13,7 +13,8 @@ from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
 from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
-from numflow.cuda.sample import argmax
+from numflow.cuda.sample import WORDS, best, encode, pick
+from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
 from numflow.ops import Batch, Network, Step, TraceRow, View
@@ -168,18 +169,27 @@ class Program:
         self._walk((entry, end), [call for _, part in self._bound[entry][:end] for call in part], sizes)
         return None if output is None else self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
 
-    def greedy(self, batch: Batch, entry: str = "main") -> np.ndarray:
-        """The token with the largest logit of each wanted row, int32 [R]; only these come back from the device.
+    def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
+        """A token for each wanted row, picked as its choice says, int32 [R]; only these come back from the device. -1
+        where logits are not finite.
 
         Raises:
-            RequestError: as `run`.
+            RequestError: as `run`, or there are not as many choices as rows.
         """
         end, sizes = self._end(entry, "logits"), self._load(batch, entry)
+        rows, logits, ctx = sizes.rows[N_LOGIT_ROWS], self.network.outputs["logits"], self._ctx
+        if len(choices) != rows:
+            raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
+        ids = ctx.scratch("chosen tokens", 4 * ctx.capacity["logits"])
+        if greedy := all(choice.temperature == 0 for choice in choices):
+            choose = best(ctx, logits, ids)
+        else:
+            settings = ctx.scratch("choices", 4 * WORDS * ctx.capacity["logits"])
+            self.device.upload(settings, encode(choices))
+            choose = pick(ctx, logits, settings, ids)
         calls = [call for _, part in self._bound[entry][:end] for call in part]
-        ids = self._ctx.scratch("chosen tokens", 4 * self._ctx.capacity["logits"])
-        choose = argmax(self._ctx, self.network.outputs["logits"], ids)
-        self._walk((entry, end, "greedy"), [*calls, choose], sizes)
-        return self.device.download(ids, 4 * sizes.rows[N_LOGIT_ROWS]).view(np.int32)
+        self._walk((entry, end, "greedy" if greedy else "drawn"), [*calls, choose], sizes)
+        return self.device.download(ids, 4 * rows).view(np.int32)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run step by step, waiting for each; one TraceRow per step."""

@@ -57,3 +57,14 @@ def block_max(value, warps):
     for warp in range(1, warps):
         largest = fmax(largest, parts[warp])
     return largest
+
+
+@device
+def better_of_warp(value, index):
+    """The largest value of the warp and the lowest index that has it, in every lane."""
+    for i in range(5):
+        mask = 1 << i
+        other, place = shuffle_xor(value, mask), shuffle_xor(index, mask)
+        if other > value or (other == value and place < index):
+            value, index = other, place
+    return value, index

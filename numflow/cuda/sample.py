@@ -1,53 +1,158 @@
-"""Choosing tokens on the device, so that ids come back and not rows of logits."""
+"""Choosing tokens on the device, so that ids come back and not rows of logits.
 
+A row's settings are WORDS words: the temperature (f32; 0: the best token), the random number of the draw (in 2**-32),
+then (filter, value) for each filter in order, ended by NONE: MIN_P (f32: the logarithm of the share), TOP_K (a count),
+TOP_P (in 2**-32).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.cuda.arithmetic import float_of, fmin
 from numflow.cuda.call import N_LOGIT_ROWS, Call, per_row
 from numflow.cuda.device import Ref
 from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import block_y, lane_index, shuffle_xor, sync_block, thread_index
+from numflow.cuda.intrinsics import block_y, lane_index, load4, shuffle_xor, sync_block, thread_index
 from numflow.cuda.kernel import device, kernel
-from numflow.cuda.scalar import f32, i32, u32
+from numflow.cuda.reduce import better_of_warp
+from numflow.cuda.sample_set import (
+    BUCKETS,
+    MOST_TOKENS,
+    NOWHERE,
+    THREADS,
+    WARPS,
+    WIDEST,
+    draw,
+    memory,
+    narrower,
+    score_of,
+)
+from numflow.cuda.scalar import f32, i32, u32, u64
+from numflow.decoding.choice import Choice
+from numflow.errors import RequestError
 from numflow.ops import View
 
-THREADS = 256
-LOWEST = -3.4e38
-_values, _places = SharedArray(f32, 8), SharedArray(i32, 8)
+NONE, MIN_P, TOP_K, TOP_P = range(4)
+WORDS = 12
+LOWEST = -3.4028235e38
+_values, _places, _lows = SharedArray(f32, WARPS), SharedArray(i32, WARPS), SharedArray(f32, WARPS)
+_top_k, _top_p = narrower(True), narrower(False)
 
 
-def argmax(ctx, logits: View, ids: Ref) -> Call:
-    """logits f32 [R, V] -> ids i32 [R]: the largest of each row, the first of equals; 0 for a row of NaN."""
-    return per_row(None, _argmax, N_LOGIT_ROWS, 1, ids, *ctx.view(logits), ctx.batch.counts, logits.width)
+def encode(choices: Sequence[Choice]) -> np.ndarray:
+    """The settings of rows, uint32 [R, WORDS]."""
+    rows = np.zeros((len(choices), WORDS), np.uint32)
+    for row, choice in zip(rows, choices):
+        row[:2] = _float_bits(choice.temperature), _share(choice.uniform)
+        for at, (name, value) in enumerate(choice.filters):
+            row[2 + 2 * at:4 + 2 * at] = {"min_p": lambda v: (MIN_P, _float_bits(math.log(v))),
+                                          "top_k": lambda v: (TOP_K, min(int(v), MOST_TOKENS)),
+                                          "top_p": lambda v: (TOP_P, _share(v))}[name](value)
+    return rows
+
+
+def _float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _share(value: float) -> int:
+    return min(int(value * 2.0**32), 2**32 - 1)
+
+
+def best(ctx, logits: View, ids: Ref) -> Call:
+    """logits f32 [R, V] -> ids i32 [R]: the largest of each row, the first of equals; -1 for a row that has none, or
+    an infinite one, or any NaN."""
+    return per_row(None, _best, N_LOGIT_ROWS, 1, ids, *ctx.view(logits), ctx.batch.counts, _width(logits))
+
+
+def pick(ctx, logits: View, settings: Ref, ids: Ref) -> Call:
+    """The same, but drawn as each row's settings say."""
+    return per_row(None, _pick, N_LOGIT_ROWS, 1, ids, *ctx.view(logits), settings, ctx.batch.counts, _width(logits))
+
+
+def _width(logits: View) -> int:
+    if logits.width > MOST_TOKENS or logits.start % 4:
+        raise RequestError(f"device 'cuda' cannot choose among {logits.width} tokens: {MOST_TOKENS} at most")
+    return logits.width
 
 
 @device
-def better_of_warp(value, index):
-    """The largest value of the warp and the lowest index that has it, in every lane."""
-    for i in range(5):
-        mask = 1 << i
-        other, place = shuffle_xor(value, mask), shuffle_xor(index, mask)
-        if other > value or (other == value and place < index):
-            value, index = other, place
-    return value, index
+def _survey(row, width):
+    """The largest of a row and its first place (-1: there is none that is finite), and the smallest."""
+    values, places, lows = _values(), _places(), _lows()
+    thread = u32(thread_index())
+    value, index, low, bad = f32(LOWEST), i32(0x7FFFFFFF), f32(-LOWEST), False
+    i = u32(4 * thread)
+    while i < width:
+        next_ = u32(i + 4 * THREADS)
+        a0, a1, a2, a3 = load4(row, i)
+        b0, b1, b2, b3 = load4(row, next_ if next_ < width else i)
+        both = (a0, a1, a2, a3, b0, b1, b2, b3)
+        for j in range(8):
+            here, at = both[j], u32((i if j < 4 else next_) + (j & 3))
+            if at < width:
+                bad = bad or not here <= f32(-LOWEST)  # NaN or infinite
+                if here > value or (here == value and i32(at) < index):
+                    value, index = here, i32(at)
+                low = fmin(low, here)
+        i = u32(i + 8 * THREADS)
+    index = i32(-1) if bad else index
+    value = -f32(LOWEST) if bad else value  # so that it is found
+    value, index = better_of_warp(value, index)
+    for k in range(5):
+        low = fmin(low, shuffle_xor(low, 1 << k))
+    if lane_index() == 0:
+        warp = u32(thread >> u32(5))
+        values[warp], places[warp], lows[warp] = value, index, low
+    sync_block()
+    value, index, low = values[0], places[0], lows[0]
+    for warp in range(1, WARPS):
+        if values[warp] > value or (values[warp] == value and places[warp] < index):
+            value, index = values[warp], places[warp]
+        low = fmin(low, lows[warp])
+    return value, index if index < width else i32(-1), low
 
 
-@kernel("argmax", THREADS)
-def _argmax(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u32):
-    row, thread = block_y(), u32(thread_index())
+@kernel("argmax", THREADS, exact=True)
+def _best(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u32):
+    row = block_y()
     if row >= counts[N_LOGIT_ROWS]:
         return
-    source, values, places = logits + row * stride, _values(), _places()
-    value, index = f32(LOWEST), i32(0x7FFFFFFF)
-    i = thread
-    while i < width:
-        here = source[i]
-        if here > value:
-            value, index = here, i32(i)
-        i = u32(i + 256)
-    value, index = better_of_warp(value, index)
-    if lane_index() == 0:
-        values[thread >> u32(5)], places[thread >> u32(5)] = value, index
-    sync_block()
-    if thread == 0:
-        for warp in range(1, 8):
-            if values[warp] > value or (values[warp] == value and places[warp] < index):
-                value, index = values[warp], places[warp]
-        ids[row] = index if index < width else i32(0)
+    _, index, _ = _survey(logits + row * stride, width)
+    if thread_index() == 0:
+        ids[row] = index
+
+
+@kernel("sample", THREADS, exact=True)
+def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
+    row = block_y()
+    if row >= counts[N_LOGIT_ROWS]:
+        return
+    source, own = logits + row * stride, settings + row * WORDS
+    peak, index, low = _survey(source, width)
+    t = float_of(own[0])
+    if t == f32(0) or index < 0:
+        if thread_index() == 0:
+            ids[row] = index
+        return
+    room, top = memory(), score_of(peak, peak, t)
+    reach = fmin(top - score_of(low, peak, t), f32(WIDEST))
+    per = f32(BUCKETS - 1) / (reach if reach > f32(1e-3) else f32(1e-3))
+    least, border, i = f32(LOWEST), u64(NOWHERE), u32(2)
+    while own[i] != NONE:
+        what = (peak, t, top, per, least, border, u32(0), u32(64), u64(0))
+        if own[i] == MIN_P:
+            least = float_of(own[i + 1])
+        elif own[i] == TOP_K:
+            border = _top_k(source, width, what, own[i + 1], room)
+        else:
+            border = _top_p(source, width, what, own[i + 1], room)
+        i = u32(i + 2)
+    chosen = draw(source, width, (peak, t, top, per, least, border, u32(0), u32(64), u64(0)), own[1], room)
+    if thread_index() == 0:
+        ids[row] = i32(chosen)
+
+
+BEST, PICK = _best, _pick

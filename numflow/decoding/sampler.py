@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from numflow.decoding.chain import candidates, narrowed, processed
+from numflow.decoding.choice import Choice, plain_filters, unconstrained
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.fsd import fsd
 from numflow.decoding.logprobs import TokenLogprob, token_logprobs
@@ -17,6 +18,7 @@ from numflow.decoding.speculative import Distribution, verify
 from numflow.errors import RequestError
 
 DRAW, COIN, CHECK = 0, 1, 2  # random numbers of a position: the token, whether FSD picks it, two of speculation
+NOT_FINITE = "the model's logits are not finite numbers; its weights or its specification are wrong"
 
 
 class Grammar(Protocol):
@@ -58,6 +60,7 @@ class Sampler:
         self.logprobs: list[TokenLogprob] = []
         self._history = np.array(prefix, np.int32)
         self._length = len(self._history)
+        self._filters = plain_filters(settings)
         self._bypassed = 0
         self._mirostat = Mirostat(settings.mirostat, settings.mirostat_tau, settings.mirostat_eta) \
             if settings.mirostat else None
@@ -86,6 +89,26 @@ class Sampler:
         self.accept(id, logits)
         return id
 
+    def choice(self, ahead: int = 0) -> Choice | None:
+        """What a device needs to pick the token that `pick` would, `ahead` tokens after the next one; None if it takes
+        more than the logits."""
+        if self._filters is None or self.grammar is not None or not unconstrained(self.constraints, self.new + ahead):
+            return None
+        if self.settings.greedy:
+            return Choice()
+        return Choice(self.settings.temperature, uniform(self.seed, self.index, self.new + ahead), self._filters)
+
+    def picked(self, id: int) -> int:
+        """Remember the token that a device has picked by `choice`; below 0: the logits were not finite.
+
+        Raises:
+            RequestError: they were not.
+        """
+        if id < 0:
+            raise RequestError(NOT_FINITE)
+        self.accept(id)
+        return id
+
     def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
         c = self.candidates(logits)
@@ -111,7 +134,7 @@ class Sampler:
     def scores(self, logits: np.ndarray) -> np.ndarray:
         """Logits [V] with penalties, -inf for tokens that may not come."""
         if not np.isfinite(logits[np.argmax(logits)]):
-            raise RequestError("the model's logits are not finite numbers; its weights or its specification are wrong")
+            raise RequestError(NOT_FINITE)
         scores = self.constraints.apply(processed(logits, self.ids, self.new, self.settings), self.ids, self.new)
         if self.grammar is not None:
             scores = self.grammar.apply(scores)

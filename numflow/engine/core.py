@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.engine.generation import Piece
 from numflow.engine.job import Job
 from numflow.engine.lane import Group, Lane, Plan, Span
@@ -240,8 +241,22 @@ class Core:
             self._encode(plan)
         parts = [self._part(span) for span in plan.spans]
         if parts:
-            wanted = any(span.rows for span in plan.spans)
-            self._deliver(plan, runner.execute(parts, "main", plan.output if wanted else None))
+            wanted, choices = any(span.rows for span in plan.spans), self._choices(plan)
+            self._deliver(plan, runner.sample(parts, choices) if choices else
+                          runner.execute(parts, "main", plan.output if wanted else None))
+
+    def _choices(self, plan: Plan) -> list[Choice] | None:
+        """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
+        if plan.output != "logits" or not hasattr(self.runner.program, "sample"):
+            return None
+        found = list[Choice]()
+        for span in plan.spans:
+            if span.rows:
+                some = self.jobs[span.lane.group].choices(span.lane, span.drafts)
+                if some is None:
+                    return None
+                found += some
+        return found
 
     def _part(self, span: Span) -> Part:
         lane, types = span.lane, self.jobs[span.lane.group].types

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.beam import BeamSearch, Hypothesis
 from numflow.engine.drafting import MAX_DRAFTS
@@ -36,8 +37,13 @@ class Sample:
         lane, = self.lanes
         lane.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(lane.ids)))]
 
+    def choices(self, drafts: Sequence[int]) -> list[Choice] | None:
+        """How a device can pick the next tokens; None if it cannot."""
+        return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
+
     def advance(self, rows: np.ndarray, drafts: Sequence[int], scheduler) -> None:
-        """Take the logits [n, V] of the lanes, and give each new hypothesis its lane with its new token."""
+        """Take the logits [n, V] of the lanes, or the tokens [n] picked by `choices`, and give each new hypothesis its
+        lane with its new token."""
         self.timing.token()
         if isinstance(self.search, BeamSearch):
             self._branch(self.search.advance(rows), scheduler)
@@ -167,8 +173,15 @@ class Job:
             if sample.lanes:
                 sample.propose(self.group.limit)
 
+    def choices(self, lane: Lane, drafts: Sequence[int]) -> list[Choice] | None:
+        """How a device can pick the tokens of a lane, one for its last token and one for each draft; None if it
+        cannot, or several samples start from the same row."""
+        found = [sample for sample in self.samples if lane in sample.lanes] or self.samples
+        return found[0].choices(drafts) if len(found) == 1 else None
+
     def advance(self, rows: Mapping[Lane, tuple[np.ndarray, Sequence[int]]], scheduler) -> None:
-        """Take lane -> (logits [n, V], the drafts that ran) of all lanes of the request."""
+        """Take lane -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all lanes of the
+        request."""
         if not any(sample.lanes for sample in self.samples):  # the prompt has run: every sample starts from it
             root, = rows
             lanes = [root, *(scheduler.fork(root) for _ in self.samples[1:])]

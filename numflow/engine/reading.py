@@ -39,6 +39,9 @@ class Reading:
         self._filled = len(self.result) if end is None else end
         self.result[self._filled - len(rows):self._filled] = rows
 
+    def choices(self, lane: Lane, drafts) -> None:
+        """The rows themselves are wanted."""
+
     def advance(self, rows: Mapping[Lane, tuple], scheduler) -> None:
         """Take lane -> (rows, no drafts) of the only lane; it starts again where it had to make place."""
         (lane, (found, _)), = rows.items()

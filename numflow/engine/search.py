@@ -4,14 +4,17 @@ A search has
     running                  hypotheses whose next token is wanted; the engine keeps a sequence for each
     done, result             whether there is no more to run, and the Hypothesis that was found
     propose(limit)           tokens that may come next, for speculation (see numflow.engine.drafting)
-    advance(logits, drafts)  takes float32 [n, V], a row for each running hypothesis (or, of one, the rows of its
-                             drafts too); returns for each new hypothesis which of the old ones it continues
+    choices(drafts)          how a device can pick the tokens behind the last one and the drafts, None if it cannot
+    advance(rows, drafts)    takes float32 [n, V], a row of logits for each running hypothesis (or, of one, the rows of
+                             its drafts too), or int32 [n], the tokens picked by `choices`; returns for each new
+                             hypothesis which of the old ones it continues
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.engine.beam import BeamSearch, Hypothesis
 from numflow.engine.drafting import Draft
 from numflow.engine.request import Request
@@ -44,11 +47,20 @@ class OneByOne:
         """At most `limit` tokens that may come next."""
         return self._draft.propose(self.sampler.ids, limit) if self._draft is not None and limit > 0 else []
 
-    def advance(self, logits: np.ndarray, drafts: Sequence[int] = ()) -> list[int]:
-        """Take the logits [1 + len(drafts), V] behind the last token and behind each draft."""
-        for count, row in enumerate(logits):
+    def choices(self, drafts: Sequence[int] = ()) -> list[Choice] | None:
+        """How a device can pick the tokens behind the last one and behind each draft; None if it cannot."""
+        if self._draft is not None and any(self._draft.drawn_from(at) is not None for at in range(len(drafts))):
+            return None
+        found = [self.sampler.choice(ahead) for ahead in range(1 + len(drafts))]
+        return [one for one in found if one is not None] if None not in found else None
+
+    def advance(self, rows: np.ndarray, drafts: Sequence[int] = ()) -> list[int]:
+        """Take the logits float32 [1 + len(drafts), V] behind the last token and behind each draft, or the tokens
+        int32 [1 + len(drafts)] that a device has picked there by `choices`."""
+        pick = self.sampler.pick if rows.ndim == 2 else self.sampler.picked
+        for count, row in enumerate(rows if rows.ndim == 2 else rows.tolist()):
             source = self._draft.drawn_from(count) if self._draft is not None and count < len(drafts) else None
-            self.take(self.sampler.pick(row) if source is None else self.sampler.check(row, drafts[count], source))
+            self.take(pick(row) if source is None else self.sampler.check(row, drafts[count], source))
             if self.done or count == len(drafts) or self.new[-1] != drafts[count]:
                 break
         if self._draft is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.decoding.choice import Choice
 from numflow.engine.blocks import BlockAllocator, BlockTable
 from numflow.engine.turns import Turns
 from numflow.errors import RequestError
@@ -114,6 +115,10 @@ class Runner:
     def execute(self, parts: Ids[Part], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
         """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
         return self.program.run(self._batch(parts, tables), entry, output)
+
+    def sample(self, parts: Ids[Part], choices: Ids[Choice]) -> np.ndarray:
+        """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
+        return self.program.sample(self._batch(parts), choices)
 
     def trace(self, sequence, ids) -> list[TraceRow]:
         """As `run` for one token, with a row per step of the network."""

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from numflow.cuda.compile import Binary, cached
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.survey import kernels_of
-from tests.cuda.matrices import QUANTISED, linear_case
+from tests.cuda.matrices import QUANTISED, experts_case, linear_case
 from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
@@ -31,6 +31,8 @@ def all_kernels() -> dict[str, Kernel]:
             case = linear_case(kind, 64, k, 1, blank=True)
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
+        case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
+        found |= kernels_of(case.network, case.weights)
     return dict(sorted(found.items()))
 
 

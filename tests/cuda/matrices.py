@@ -56,6 +56,19 @@ class Stored(FakeWeights):
         return RawMatrix(name, self.kind, self.rows, weight.shape, weight.groups)
 
 
+def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as stored, uint8, and what they mean, float32 [n, k]; zeros if they are to be blank."""
+    if blank:
+        return np.zeros((n, stored_bytes(kind, k)), np.uint8), np.zeros((n, k), np.float32)
+    if kind in NATIVE:
+        rows = stored(kind, n, k)
+        return rows, values(kind, rows, k)
+    matrix = b.normal(n, k)
+    rows = {"F32": matrix, "F16": matrix.astype(np.float16),
+            "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind].view(np.uint8)
+    return rows, to_f32(rows, kind)
+
+
 def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blank: bool = False):
     """A Case of op `linear` whose matrix is stored as `kind`; FakeWeights.f32 has its de-quantised values.
 
@@ -64,21 +77,31 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blan
     b = Builder(f"linear-{kind}-{n}x{k}-{tokens}")
     x, _ = b.inputs(k, 4)
     y = b.buffer(n)
-    if blank:
-        rows, matrix = np.zeros((n, stored_bytes(kind, k)), np.uint8), np.zeros((n, k), np.float32)
-    elif kind in NATIVE:
-        rows = stored(kind, n, k)
-        matrix = values(kind, rows, k)
-    else:
-        matrix = b.normal(n, k)
-        rows = {"F32": matrix, "F16": matrix.astype(np.float16),
-                "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind].view(np.uint8)
-        matrix = to_f32(rows, kind)
+    rows, matrix = _rows_and_values(b, kind, n, k, blank)
     weights = {"weight": b.weight("weight", matrix)}
     if bias:
         weights["bias"] = b.weight("bias", b.normal(n))
     b.step("linear", (x,), (y,), weights)
     case = b.case(y, (((0, tokens),),))
+    return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
+
+
+def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: int = 0, held: int = 0,
+                 bias: bool = False, blank: bool = False):
+    """A Case of `moe_route`, `expert_linear`, `expert_combine` whose matrices are stored as `kind`. held: experts that
+    are here, from `first` on; 0: all."""
+    b, held = Builder(f"experts-{kind}-{n}x{k}-{experts}"), held or experts
+    x, logits = b.inputs(k, experts)
+    ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
+    routed, y = b.buffer(n, "routes"), b.buffer(n)
+    b.step("moe_route", (logits,), (ids, gates), normalize=True)
+    rows, matrix = _rows_and_values(b, kind, held * n, k, blank)
+    weights = {"weight": b.weight("weight", matrix, groups=held)}
+    if bias:
+        weights["bias"] = b.weight("bias", b.normal(held * n))
+    b.step("expert_linear", (x, ids), (routed,), weights, **({"first": first} if held < experts else {}))
+    b.step("expert_combine", (routed, gates), (y,))
+    case = b.case(y, (((0, 3),),))
     return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
 
 

@@ -6,6 +6,7 @@ import pytest
 from numflow.cuda.device import Simulated
 from numflow.cuda.program import Program
 from numflow.cuda.runtime import Gpu
+from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
@@ -26,7 +27,7 @@ def run(gpu, steps=4, greedy=False, **options):
         begin, count = (0, 3) if step == 0 else (2 + step, 1)
         batch = Batch(tokens[-count:], np.arange(begin, begin + count), np.array([0, count]), np.array([[1]]),
                       np.array([count - 1]))
-        found.append(program.greedy(batch) if greedy else program.run(batch))
+        found.append(program.sample(batch, [Choice()]) if greedy else program.run(batch))
         tokens = np.array([5 + step])
     facts = program.weights_bytes, program.kv_bytes
     program.close()
