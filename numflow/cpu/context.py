@@ -13,6 +13,7 @@ from numflow.cpu.memory import Buffers, aligned
 from numflow.cpu.operands import bind_made
 from numflow.cpu.pack import pack
 from numflow.cpu.world import World
+from numflow.network.fusing import overlap
 from numflow.ops import Network, Step, View
 
 
@@ -126,8 +127,3 @@ class Context:
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""
         self._made = {(v, int8) for v, int8 in self._made if not overlap(v, view)}
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two views share columns."""
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

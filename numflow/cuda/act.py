@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 from numflow.cuda.arithmetic import erf, exp, fabs, fmax, fmin, tanh
 from numflow.cuda.call import Call, ceil, per_row
-from numflow.cuda.intrinsics import block_x, block_y, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, grid_x, lane_index, load4, store4, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.operand import LARGEST_HALF, putter
+from numflow.cuda.reduce import block_max
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.ops import Step, param
 
@@ -195,3 +197,61 @@ def gated(kind: str) -> DeviceFunction:
         return function(gate, p, q) * up
 
     return _gated
+
+
+def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call]:
+    """An activation as the operand of a kind of the matrices behind it (operand.py), and as rows too if these are
+    wanted. For columns that fill units.
+    """
+    y, name, two = step.outputs[0], f"{step.op}_{param(step, 'kind')}", len(step.inputs) == 2
+    function = gated(param(step, "kind")) if two else ACT[param(step, "kind")]
+    first, second = ctx.view(step.inputs[0]), ctx.view(step.inputs[-1])
+    numbers = (param(step, "limit"), param(step, "alpha")) if two else (0.0, 0.0)
+    blocks = 1 if kind == "f16" else ceil(y.width, 4 * THREADS)
+    return [per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.produce(y, kind, runs),
+                    *ctx.view(y), int(rows), *first, *second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)]
+
+
+@functools.cache
+def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Kernel:
+    """4 columns of a thread at a time; f16: one block for each row, which looks for its largest value first."""
+    int8, half, put = kind == "int8", kind == "f16", putter(kind)
+
+    @device
+    def four(first, second, column, p, q):
+        a, b, c, d = load4(first, column)
+        if two:
+            e, f, g, h = load4(second, column)
+            return function(a, e, p, q), function(b, f, p, q), function(c, g, p, q), function(d, h, p, q)
+        return function(a, p, q), function(b, p, q), function(c, p, q), function(d, p, q)
+
+    @kernel(f"{name}_{kind}", THREADS)
+    def _act_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
+                     up: f32.ptr, up_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32, q: f32):
+        row, begin, lane = block_y(), u32(4 * (block_x() * 128 + thread_index())), u32(4 * lane_index())
+        if row >= counts[rows]:
+            return
+        first, second, step = x + row * x_stride, up + row * up_stride, u32(512 * grid_x())
+        inverse, scale = f32(1), f32(1)
+        if half:
+            largest, column = f32(0), begin
+            while column < width:
+                a, b, c, d = four(first, second, column, p, q)
+                largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
+                column = u32(column + step)
+            largest = block_max(largest, 4)
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+        if not int8 and begin == 0:
+            aux[row] = scale
+        column = begin
+        while column - lane < width:  # warps stay whole
+            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
+            if column < width:
+                a, b, c, d = four(first, second, column, p, q)
+                if has_y != 0:
+                    store4(y + row * y_stride, column, a, b, c, d)
+            put(to, aux, row, column, width, inverse, a, b, c, d)
+            column = u32(column + step)
+
+    return _act_operand

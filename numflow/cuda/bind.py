@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from numflow.cuda import act, attention, cache, embed, linear, moe, norm, rope, select
+from numflow.cuda import act, attention, cache_write, embed, linear, moe, norm, rope, select
 from numflow.cuda.call import Call
 from numflow.cuda.context import Context
 from numflow.cuda.exchange import Meeting, bind_exchange
+from numflow.cuda.fuse import fused
 from numflow.errors import NetworkError
 from numflow.ops import EXCHANGES, Step
 
@@ -13,26 +14,27 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
-    "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "cache_write": cache_write.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
     "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
 }
 
 
-def bind(steps: tuple[Step, ...], ctx: Context) -> list[tuple[Step, list[Call | Meeting]]]:
-    """Every step with its calls, in order.
+def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True) -> list[tuple[Step, list[Call | Meeting]]]:
+    """Every step with its calls, in order; together: let kernels do neighbouring steps (fuse.py).
 
     Raises:
         NetworkError: a step that this executor has no kernel for.
     """
     bound = []
     ctx.begin()
-    for step in steps:
+    taken = fused(steps, ctx, BINDERS) if together else {}
+    for index, step in enumerate(steps):
         binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
         if binder is None:
             raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
-        bound.append((step, binder(step, ctx)))
+        bound.append((step, taken[index]() if index in taken else binder(step, ctx)))
         for view in step.outputs:
             ctx.written(view)
     return bound

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from numflow.cuda.device import Launch
+from numflow.cuda.device import Launch, Order
 from numflow.cuda.kernel import Kernel
 from numflow.ops import Step
 
@@ -25,13 +25,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """One launch of a bound step: plan(sizes) -> Launch, for runs where `when` holds (None: all).
+    """One launch of a bound step: plan(sizes) -> Launch (or Order), for runs where `when` holds (None: all).
 
     step: None for what prepares an operand.
     """
 
     step: Step | None
-    plan: Callable[[Sizes], Launch]
+    plan: Callable[[Sizes], Launch | Order]
     when: Callable[[Sizes], bool] | None = None
 
     def only(self, when: Callable[[Sizes], bool]) -> "Call":
@@ -39,12 +39,12 @@ class Call:
         before = self.when
         return replace(self, when=when if before is None else lambda sizes: before(sizes) and when(sizes))
 
-    def launches(self, sizes: Sizes) -> list[Launch]:
+    def launches(self, sizes: Sizes) -> list[Launch | Order]:
         """Its launch for a run of these sizes, if there is anything to do."""
         if self.when is not None and not self.when(sizes):
             return []
         launch = self.plan(sizes)
-        return [launch] if all(launch.grid) else []
+        return [launch] if isinstance(launch, Order) or all(launch.grid) else []
 
 
 def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:

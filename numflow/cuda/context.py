@@ -1,7 +1,7 @@
 """What the binder of an op may ask for while a network is bound: device memory, weights, operands, scratch."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from numflow.cuda.device import Device, Memory, Ref
 from numflow.cuda.layout import Matrix
 from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.pack import upload
+from numflow.network.fusing import overlap
 from numflow.ops import Network, View
 
 LANES = 32  # elements that rows of buffers are a multiple of: 128 bytes
@@ -67,7 +68,7 @@ class Context:
         self.host_embeddings = host_embeddings
         self.vector, self.matrix = weights.vector, weights.matrix
         self._memory: list[Memory] = []
-        self.spare: dict[int, deque] = defaultdict(deque)  # memory of exchanged values, by size (exchange.py)
+        self.spare: dict[Hashable, deque] = defaultdict(deque)  # memory of exchanged values (exchange.py)
         self.reset(capacity)
 
     def reset(self, capacity: dict[str, int]) -> None:
@@ -86,6 +87,7 @@ class Context:
     def begin(self) -> None:
         """A new list of steps begins: no operand is made yet."""
         self._made: set[tuple[View, str, str]] = set()
+        self._produced: set[tuple[View, str, str]] = set()
 
     @staticmethod
     def stride(width: int) -> int:
@@ -133,15 +135,18 @@ class Context:
         self._made.add((view, kind, runs))
         return before
 
+    def produce(self, view: View, kind: str, runs: str) -> tuple[Ref, Ref]:
+        """Where a step is to put its output as an operand, besides or instead of the view it is about to write."""
+        size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
+        x = self.scratch(f"{view} as {kind}", size + more)
+        self._produced.add((view, kind, runs))
+        return x, x + size
+
     def written(self, view: View) -> None:
-        """A step writes these columns: operands made of them are stale."""
-        self._made = {made for made in self._made if not overlap(made[0], view)}
+        """A step writes these columns: operands made of them are stale, except those it has made itself."""
+        self._made = {made for made in self._made if not overlap(made[0], view)} | self._produced
+        self._produced = set()
 
     def _alloc(self, nbytes: int) -> Ref:
         self._memory.append(self.device.alloc(nbytes))
         return self._memory[-1].at()
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two views share columns."""
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

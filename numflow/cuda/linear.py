@@ -4,6 +4,7 @@ Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (l
 go through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
 """
 
+from numflow.cuda import act
 from numflow.cuda.call import Call, Sizes, ceil
 from numflow.cuda.device import Launch, Ref
 from numflow.cuda.kernel import Kernel
@@ -14,38 +15,63 @@ from numflow.cuda.linear_gemm import split_of as parts_of
 from numflow.cuda.linear_gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.operand import UNIT, Operand
 from numflow.cuda.pack import PARTS
-from numflow.ops import Step
+from numflow.ops import Step, param
 
 FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
 
 
-def linear(step: Step, ctx) -> list[Call]:
-    """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N]."""
+def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
+    """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
+
+    add: y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
+    """
     (x,), (y,) = step.inputs, step.outputs
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    int8 = uses_int8(weight, ctx.activations)
-    exact = weight.kind == "f32" or ctx.activations == "f32"
-    operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", "all" if exact else "few")
+    int8, exact = uses_int8(weight, ctx.activations), is_exact(weight, ctx)
+    operand = ctx.operand(x, *demands(step, ctx)[0])
+    to = ctx.view(add.outputs[0] if add else y)
+    residual = (*ctx.view(add.inputs[0]), param(add, "scale")) if add else None
 
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        args = gemv_args(*ctx.view(y), operand, weight, bias, None, ctx.batch.counts, field, y.width, 1)
+        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual)
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
     if exact:
         return [*operand.calls, Call(step, few)]
-    many = _many(step, ctx, weight, bias, field)
-    return [*(call.only(lambda sizes: sizes.rows[field] <= FEW) for call in [*operand.calls, Call(step, few)]),
-            *(call.only(lambda sizes: sizes.rows[field] > FEW) for call in many)]
+    many = [*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())]
+    return [*limited([*operand.calls, Call(step, few)], "few", field), *limited(many, "many", field)]
+
+
+def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
+    """What a linear wants its input as: kind of operand and name of the runs (Context.operand)."""
+    weight = ctx.matrix(step.weights["weight"])
+    kind = "int8" if uses_int8(weight, ctx.activations) else "rows" if weight.is_float else "f32"
+    if is_exact(weight, ctx):
+        return ((kind, "all"),)
+    return (kind, "few"), ("bf16" if weight.kind == "bf16" else "f16", "many")
+
+
+def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
+    """The calls in runs of that name only: "few" tokens, "many", or "all"."""
+    if runs == "all":
+        return calls
+    return [call.only((lambda sizes: sizes.rows[field] <= FEW) if runs == "few" else
+                      (lambda sizes: sizes.rows[field] > FEW)) for call in calls]
+
+
+def is_exact(weight: Matrix, ctx) -> bool:
+    """Whether arithmetic is to be float32, whatever the number of tokens."""
+    return weight.kind == "f32" or ctx.activations == "f32"
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
     """The calls on tensor cores."""
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
-    operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", "many")
+    operand = ctx.operand(x, *demands(step, ctx)[1])
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
     args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
             ctx.batch.counts, field, y.width, units, None, None, 1)
@@ -84,10 +110,14 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
 
 
 def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
-              field: int, n: int, routes: int) -> tuple:
-    """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x."""
+              field: int, n: int, routes: int, residual: tuple | None = None) -> tuple:
+    """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
+
+    residual: (address, stride, factor): y = residual + factor * product.
+    """
+    added = (*residual, 1) if residual else (None, 0, 1.0, 0)
     tail = (bias, int(bias is not None), ids, counts, field, n)
     if weight.is_float:
-        return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes
+        return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes, *added
     planes = (weight.parts.get(name) for name in PARTS)
-    return y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes
+    return y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes, *added

@@ -41,7 +41,8 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
-              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32):
+              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32, residual: f32.ptr,
+              residual_stride: u32, factor: f32, has_residual: u32):
         lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
         first, count = u32(block_y() * tokens), u32(counts[rows])
         if row >= n or first >= count:
@@ -74,6 +75,8 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
             if lane == 0 and first + t < count:
                 if has_bias != 0:
                     total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
                 y[(first + t) * y_stride + row] = total
 
     return _gemv

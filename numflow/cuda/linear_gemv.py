@@ -44,7 +44,8 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
     @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
               one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
-              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32):
+              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32, residual: f32.ptr,
+              residual_stride: u32, factor: f32, has_residual: u32):
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
         first, count = u32(block_y() * tokens), u32(counts[rows])
@@ -91,6 +92,8 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
             elif lane == 0 and first + t < count:
                 if has_bias != 0:
                     total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
                 y[(first + t) * y_stride + row] = total
         if split > 1:
             sync_block()
@@ -99,6 +102,8 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
                 total = (parts[4 * t] + parts[4 * t + 1]) + (parts[4 * t + 2] + parts[4 * t + 3])
                 if has_bias != 0:
                     total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
                 y[(first + t) * y_stride + row] = total
 
     return _gemv

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from numflow.cuda.arithmetic import fabs, fmax, pack_bfloats, pack_halves, round_to_int
 from numflow.cuda.call import Call, ceil, per_row
 from numflow.cuda.device import Ref
-from numflow.cuda.intrinsics import as_words, block_x, block_y, shuffle_xor, store4, thread_index
-from numflow.cuda.kernel import Kernel, kernel
+from numflow.cuda.intrinsics import block_x, block_y, shuffle_xor, store2, store4, thread_index
+from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.reduce import block_max
 from numflow.cuda.scalar import f32, i32, u32
 
@@ -64,17 +64,23 @@ def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, row
 
 
 @kernel("operand_int8", THREADS)
-def _int8(y: f32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
-    """A thread for 4 columns, 8 threads for a unit."""
-    row, thread = block_y(), u32(block_x() * 128 + thread_index())
+def _int8(y: u32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
+    """A thread for 4 columns."""
+    row, column = block_y(), u32(4 * (block_x() * 128 + thread_index()))
     if row >= counts[rows]:
         return
-    column, unit, part = u32(4 * thread), thread >> u32(3), thread & u32(7)
     source = x + row * x_stride
     a = source[column] if column < width else f32(0)
     b = source[column + 1] if column + 1 < width else f32(0)
     c = source[column + 2] if column + 2 < width else f32(0)
     d = source[column + 3] if column + 3 < width else f32(0)
+    put_int8(y, aux, units, row, column, a, b, c, d)
+
+
+@device
+def put_int8(y, aux, units, row, column, a, b, c, d):
+    """4 columns of an int8 operand; 8 neighbouring lanes have a unit's, and all lanes of a warp must call it. Columns
+    beyond the units are left out."""
     largest = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)))
     largest = fmax(largest, shuffle_xor(largest, 1))
     largest = fmax(largest, shuffle_xor(largest, 2))
@@ -87,14 +93,35 @@ def _int8(y: f32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, count
     total = i32(total + shuffle_xor(total, 1))
     half = i32(total + shuffle_xor(total, 2))
     total = i32(half + shuffle_xor(half, 4))
+    unit, part = u32(column >> u32(5)), u32(column >> u32(2) & u32(7))
     if unit < units:
-        as_words(y)[((row * 2 + (part >> u32(2))) * units + unit) * 4 + (part & u32(3))] = word
+        y[((row * 2 + (part >> u32(2))) * units + unit) * 4 + (part & u32(3))] = word
         if part == 0:
             scale = largest / f32(127)
             store4(aux, u32((row * units + unit) * 4), scale, scale * f32(total), scale * f32(half), f32(0))
 
 
-_LARGEST = 16384.0  # of a float16 operand; larger rows are scaled
+@functools.cache
+def putter(kind: str) -> DeviceFunction:
+    """put(to, aux, row, column, width, inverse, a, b, c, d): 4 columns of an int8, f16 or bf16 operand whose width
+    fills units. All lanes of a warp must call it, with columns side by side; inverse: what 16-bit numbers are times.
+    """
+    pack = pack_bfloats if kind == "bf16" else pack_halves
+
+    @device
+    def put_bytes(to, aux, row, column, width, inverse, a, b, c, d):
+        put_int8(to, aux, width >> u32(5), row, column, a, b, c, d)
+
+    @device
+    def put_words(to, aux, row, column, width, inverse, a, b, c, d):
+        if column < width:
+            store2(to, u32((row * width + column) >> u32(1)), pack(a * inverse, b * inverse),
+                   pack(c * inverse, d * inverse))
+
+    return put_bytes if kind == "int8" else put_words
+
+
+LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
 
 
 @functools.cache
@@ -115,8 +142,8 @@ def _halves(bfloat: bool) -> Kernel:
                 largest = fmax(largest, fabs(source[column]))
                 column = u32(column + 128)
             largest = block_max(largest, 4)
-            if largest > f32(_LARGEST):
-                scale, inverse = largest / f32(_LARGEST), f32(_LARGEST) / largest
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
         if thread == 0:
             scales[row] = scale
         word = thread

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from numflow.cuda.bind import bind
-from numflow.cuda.cache import ELEMENTS, KVCache
+from numflow.cuda.cache import KVCache
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
@@ -18,6 +18,7 @@ from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
 from numflow.ops import Batch, Network, Step, TraceRow, View
+from numflow.quant.kv import KV_TYPES
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,8 +30,9 @@ class Program:
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
-    kv_type:     "f32", "f16" or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one of them.
+    kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
+    fused:       let kernels do neighbouring steps together (fuse.py); numbers may differ in their last bits.
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
                  for each batch.
@@ -49,12 +51,12 @@ class Program:
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
-                 kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto",
+                 kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,
                  host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  world: World | None = None, device: int = 0):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
         for name, value, known in (("activations", activations, ("int8", "f32")),
-                                   *((name, value, ("auto", *ELEMENTS)) for name, value in types.items())):
+                                   *((name, value, ("auto", *KV_TYPES)) for name, value in types.items())):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
         if not 0 <= host_kv_percent <= 100:
@@ -64,7 +66,7 @@ class Program:
         if world is not None:
             world.devices[device] = self.device
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
-        self.activations = activations
+        self.activations, self._fused = activations, fused
         report = progress or (lambda what, done, total: None)
         auto = "f32" if activations == "f32" else "f16"
         kinds = tuple(auto if value == "auto" else value for value in types.values())
@@ -236,7 +238,7 @@ class Program:
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
         self._graphs.clear()
-        self._bound = {entry: bind(steps, self._ctx) for entry, steps in self.network.entries.items()}
+        self._bound = {entry: bind(steps, self._ctx, self._fused) for entry, steps in self.network.entries.items()}
 
     def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
         """Run the calls; of decode steps, those between two that the host takes part in are a graph."""

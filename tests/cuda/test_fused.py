@@ -1,0 +1,113 @@
+"""Steps that kernels do together: the same results as one by one, and how many launches a layer takes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from numflow.cuda.call import Sizes
+from numflow.cuda.device import Simulated
+from numflow.cuda.program import Program
+from numflow.cuda.survey import Notebook
+from numflow.lab.shapes import Shape, random_network
+from numflow.network import WeightSource
+from numflow.ops import Batch, View
+from tests.cuda.matrices import Stored, stored, values
+from tests.ops.build import Builder, error, run_case
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+pytestmark = pytest.mark.slow  # .ci/cuda runs them
+
+ACTS = {"act": {"kind": "gelu"}, "act_mul": {"kind": "silu"}, "clamped": {"kind": "swiglu_clamp", "limit": 1.5,
+                                                                         "alpha": 1.7}}
+
+
+def produced(op: str, kind: str, width: int, tokens: int, kept: bool = False):
+    """A step whose output only a matrix of `kind` reads, and an add behind it; kept: and a second output wants it."""
+    b = Builder(f"{op}-{kind}-{width}-{tokens}")
+    x, up, a = b.inputs(width, width, 16, spread=2.0)
+    hidden, product, y = b.buffer(width), b.buffer(16), b.buffer(16)
+    if "norm" in op:
+        roles = ("weight", "bias") if op == "layer_norm" else ("weight",)
+        b.step(op, (x,), (hidden,), {role: b.weight(role, 1 + b.normal(width)) for role in roles}, eps=1e-5)
+    else:
+        b.step("act" if op == "act" else "act_mul", (x,) if op == "act" else (x, up), (hidden,), **ACTS[op])
+    rows = stored(kind, 16, width) if kind not in ("F16", "BF16") else None
+    matrix = b.normal(16, width) if rows is None else values(kind, rows, width)
+    name = b.weight("weight", matrix)
+    b.step("linear", (hidden,), (product,), {"weight": name})
+    b.step("add", (a, product), (y,), scale=0.5)
+    case = b.case(y, (((0, tokens),),))
+    if rows is None:
+        rows = {"F16": matrix.astype(np.float16), "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind]
+        rows = rows.view(np.uint8)
+    case = replace(case, weights=Stored(case.weights, name, kind, rows))
+    if kept:
+        network = replace(case.network, outputs={**case.network.outputs, "hidden": View(hidden.buffer, 0, width)})
+        case = replace(case, network=network)
+    return case
+
+
+def both(case, **options):
+    """The outputs fused and not."""
+    return [run_case(case, Program, fused=fused, gpu=Simulated(seed=seed), **options)[0]
+            for seed, fused in enumerate((True, False))]
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm", *ACTS])
+@pytest.mark.parametrize(("kind", "tokens"), [("q4", 2), ("q4", 9), ("F16", 2), ("BF16", 9)])
+def test_operands_made_by_what_comes_before(op, kind, tokens):
+    fused, plain = both(produced(op, kind, 96, tokens))
+    assert error(fused, plain) < (1e-5 if tokens == 2 else 2e-3)
+
+
+def test_a_row_of_a_thousand_threads():
+    fused, plain = both(produced("rms_norm", "q4", 2080, 1))
+    assert error(fused, plain) < 1e-5
+
+
+def test_rows_that_somebody_else_wants_are_kept():
+    case = produced("rms_norm", "q4", 64, 2, kept=True)
+    for output in ("logits", "hidden"):
+        found = []
+        for fused in (True, False):
+            program = Program(case.network, case.weights, fused=fused, gpu=Simulated())
+            program.run(case.runs(64)[0].batch)
+            found.append(program._download(case.network.outputs[output], 2))
+            program.close()
+        np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def model(layers: int, kind: str, **options) -> Program:
+    """A plain decoder with random weights."""
+    network, checkpoint = random_network(Shape(layers, 64, 2, 1, 96, 40, 64), kind)
+    return Program(network, WeightSource(network, checkpoint), **options)
+
+
+@pytest.mark.parametrize(("kind", "kv_type"), [("q4", "f16"), ("F16", "f32")])
+def test_a_decoder(kind, kv_type):
+    """A prompt of 3, a prompt of 10 for tensor cores, and single tokens of both."""
+    found = []
+    for fused in (True, False):
+        program = model(2, kind, kv_type=kv_type, gpu=Simulated(seed=1), fused=fused)
+        program.reserve(3)
+        logits, rng = [], np.random.default_rng(0)
+        for sequence, begin, count in ((0, 0, 3), (1, 0, 10), (0, 3, 1), (1, 10, 1)):
+            logits.append(program.run(Batch(rng.integers(0, 40, count), np.arange(begin, begin + count),
+                                            np.array([0, count]), np.array([[2 - sequence]]), np.array([count - 1]))))
+        program.close()
+        found.append(np.concatenate(logits))
+    assert error(*found) < 2e-2
+    assert np.array_equal(found[0].argmax(1), found[1].argmax(1))
+
+
+@pytest.mark.parametrize(("kind", "alone", "together"), [("q4", 18, 10), ("F16", 14, 9)])
+def test_launches_of_a_layer(kind, alone, together):
+    """One token whose keys are not shared out; what a third layer adds, for in the last only wanted rows go on."""
+    for fused, expected in ((False, alone), (True, together)):
+        counts = []
+        for layers in (2, 3):
+            program = model(layers, kind, gpu=Notebook(), fused=fused)
+            counts.append(len(program.launches(Sizes((1,) * 4, 40))))
+            program.close()
+        assert counts[1] - counts[0] == expected
