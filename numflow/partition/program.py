@@ -65,6 +65,7 @@ class PlanProgram:
             raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, TRANSPORTS)}")
         self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
         self._answers: Answers = queue.SimpleQueue()
+        self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # what `_facts` has found
         self._lock, self._broken = threading.Lock(), ""
         self.parts = [part for part in plan.devices if group is None or part.group == group]
         executors = executor if isinstance(executor, Mapping) else {part.executor: executor for part in self.parts}
@@ -126,7 +127,7 @@ class PlanProgram:
             RequestError: no such entry or output, or the batch is wrong.
             DeviceError: a device has failed, or there was no progress.
         """
-        pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._cuts_batches(entry) else 1
+        pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._facts(entry, output)[1] else 1
         if pieces == 1:
             return self.run_many([batch], entry, output)[0]
         cut = cut_batch(batch, pieces)
@@ -143,7 +144,7 @@ class PlanProgram:
         """Run batches one after the other, several of them at the same time where the plan has several groups: a group
         goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
         """
-        owners = self._owners(entry, output)
+        owners, _ = self._facts(entry, output)
         results = self._each("run_all", [
             (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1))
             for part in self.parts])
@@ -198,6 +199,12 @@ class PlanProgram:
         self._workers = []
         self._broken = self._broken or "this program was closed"
         self._world.close()
+
+    def _facts(self, entry: str, output: str | None) -> tuple[tuple[int, ...], bool]:
+        """Devices that have the output, and whether batches may be cut; found once: every token asks for it."""
+        if (entry, output) not in self._known:
+            self._known[entry, output] = self._owners(entry, output), self._cuts_batches(entry)
+        return self._known[entry, output]
 
     def _cuts_batches(self, entry: str) -> bool:
         """Whether rows of a sequence may run in pieces: they see earlier tokens only."""

@@ -1,5 +1,6 @@
 """The Ray cluster that actors run on: the one that RAY_ADDRESS names, or one on this machine."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ def connected() -> Any:
     except ImportError:
         raise DeviceError("actors need the package ray: pip install 'numflow[ray]'") from None
     if not ray.is_initialized():
+        logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
         address = os.environ.get("RAY_ADDRESS")
         where = {"address": address} if address else {"include_dashboard": False}
         try:

@@ -41,7 +41,7 @@ class Config:
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.service[name]
+            return self.__dict__["service"][name]  # not self.service: an object that is being unpickled has none yet
         except KeyError:
             raise AttributeError(name) from None
 

@@ -1,6 +1,7 @@
 """One of several copies of the service behind Ray Serve: the application, called without a socket."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,8 @@ from numflow.server.errors import ApiError
 from numflow.server.service import Service
 from numflow.server.status import status_of
 
-_HELD = 64  # parts of an answer that wait to be fetched
+_HELD = 64      # parts of an answer that wait to be fetched
+_TOLD_S = 30.0  # that a replica without its models lives on, so that it can be asked why
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class Replica:
     async def __init__(self, config: Config):  # type: ignore[misc]  # Ray Serve awaits it
         self._service = Service(_unguarded(config))
         self._app = make_app(self._service)
-        self._failure = ""
+        self._failure, self._made = "", time.monotonic()
         try:
             await self._service.pool.preload()
         except (NumflowError, ApiError) as error:
-            self._failure = str(error)
+            self._failure, self._made = str(error), time.monotonic()
 
     async def failure(self) -> str:
         """Why the models of the beginning could not be loaded; "" if they are there."""
@@ -64,7 +66,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Called by Ray Serve, which replaces a replica that raises."""
-        if self._failure:
+        if self._failure and time.monotonic() - self._made > _TOLD_S:
             raise RuntimeError(self._failure)
 
     async def status(self) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class Replicas:
         if self.count * cpus > ray.cluster_resources().get("CPU", 0):
             raise self._no_room(ray, cpus)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         deployment = serve.deployment(Replica).options(
             name="service", num_replicas=self.count, max_ongoing_requests=self._config.max_connections,
             ray_actor_options={"num_cpus": cpus, "runtime_env": environment()}, health_check_period_s=HEALTH_S,

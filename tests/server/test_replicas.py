@@ -1,11 +1,13 @@
 """Replicas behind a front: requests whose replica is lost, and (slow) Ray Serve on a cluster of two nodes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from numflow.errors import RequestError  # noqa: E402
+from numflow.server import replica as replica_module  # noqa: E402
 from numflow.server.app import make_app  # noqa: E402
 from numflow.server.config import make_config  # noqa: E402
 from numflow.server.front import endpoints  # noqa: E402
@@ -189,13 +192,15 @@ def test_a_replica_is_the_application_without_a_socket(model_folders):
     asyncio.run(run())
 
 
-def test_a_replica_without_its_model_says_why():
+def test_a_replica_without_its_model_says_why_and_is_replaced_later(monkeypatch):
     config = make_config({}, models={"tiny": {"path": "/nowhere/at-all.gguf"}})
 
     async def run():
         replica = Replica.__new__(Replica)
         await Replica.__init__(replica, config)
         assert "/nowhere/at-all.gguf" in await replica.failure()
+        await replica.check_health()
+        monkeypatch.setattr(replica_module, "_TOLD_S", -1.0)
         with pytest.raises(RuntimeError, match="at-all"):
             await replica.check_health()
 
@@ -219,11 +224,16 @@ def cluster():
 
 
 def _actors(cluster, name):
-    """Processes of the living actors of a class."""
-    from ray.util.state import list_actors
-
-    return {actor.pid for actor in list_actors(address=cluster.gcs_address, filters=[
-        ("state", "=", "ALIVE")], detail=True) if name in actor.class_name and actor.pid}
+    """Processes of the actors of a class, on all nodes."""
+    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                title, parent = (folder / "cmdline").read_text(), (folder / "stat").read_text().rsplit(")", 1)[1]
+                if title.startswith(f"ray::{name}") and int(parent.split()[1]) in raylets:
+                    found.add(int(folder.name))
+    return found
 
 
 def _ask(url, number, stream):
@@ -263,7 +273,7 @@ def _under_load(url, kill, count=24):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("options", "victim"), [
-    ((), "Replica"), (("--ray", "--devices", "0;1"), "Replica"), (("--ray", "--devices", "0;1"), "Stage")])
+    ((), "ServeReplica"), (("--ray", "--devices", "0;1"), "ServeReplica"), (("--ray", "--devices", "0;1"), "Stage")])
 def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, victim):
     """kill -9 of one process: all requests are answered, or (streams that had begun) end with an error that says so;
     then there are as many workers as before."""
@@ -282,7 +292,7 @@ def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, vic
         found = _under_load(server.url, kill)
         lost = [number for number, text in enumerate(found) if text == "replica_lost"]
         assert all(number % 2 for number in lost), "only streams that had begun may be told so"
-        assert victim == "Replica" or not lost
+        assert victim == "ServeReplica" or not lost
         assert [text for number, text in enumerate(found) if number not in lost] == \
             [text for number, text in enumerate(expected) if number not in lost]
         end = time.monotonic() + 120
