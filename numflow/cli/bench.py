@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import compile_notice, gpu_options, print_json, read_text
+from numflow.cli.groups import Execution, grouped
+from numflow.cli.running import compile_notice, print_json, read_text
 from numflow.cli.tables import print_fields, print_table
 from numflow.errors import RequestError
 
 _SIZES = {"prefill": "prompt of {}", "decode": "decoding after {}", "batched": "{} sequences decoding"}
 
 
+@grouped
 def bench(
     model: options.Model = None,
     prompt_tokens: Annotated[str, typer.Option(metavar="N,N", help="Tokens of the prompt; of several lengths the first "
@@ -29,22 +31,8 @@ def bench(
                                           "machine can do.")] = False,
     compare: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Show speeds beside those "
                                                  "that --json has written earlier.")] = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    host_embeddings: options.HostEmbeddings = False,
-    host_kv_percent: options.HostKV = 0.0,
-    cpu_layers: options.CpuLayers = 0,
-    devices: options.Devices = None,
-    transport: options.Transport = "threads",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     json: options.Json = False,
-    offline: options.Offline = False,
 ) -> None:
     """Measure how fast a model loads, reads and writes."""
     from numflow import registry
@@ -52,17 +40,14 @@ def bench(
     from numflow.engine.bench import process_start
 
     earlier = None if compare is None else _earlier(compare)
-    with compile_notice("cpu" if cpu_layers else device) as notice:
+    with compile_notice(how.compiles) as notice:
         def progress(line: str) -> None:
             notice.clear()
             print(line, file=sys.stderr, flush=True)
 
         result = run(model or registry.default_model(), _numbers("--prompt-tokens", prompt_tokens), gen_tokens, repeat,
                      process_start(), progress, contexts=_numbers("--context", context),
-                     batches=_numbers("--batch", batch), profiled=profile, backend=device, activations=activations,
-                     threads=threads, spec=spec, offline=offline, weights=weights, imatrix=imatrix,
-                     devices=devices, transport=transport, kv=kv, kv_k=kv_k, kv_v=kv_v,
-                     **gpu_options(host_embeddings, host_kv_percent, cpu_layers))
+                     batches=_numbers("--batch", batch), profiled=profile, **how.arguments())
     if earlier is not None:
         from numflow.engine.bench_runs import compare as rows_of
 

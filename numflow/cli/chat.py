@@ -7,57 +7,33 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.generate import stats_line
-from numflow.cli.running import gpu_options, loaded
-from numflow.cli.strategies import strategy, streams
+from numflow.cli.groups import Execution, Sampling, grouped
+from numflow.cli.running import loaded
+from numflow.cli.strategies import streams
 from numflow.errors import NumflowError, RequestError
 
 HELP = "/reset starts anew, /exit (or Ctrl-D) ends, Ctrl-C stops an answer"
 
 
+@grouped
 def chat(
     model: options.Model = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", show_default=False, help="System message.")] = None,
     max_tokens: options.MaxTokens = 1024,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
-    decoding: options.Decoding = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    set_: options.Set = None,
+    sampling: Sampling = Sampling(),
     draft: options.Draft = None,
-    speculate: options.Speculate = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    devices: options.Devices = None,
-    transport: options.Transport = "threads",
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    host_embeddings: options.HostEmbeddings = False,
-    host_kv_percent: options.HostKV = 0.0,
-    cpu_layers: options.CpuLayers = 0,
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     stats: options.Stats = False,
-    offline: options.Offline = False,
 ) -> None:
     """Talk with a model.
 
     The model sees the whole conversation; it must have a chat template. /reset starts anew, /exit (or Ctrl-D)
     ends, Ctrl-C stops an answer.
     """
-    settings = {"max_tokens": max_tokens, **strategy(
-        set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, decoding_alg=decoding,
-        repetition_penalty=repetition_penalty, speculate=speculate)}
+    settings = {"max_tokens": max_tokens, **sampling.settings()}
     if not streams(settings):
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
-                transport=transport, **gpu_options(host_embeddings, host_kv_percent, cpu_layers)) as (ready, notice):
+    with loaded(model, how, draft=draft) as (ready, notice):
         if not ready.has_template:
             raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
         _converse(ready, notice, [{"role": "system", "content": system}] if system else [], settings, stats)

@@ -7,53 +7,33 @@ from typing import Annotated
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import gpu_options, loaded, print_json, read_text
-from numflow.cli.strategies import strategy, streams
+from numflow.cli.groups import Execution, Sampling, grouped
+from numflow.cli.running import loaded, print_json, read_text
+from numflow.cli.strategies import streams
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
 
+@grouped
 def generate(
     prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt; without it (and without -f) "
                                                  "standard input is read.")] = None,
     model: options.Model = None,
     file: options.ReadFile = None,
     max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = None,
-    decoding: options.Decoding = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    sampling: Sampling = Sampling(),
     stop_: options.Stop = None,
-    set_: options.Set = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
     grammar: options.Grammar = None,
     logprobs: options.Logprobs = None,
     draft: options.Draft = None,
-    speculate: options.Speculate = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    host_embeddings: options.HostEmbeddings = False,
-    host_kv_percent: options.HostKV = 0.0,
-    cpu_layers: options.CpuLayers = 0,
-    devices: options.Devices = None,
-    transport: options.Transport = "threads",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     stats: options.Stats = False,
     json: options.Json = False,
     trace: Annotated[bool, typer.Option("--trace", help="Instead of text, show the walk of one token: every step with "
                                         "its shapes, kernel and time.")] = False,
-    offline: options.Offline = False,
 ) -> None:
     """Generate text from a prompt.
 
@@ -61,13 +41,8 @@ def generate(
     as it stands. Models without a template always continue.
     """
     text = _prompt(prompt, file)
-    settings = strategy(set_, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, stop=stop_,
-                        decoding_alg=decoding, repetition_penalty=repetition_penalty, json_schema=json_schema,
-                        regex=regex, grammar=grammar, logprobs=logprobs, speculate=speculate)
-    host = gpu_options(host_embeddings, host_kv_percent, cpu_layers)
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, draft=draft, devices=devices,
-                transport=transport, **host) as (ready, notice):
+    settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
+    with loaded(model, how, draft=draft) as (ready, notice):
         if trace:
             ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
             rows = ready.trace(text)

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import gpu_options, loaded, print_json, read_text
+from numflow.cli.groups import Execution, grouped
+from numflow.cli.running import loaded, print_json, read_text
 from numflow.cli.tables import print_fields
 
 
+@grouped
 def perplexity(
     text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text; - is standard "
                                       "input.")],
@@ -23,22 +25,8 @@ def perplexity(
                                           "half: only its second half is.")] = "plain",
     kl_against: Annotated[str | None, typer.Option("--kl-against", metavar="BASE", show_default=False, help="Also "
                           "measure the divergence from this model, run in float32.")] = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    host_embeddings: options.HostEmbeddings = False,
-    host_kv_percent: options.HostKV = 0.0,
-    cpu_layers: options.CpuLayers = 0,
-    devices: options.Devices = None,
-    transport: options.Transport = "threads",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     json: options.Json = False,
-    offline: options.Offline = False,
 ) -> None:
     """Measure how well a model predicts a text.
 
@@ -48,12 +36,9 @@ def perplexity(
     from numflow.engine.divergence import divergence
     from numflow.engine.perplexity import perplexity as run
 
-    host = gpu_options(host_embeddings, host_kv_percent, cpu_layers)
-    content, shared = read_text(text), dict[str, Any](spec=spec, threads=threads, offline=offline)
+    content = read_text(text)
     with ExitStack() as stack:
-        ready, notice = stack.enter_context(loaded(model, device, activations=activations, weights=weights,
-                                                   imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices,
-                                                   transport=transport, **host, **shared))
+        ready, notice = stack.enter_context(loaded(model, how))
 
         def progress(done: int, total: int, value: float) -> None:
             notice.clear()
@@ -62,12 +47,13 @@ def perplexity(
         if kl_against is None:
             result = run(ready, content, context, chunks, progress, protocol)
         else:
-            base, _ = stack.enter_context(loaded(kl_against, device, activations="f32", **shared))
+            exact = Execution(how.threads, how.device, "f32", spec=how.spec, offline=how.offline)
+            base, _ = stack.enter_context(loaded(kl_against, exact))
             result = divergence(ready, base, content, context, chunks, progress, protocol)
             result["base"] = str(kl_against)
-    result |= {"bits_per_weight": ready.bits_per_weight, "weights": weights or "as stored",
-               "activations": getattr(ready.program, "activations", activations),
-               "kv_k": kv_k or kv or "auto", "kv_v": kv_v or kv or "auto"}
+    result |= {"bits_per_weight": ready.bits_per_weight, "weights": how.weights or "as stored",
+               "activations": getattr(ready.program, "activations", how.activations),
+               "kv_k": how.kv_k or how.kv or "auto", "kv_v": how.kv_v or how.kv or "auto"}
     if json:
         print_json(result)
         return
@@ -83,20 +69,10 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
+@grouped
 def warmup(
     model: options.Model = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    weights: options.Weights = None,
-    imatrix: options.Imatrix = None,
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    devices: options.Devices = None,
-    transport: options.Transport = "threads",
-    spec: options.SpecFile = None,
-    offline: options.Offline = False,
+    how: Execution = Execution(),
 ) -> None:
     """Compile the kernels of a model ahead.
 
@@ -104,8 +80,7 @@ def warmup(
     Numba is upgraded.
     """
     begin = time.perf_counter()
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline, weights=weights,
-                imatrix=imatrix, kv=kv, kv_k=kv_k, kv_v=kv_v, devices=devices, transport=transport) as (ready, notice):
+    with loaded(model, how) as (ready, notice):
         for length in (1, min(64, ready.context - 2)):  # one token and many take different kernels
             ready.generate([0] * length, max_tokens=2, ignore_eos=True)
     what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"

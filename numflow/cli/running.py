@@ -5,9 +5,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numflow.errors import RequestError
+
+if TYPE_CHECKING:
+    from numflow.cli.groups import Execution
 
 
 class CompileNotice:
@@ -40,10 +43,10 @@ class CompileNotice:
 
 
 @contextmanager
-def compile_notice(device: str) -> Iterator[CompileNotice]:
-    """A notice that listens while the block runs."""
+def compile_notice(listens: bool) -> Iterator[CompileNotice]:
+    """A notice that listens while the block runs, where kernels may have to be compiled."""
     notice = CompileNotice()
-    if device != "cpu":
+    if not listens:
         yield notice
         return
     from numflow.cpu.kernel import on_compile
@@ -57,22 +60,18 @@ def compile_notice(device: str) -> Iterator[CompileNotice]:
 
 
 @contextmanager
-def loaded(model: str | None, device: str, purpose: str = "generate",
-           **options: Any) -> Iterator[tuple[Any, CompileNotice]]:
-    """(Model, notice) for a block, closed after it; the default model of this purpose if none is named."""
+def loaded(model: str | None, how: "Execution", purpose: str = "generate",
+           **more: Any) -> Iterator[tuple[Any, CompileNotice]]:
+    """(Model, notice) for a block, closed after it; the default model of this purpose if none is named.
+
+    more: further arguments of numflow.load.
+    """
     import numflow
     from numflow import registry
 
-    processor = options.get("cpu_layers") or "cpu" in (options.get("devices") or "").lower()
-    with (compile_notice("cpu" if processor else device) as notice,
-          numflow.load(model or registry.default_model(purpose), backend=device, **options) as ready):
+    with (compile_notice(how.compiles) as notice,
+          numflow.load(model or registry.default_model(purpose), **how.arguments(), **more) as ready):
         yield ready, notice
-
-
-def gpu_options(host_embeddings: bool, host_kv_percent: float, cpu_layers: int) -> dict[str, Any]:
-    """Options of `loaded` for what a GPU leaves to the host: those that were given, since other devices have none."""
-    given = {"host_embeddings": host_embeddings, "host_kv_percent": host_kv_percent, "cpu_layers": cpu_layers}
-    return {name: value for name, value in given.items() if value}
 
 
 def read_text(file: Path | str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import compile_notice, gpu_options
+from numflow.cli.running import compile_notice
 from numflow.errors import DeviceError, RequestError
 
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
@@ -79,7 +79,8 @@ def serve(
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
                    devices=devices or ("0" if ray else None), transport="ray" if ray else None,
-                   **gpu_options(host_embeddings, host_kv_percent, cpu_layers))
+                   host_embeddings=host_embeddings or None, host_kv_percent=host_kv_percent or None,
+                   cpu_layers=cpu_layers or None)
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)
@@ -89,7 +90,7 @@ def serve(
         print(f"numflow serves {names} on {url}", flush=True)
 
     uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
-    with compile_notice("cpu" if uses_cpu else "none"):
+    with compile_notice(uses_cpu):
         if made.replicas:
             from numflow.server.front import serve as run_replicas
 

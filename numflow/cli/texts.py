@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from numflow.cli import options
+from numflow.cli.groups import Execution, grouped
 from numflow.cli.running import loaded, print_json, read_lines
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
@@ -14,6 +15,7 @@ Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_d
 Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
 
 
+@grouped
 def embed(
     texts: options.Texts = None,
     model: options.Model = None,
@@ -26,12 +28,8 @@ def embed(
                                                "model's prompts, put in front of every text.")] = None,
     npy: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Write them to a NumPy file, "
                                              "float32 [texts, width], instead of printing them.")] = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     json: options.Json = False,
-    offline: options.Offline = False,
 ) -> None:
     """Print embeddings of texts, one per line.
 
@@ -40,8 +38,7 @@ def embed(
     if json and npy is not None:
         raise RequestError("give --json or --npy, not both")
     lines = read_lines(texts or [], file)
-    with loaded(model, device, "embed", spec=spec, activations=activations, threads=threads, offline=offline) as (
-            ready, notice):
+    with loaded(model, how, "embed") as (ready, notice):
         vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
         notice.clear()
     if npy is not None:
@@ -64,20 +61,17 @@ def _save(vectors, path: Path) -> None:
         raise RequestError(f"{path}: {error.strerror}") from None
 
 
+@grouped
 def fill_mask(
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help='Text with gaps: "Paris is [MASK]."')],
     model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
                                        help="A masked language model: a file, a folder, a name, or ORG/NAME.")],
     top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     json: options.Json = False,
-    offline: options.Offline = False,
 ) -> None:
     """Show the likeliest words for the gaps of a text."""
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+    with loaded(model, how) as (ready, notice):
         gaps = ready.fill_mask(text, top_k)
         notice.clear()
     if json:
@@ -87,6 +81,7 @@ def fill_mask(
                 [(number, f"{f.probability:.4f}", f.token, f.text) for number, gap in enumerate(gaps, 1) for f in gap])
 
 
+@grouped
 def translate(
     model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
                                        help="A translating model: a file, a folder, a name, or ORG/NAME.")],
@@ -98,12 +93,8 @@ def translate(
                                                    help="New tokens at most, for each text.")] = None,
     num_beams: Annotated[int | None, typer.Option(metavar="N", show_default="the model's own",
                                                   help="Width of the beam search; 1: greedy.")] = None,
-    threads: options.Threads = None,
-    device: options.Device = "cpu",
-    activations: options.Activations = "int8",
-    spec: options.SpecFile = None,
+    how: Execution = Execution(),
     json: options.Json = False,
-    offline: options.Offline = False,
 ) -> None:
     """Translate texts, one per line.
 
@@ -112,7 +103,7 @@ def translate(
     lines = read_lines(texts or [], file)
     given = {"max_tokens": max_tokens, "num_beams": num_beams}
     settings = {name: value for name, value in given.items() if value is not None}
-    with loaded(model, device, spec=spec, activations=activations, threads=threads, offline=offline) as (ready, notice):
+    with loaded(model, how) as (ready, notice):
         results = ready.translate(lines, source, target, **settings)
         notice.clear()
     if json:

@@ -49,7 +49,7 @@ def test_report_results_and_figure_are_written(folder):
 
 
 def test_recipe_names_files_without_this_machines_folders(folder):
-    out = run_experiment("count", options={"label": "/home/someone/a.gguf,/mnt/b.gguf,c"})
+    out = run_experiment("count", options={"label": "/models/a.gguf,/models/b.gguf,c"})
     assert json.loads((out / "results.json").read_text())["recipe"]["options"]["label"] == "a.gguf,b.gguf,c"
 
 
