@@ -170,6 +170,24 @@ def fma(a, b, c):
     return f32(float(a) * float(b) + float(c))
 
 
+@asm((f32,), (f32, f32), "add.rn.f32 $0, $1, $2;")
+def add_exactly(a, b):
+    """a + b, rounded once and never fused with a product."""
+    return f32(a) + f32(b)
+
+
+@asm((f32,), (f32, f32), "mul.rn.f32 $0, $1, $2;")
+def multiply_exactly(a, b):
+    """a * b, rounded once and never fused with a sum."""
+    return f32(a) * f32(b)
+
+
+@asm((f32,), (f32, f32), "div.rn.f32 $0, $1, $2;")
+def divide_exactly(a, b):
+    """a / b, rounded once."""
+    return f32(a) / f32(b)
+
+
 # ---- matrices of a warp (mma.sync). Lane l holds, with g = l // 4 and t = l % 4:
 #   A 16 x 16 halves / 16 x 32 bytes: words (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t + 8..), (row g + 8, ..)
 #   B 16 x 8 / 32 x 8:                words (k 2t .., column g), (k 2t + 8 .., column g)
@@ -240,6 +258,27 @@ def load_matrices(shared, index: int) -> tuple:
     rows = exchange(at)
     lane = NOW.thread.lane
     return tuple(shared.array.item(rows[8 * m + lane // 4] + lane % 4) for m in range(4))
+
+
+@builtin("ldmatrix4t")
+def load_columns(shared, index: int) -> tuple:
+    """load_matrices of transposed matrices: a lane gets rows 2 (l % 4) and the next, of column l // 4, of each."""
+    at = shared.at(index, 4)
+    aligned(shared, at, 4)
+    rows, lane, halves = exchange(at), NOW.thread.lane, shared.array.view(np.uint16)
+    result = []
+    for m in range(4):
+        low, high = (halves.item(2 * rows[8 * m + lane % 4 * 2 + i] + lane // 4) for i in range(2))
+        result.append(low | high << 16)
+    return tuple(result)
+
+
+@asm((u32,), (u32,), "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "convergent")
+def transpose_matrix(word: int) -> int:
+    """Of an 8 x 8 matrix of 16-bit values, of which lane l has word l % 4 of row l // 4, the same of its transpose."""
+    words, lane = exchange(word), NOW.thread.lane
+    low, high = (words[4 * (lane % 4 * 2 + i) + lane // 8] >> 16 * (lane // 4 % 2) & 0xFFFF for i in range(2))
+    return low | high << 16
 
 
 # ---- two halves at a time

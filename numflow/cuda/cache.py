@@ -1,36 +1,33 @@
-"""Paged key/value memory of one attention on a device, and the op `cache_write`.
+"""Paged key/value memory of one attention on a device.
 
-Token p of a sequence lies in block table[p // block_size] at place p % block_size; a block holds
-    K  [G][block_size][E]      V  [G][block_size][E_v]
-in elements of `kv_type`: f32, or f16 as its bits.
+Token p of a sequence lies in block table[p // block_size] at place p % block_size; a block holds a region for each head
+of K, and in other memory one for each of V, in the type that each has: cache_code.py says what a region is.
 """
-
-import functools
 
 import numpy as np
 
-from numflow.cuda.arithmetic import float_to_half
-from numflow.cuda.call import Call, ceil, per_row
+from numflow.cuda.cache_code import region_bytes
 from numflow.cuda.device import Device, Ref
-from numflow.cuda.intrinsics import as_floats, as_u16, block_x, block_y, thread_index
-from numflow.cuda.kernel import Kernel, kernel
-from numflow.cuda.scalar import f32, i32, u8, u32
-from numflow.ops import Cache, Step, param
+from numflow.errors import RequestError
+from numflow.ops import Cache
 
-THREADS = 128
-ELEMENTS = {"f32": 4, "f16": 2}  # bytes
+TILE = 64  # keys that attention works on at a time: they must lie in one block
 
 
 class KVCache:
-    """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type.
+    """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type. sizes: bytes of a block.
 
-    host: in pinned memory of the host, which kernels reach over the bus.
+    host: in pinned memory of the host, which kernels reach over the bus. While steps are bound, such a cache has a
+    `room` on the device, to which what a batch reads is copied (cache_host.py): keys and values, or None.
     """
 
     def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False):
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
         self.types = kv_k, kv_v
-        self._sizes = tuple(cache.kv_heads * block_size * size * ELEMENTS[kind]
+        self.host, self.room = host, None
+        if block_size < TILE or block_size % TILE:
+            raise RequestError(f"block_size should be a multiple of {TILE}, is {block_size}")
+        self.sizes = tuple(cache.kv_heads * region_bytes(kind, size, block_size)
                             for size, kind in zip((cache.k_dim, cache.v_dim), self.types))
         self._memory = [None, None]
         self._alloc = device.alloc_host if host else device.alloc
@@ -38,7 +35,7 @@ class KVCache:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block, K and V."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     @property
     def nbytes(self) -> int:
@@ -46,14 +43,24 @@ class KVCache:
         return self.blocks * self.block_bytes
 
     @property
+    def kept(self) -> tuple[Ref, Ref]:
+        """Where K and V are kept; the memory moves when the cache is resized."""
+        return self._memory[0].at(), self._memory[1].at()
+
+    @property
     def k(self) -> Ref:
-        """Where K is now; the memory moves when the cache is resized."""
-        return self._memory[0].at()
+        """Where attention finds K."""
+        return (self.room or self.kept)[0]
 
     @property
     def v(self) -> Ref:
-        """Where V is now."""
-        return self._memory[1].at()
+        """Where attention finds V."""
+        return (self.room or self.kept)[1]
+
+    @property
+    def places(self) -> list[tuple[Ref, Ref]]:
+        """Where new K and V are stored."""
+        return [self.kept] if self.room is None else [self.room, self.kept]
 
     @property
     def table(self) -> str:
@@ -69,7 +76,7 @@ class KVCache:
         """Hold `blocks` blocks; the content of those that remain is kept. Says whether the memory has moved."""
         if blocks == self.blocks and self._memory[0] is not None:
             return False
-        for i, size in enumerate(self._sizes):
+        for i, size in enumerate(self.sizes):
             new, old = self._alloc(max(blocks, 1) * size), self._memory[i]
             if old is not None and min(blocks, self.blocks):
                 self.device.copy(new.at(), old.at(), min(blocks, self.blocks) * size)
@@ -82,51 +89,15 @@ class KVCache:
     def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         """Block sources[i] -> block targets[i]."""
         for source, target in zip(sources, targets):
-            for memory, size in zip(self._memory, self._sizes):
+            for memory, size in zip(self._memory, self.sizes):
                 self.device.copy(memory.at(target * size), memory.at(source * size), size)
 
     def save(self, block: int) -> np.ndarray:
         """uint8 [block_bytes]: K, then V."""
         return np.concatenate([self.device.download(memory.at(block * size), size)
-                               for memory, size in zip(self._memory, self._sizes)])
+                               for memory, size in zip(self._memory, self.sizes)])
 
     def load(self, block: int, data: np.ndarray) -> None:
         """The inverse of `save`."""
-        for memory, size, part in zip(self._memory, self._sizes, np.split(data, [self._sizes[0]])):
+        for memory, size, part in zip(self._memory, self.sizes, np.split(data, [self.sizes[0]])):
             self.device.upload(memory.at(block * size), part)
-
-
-def cache_write(step: Step, ctx) -> list[Call]:
-    """k f32 [T, G * E], v f32 [T, G * E_v]: each token's row goes to its position."""
-    cache, batch = ctx.caches[param(step, "cache")], ctx.batch
-    calls = []
-    for view, to, kind, size in zip(step.inputs, (cache.k, cache.v), cache.types,
-                                    (cache.shape.k_dim, cache.shape.v_dim)):
-        calls.append(per_row(step, write_kernel(kind), ctx.rows(view), ceil(view.width, THREADS), to, *ctx.view(view),
-                             batch.ref("positions"), batch.ref("sequence_of"), batch.ref(cache.table), batch.stride,
-                             batch.counts, ctx.rows(view), view.width, size, cache.shape.kv_heads, cache.block_size))
-    return calls
-
-
-@functools.cache
-def write_kernel(kind: str) -> Kernel:
-    """One thread for each number."""
-    half = kind == "f16"
-
-    @kernel(f"cache_write_{kind}", THREADS)
-    def _cache_write(cache: u8.ptr, x: f32.ptr, x_stride: u32, positions: i32.ptr, sequence_of: i32.ptr,
-                     table: i32.ptr, table_stride: u32, counts: i32.ptr, rows: u32, width: u32, size: u32, heads: u32,
-                     block_size: u32):
-        t, column = block_y(), u32(block_x() * 128 + thread_index())
-        if t >= counts[rows] or column >= width:
-            return
-        position = u32(positions[t])
-        block = table[sequence_of[t] * table_stride + position // block_size]
-        head, inside = u32(column // size), u32(column % size)
-        at = ((block * heads + head) * block_size + position % block_size) * size + inside
-        if half:
-            as_u16(cache)[at] = float_to_half(x[t * x_stride + column])
-        else:
-            as_floats(cache)[at] = x[t * x_stride + column]
-
-    return _cache_write

@@ -146,7 +146,7 @@ def _atomic_add():
     return _intrinsic("atomic_add", 3, typed, generate)
 
 
-def _load_matrices():
+def _load_matrices(transposed=""):
     def typed(shared, index):
         return types.UniTuple(types.uint32, 4)(shared, index) if _is_pointer(shared, "shared") else None
 
@@ -154,7 +154,7 @@ def _load_matrices():
         at = builder.ptrtoint(_place(builder, args[0], args[1], sig.args[1]), _I32)
         value = ir.LiteralStructType([_I32] * 4)
         asm = ir.InlineAsm(ir.FunctionType(value, [_I32]),
-                           "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+                           f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4];",
                            "=r,=r,=r,=r,r,~{memory}", side_effect=True)
         call = builder.call(asm, [at])
         call.attributes.add("convergent")
@@ -172,4 +172,5 @@ BUILTINS = {
     "as_u32": _view(types.uint32), "as_u16": _view(types.uint16), "as_u8": _view(types.uint8),
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
+    "ldmatrix4t": _load_matrices(".trans"),
 }

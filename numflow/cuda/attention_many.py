@@ -1,0 +1,326 @@
+"""Attention of many rows, on tensor cores: prompts, over the paged cache in any type but float32.
+
+A block has 64 rows, pairs of a token and a query head of one group, and walks over the keys that they see, 64 at a time
+(32 where heads are wide). The sums of a row stay in registers: the largest score so far, the sum of weights, the
+weighted values; a larger score fades what was there (online softmax).
+
+    S [rows, keys] = Q K^T      O [rows, columns] = fade * O + exp(S - peak) V
+
+Keys and values go through shared memory, as float16, each while the other is worked with: by cp.async from a float16
+cache; codes are fetched into registers before a product and decoded into shared memory after it. Queries, weights and
+decoded numbers are rounded to float16; scores and sums are float32. Where there are few blocks, several share the keys,
+and attention_join.py joins what they leave.
+"""
+
+import functools
+
+from numflow.cuda.arithmetic import exp, fmax, load_columns, load_matrices, mma_f16, pack_halves
+from numflow.cuda.attention_bias import biased, seen
+from numflow.cuda.attention_join import LOWEST
+from numflow.cuda.cache_code import fetcher, halver, pitch, region, width
+from numflow.cuda.call import N_SEQUENCES
+from numflow.cuda.hadamard import rotate_eight
+from numflow.cuda.intrinsic import LocalArray, SharedArray
+from numflow.cuda.intrinsics import (
+    block_x,
+    block_y,
+    block_z,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    grid_x,
+    grid_z,
+    lane_index,
+    shuffle_xor,
+    store4,
+    sync_block,
+    thread_index,
+)
+from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.scalar import f32, i32, u32
+from numflow.quant.kv import CODED
+
+ROWS = 64        # of a block: 16 for each of 4 warps
+WIDEST = 256     # columns of a head
+
+
+def sixteens(kind: str, columns: int) -> int:
+    """Steps of 16 columns of a row in shared memory."""
+    return -(-width(kind, columns) // 16)
+
+
+@functools.cache
+def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool, has_sinks: bool,
+                has_buckets: bool) -> Kernel:
+    """Grid (tiles of all sequences, key heads, parts)."""
+    k_steps, v_steps = sixteens(k_type, k_dim), sixteens(v_type, v_dim)
+    keys = 64 if max(k_steps, v_steps) <= 8 else 32
+    n_tiles, v_tiles = keys // 8, -(-v_steps // 2) * 4
+    k_pitch, v_pitch = 8 * k_steps + 4, 8 * v_steps + 4  # words of a row: 4 more, so that no banks collide
+    k_memory, v_memory = SharedArray(u32, keys * k_pitch), SharedArray(u32, keys * v_pitch)
+    queries, scores, sums = LocalArray(u32, -(-k_steps // 2) * 8), LocalArray(f32, 4 * n_tiles), LocalArray(f32, 4 * v_tiles)
+    eight, peaks_of, totals_of, fades_of = (LocalArray(f32, n) for n in (8, 2, 2, 2))
+    spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2) for _ in range(4))
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    take_queries, put_sums = _queries(k_type in CODED, k_steps), _put_sums(v_type in CODED, v_tiles)
+    key_words, fetch_keys, put_keys = _stage(k_type, k_dim, keys, k_pitch)
+    value_words, fetch_values, put_values = _stage(v_type, v_dim, keys, v_pitch)
+    products, weigh = _products(k_steps, n_tiles, k_pitch), _weigh(keys // 16, v_steps, v_pitch)
+    soften = _soften(n_tiles, biased(has_cap, has_slopes, has_buckets))
+    staged_k, staged_v = LocalArray(u32, key_words), LocalArray(u32, value_words)
+    extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
+    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
+
+    @kernel(f"attention_many_{k_name}_{v_name}{extras}", 128, blocks=2, exact=has_buckets)
+    def _many(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
+              slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
+              starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,
+              kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32,
+              n_buckets: u32, spread: f32, most: u32):
+        thread, lane, kv_head = u32(thread_index()), u32(lane_index()), block_y()
+        group, tile, sequence = u32(heads // kv_heads), u32(grid_x() - 1 - block_x()), u32(0)
+        rows, sequences = u32(0), u32(counts[N_SEQUENCES])
+        while sequence < sequences:  # the last tiles come first: they see the most keys
+            tokens = u32(starts[sequence + 1] - starts[sequence])
+            tiles = u32((tokens * group + u32(ROWS - 1)) // u32(ROWS)) if tokens > most else u32(0)
+            if tile < tiles:
+                rows = u32(tokens * group)
+                break
+            tile, sequence = u32(tile - tiles), u32(sequence + 1)
+        if rows == 0:
+            return
+        begin_token, length = u32(starts[sequence]), i32(lengths[sequence])
+        blocks, shares, first_row = table + sequence * table_stride, u32(grid_z()), u32(tile * u32(ROWS))
+        query, s, acc, x = queries(), scores(), sums(), eight()
+        peaks, totals, fades = peaks_of(), totals_of(), fades_of()
+        spots, lows, highs, own = spots_of(), lows_of(), highs_of(), heads_of()
+        k_tile, v_tile, k_words, v_words = k_memory(), v_memory(), staged_k(), staged_v()
+        row = u32(first_row + 16 * (thread >> u32(5)) + (lane >> u32(2)))
+        take_queries(query, x, q, q_stride, begin_token, group, kv_head, row, rows, k_dim, lane)
+        for i in range(2):
+            there = row + 8 * i < rows
+            token, own[i] = u32(begin_token + (row + 8 * i) // group), i32(kv_head * group + (row + 8 * i) % group)
+            spots[i] = i32(positions[token]) if there else i32(0)
+            lows[i], highs[i] = seen(spots[i], length, causal, window)
+            highs[i] = highs[i] if there else i32(0)
+            peaks[i], totals[i] = f32(LOWEST), f32(0)
+            if has_sinks and block_z() == 0 and there:
+                peaks[i], totals[i] = sinks[own[i]], f32(1) if lane & u32(3) == u32(0) else f32(0)
+        for i in range(4 * v_tiles):
+            acc[i] = f32(0)
+        last_row = u32(first_row + u32(ROWS - 1)) if first_row + u32(ROWS - 1) < rows else u32(rows - 1)
+        first, all_to = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
+        all_from, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
+        first = i32(u32(first) & u32(0xFFFFFFFF - keys + 1))
+        share = i32(u32(u32(end - first) + keys * shares - 1) // u32(keys * shares) * keys)
+        first = i32(first + i32(block_z()) * share)
+        end = i32(first + share) if first + share < end else end
+        if first < end:
+            block, place = u32(blocks[first // i32(block_size)]), u32(u32(first) % block_size)
+            fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
+                       u32(end - first - 1), thread)
+            put_keys(k_words, k_tile, thread)
+        copy_wait()
+        sync_block()
+        at = first
+        while at < end:
+            block, place = u32(blocks[at // i32(block_size)]), u32(u32(at) % block_size)
+            fetch_values(v_words, v_tile, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
+                         u32(end - at - 1), thread)
+            products(s, query, k_tile, lane)
+            put_values(v_words, v_tile, thread)
+            copy_wait()
+            sync_block()
+            following = i32(at + keys)
+            if following < end:
+                block, place = u32(blocks[following // i32(block_size)]), u32(u32(following) % block_size)
+                fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
+                           u32(end - following - 1), thread)
+            soften(s, peaks, totals, fades, spots, lows, highs, own, at < all_from or following > all_to, at, scale, cap,
+                   slopes, buckets, heads, n_buckets, spread, causal, lane)
+            for i in range(4 * v_tiles):
+                acc[i] *= fades[i // 2 % 2]
+            weigh(acc, s, v_tile, lane)
+            if following < end:
+                put_keys(k_words, k_tile, thread)
+            copy_wait()
+            sync_block()
+            at = following
+        for i in range(2):
+            totals[i] += shuffle_xor(totals[i], 1)
+            totals[i] += shuffle_xor(totals[i], 2)
+            token = u32(begin_token + (row + 8 * i) // group)
+            part = partial + ((token * heads + own[i]) * shares + block_z()) * (v_dim + 2)
+            to, factor = y + (token * y_stride + own[i] * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
+            if shares > 1:
+                to, factor = part + 2, f32(1)
+                if row + 8 * i < rows and lane & u32(3) == u32(0):
+                    part[0], part[1] = peaks[i], totals[i]
+            put_sums(to, x, acc, i, factor, row + 8 * i < rows, v_dim, lane)
+
+    return _many
+
+
+def _queries(turned: bool, steps: int) -> DeviceFunction:
+    """Two rows of queries as the left side of products, rotated where keys are."""
+
+    @device
+    def take(query, x, q, q_stride, begin_token, group, kv_head, row, rows, k_dim, lane):
+        for i in range(2):
+            own = u32(row + 8 * i)
+            source = q + ((begin_token + own // group) * q_stride + (kv_head * group + own % group) * k_dim)
+            for pair in range((steps + 1) // 2):
+                for n in range(8):
+                    column = u32(32 * pair + 8 * (n // 2) + n % 2 + 2 * (lane & u32(3)))
+                    x[n] = source[column] if own < rows and column < k_dim else f32(0)
+                if turned:
+                    rotate_eight(x, lane, 1, 2)
+                for n in range(4):
+                    query[8 * pair + 2 * n + i] = pack_halves(x[2 * n], x[2 * n + 1])
+
+    return take
+
+
+def _stage(kind: str, columns: int, keys: int, row_pitch: int) -> tuple[int, DeviceFunction, DeviceFunction]:
+    """Words of a thread, fetch and put: from the cache towards shared memory, and the rest of the way.
+
+    4 threads have a key, and every fourth piece of it. Keys beyond the `last` stand for it. Columns that only fill the
+    last step of 16 are zero.
+    """
+    pieces, step = width(kind, columns) // 8, pitch(kind, columns)
+    each, passes, fill = -(-pieces // 4), keys // 32, pieces % 2 == 1
+    fetch, halves = fetcher(kind, columns), halver(kind)
+
+    @device
+    def copy(words, tile, cache, block_size, place, last, thread):
+        for i in range(passes):
+            key = u32(32 * i + (thread >> u32(2)))
+            source = u32((place + (key if key < last else last)) * step)
+            for n in range(each):
+                piece = u32(4 * n + (thread & u32(3)))
+                if piece < pieces:
+                    copy_async(tile, u32(key * row_pitch + 4 * piece), cache, u32(source + 4 * piece))
+                elif fill and piece == pieces:
+                    store4(tile, u32(key * row_pitch + 4 * piece), u32(0), u32(0), u32(0), u32(0))
+        copy_commit()
+
+    @device
+    def nothing(words, tile, thread):
+        return
+
+    if kind == "f16":
+        return 1, copy, nothing
+
+    @device
+    def fetch_all(words, tile, cache, block_size, place, last, thread):
+        for i in range(passes):
+            key = u32(32 * i + (thread >> u32(2)))
+            key = u32(place + (key if key < last else last))
+            for n in range(each):
+                at = 4 * (i * each + n)
+                words[at], words[at + 1], words[at + 2], words[at + 3] = fetch(cache, block_size, key,
+                                                                               u32(4 * n + (thread & u32(3))))
+
+    @device
+    def put_all(words, tile, thread):
+        for i in range(passes):
+            key = u32(32 * i + (thread >> u32(2)))
+            for n in range(each):
+                at, piece = 4 * (i * each + n), u32(4 * n + (thread & u32(3)))
+                a, b, c, d = halves(words[at], words[at + 1], words[at + 2], words[at + 3], piece)
+                store4(tile, u32(key * row_pitch + 4 * piece), a, b, c, d)
+
+    return 4 * each * passes, fetch_all, put_all
+
+
+def _products(steps: int, n_tiles: int, row_pitch: int) -> DeviceFunction:
+    """Products of a warp's queries and all keys of the tile."""
+
+    @device
+    def multiply(s, query, tile, lane):
+        # Lane l names row l % 8 of matrix l // 8: of keys (0, 8) x columns (0, 8), columns first.
+        mine = u32(((lane & u32(7)) + 8 * (lane >> u32(4))) * row_pitch + 4 * (lane >> u32(3) & u32(1)))
+        for i in range(4 * n_tiles):
+            s[i] = f32(0)
+        for step in range(steps):
+            n = 4 * step
+            for pair in range(n_tiles // 2):
+                a, b, c, d = load_matrices(tile, u32(mine + 16 * row_pitch * pair + 8 * step))
+                i = 8 * pair
+                s[i], s[i + 1], s[i + 2], s[i + 3] = mma_f16(query[n], query[n + 1], query[n + 2], query[n + 3], a, b,
+                                                             s[i], s[i + 1], s[i + 2], s[i + 3])
+                s[i + 4], s[i + 5], s[i + 6], s[i + 7] = mma_f16(
+                    query[n], query[n + 1], query[n + 2], query[n + 3], c, d, s[i + 4], s[i + 5], s[i + 6], s[i + 7])
+
+    return multiply
+
+
+def _soften(n_tiles: int, bias: DeviceFunction) -> DeviceFunction:
+    """Scores become weights; `edge`: some of the keys are not for some of the rows."""
+
+    @device
+    def soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, scale, cap, slopes, buckets, heads, n_buckets,
+               spread, causal, lane):
+        for i in range(2):
+            largest = peaks[i]
+            for n in range(2 * n_tiles):
+                place = 4 * (n // 2) + 2 * i + n % 2
+                key = i32(at + 8 * (n // 2) + n % 2 + i32(2 * (lane & u32(3))))
+                score = bias(s[place] * scale, cap, slopes, buckets, i32(key - spots[i]), u32(own[i]), heads, n_buckets,
+                             spread, causal)
+                if edge:
+                    score = score if key >= lows[i] and key < highs[i] else f32(LOWEST)
+                s[place] = score
+                largest = fmax(largest, score)
+            largest = fmax(largest, shuffle_xor(largest, 1))
+            largest = fmax(largest, shuffle_xor(largest, 2))
+            fades[i], peaks[i] = exp(peaks[i] - largest), largest
+            largest = f32(0) if largest == f32(LOWEST) else largest  # no key seen yet: all weights are zero
+            total = totals[i] * fades[i]
+            for n in range(2 * n_tiles):
+                place = 4 * (n // 2) + 2 * i + n % 2
+                s[place] = exp(s[place] - largest)
+                total += s[place]
+            totals[i] = total
+
+    return soften
+
+
+def _weigh(steps: int, columns: int, row_pitch: int) -> DeviceFunction:
+    """Adds the values of the tile, weighted; steps: of 16 keys, columns: of 16."""
+
+    @device
+    def multiply(acc, s, tile, lane):
+        # Lane l names row l % 8 of matrix l // 8: of keys (0, 8) x columns (0, 8), keys first.
+        mine = u32(((lane & u32(7)) + 8 * (lane >> u32(3) & u32(1))) * row_pitch + 4 * (lane >> u32(4)))
+        for step in range(steps):
+            n = 8 * step
+            p0, p1 = pack_halves(s[n], s[n + 1]), pack_halves(s[n + 2], s[n + 3])
+            p2, p3 = pack_halves(s[n + 4], s[n + 5]), pack_halves(s[n + 6], s[n + 7])
+            for pair in range(columns):
+                a, b, c, d = load_columns(tile, u32(mine + 16 * row_pitch * step + 8 * pair))
+                i = 8 * pair
+                acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma_f16(p0, p1, p2, p3, a, b,
+                                                                     acc[i], acc[i + 1], acc[i + 2], acc[i + 3])
+                acc[i + 4], acc[i + 5], acc[i + 6], acc[i + 7] = mma_f16(
+                    p0, p1, p2, p3, c, d, acc[i + 4], acc[i + 5], acc[i + 6], acc[i + 7])
+
+    return multiply
+
+
+def _put_sums(turned: bool, v_tiles: int) -> DeviceFunction:
+    """Writes the values of row `i` of the lane's two."""
+
+    @device
+    def put(to, x, acc, i, factor, there, v_dim, lane):
+        for four in range(v_tiles // 4):
+            for n in range(8):
+                x[n] = acc[4 * (4 * four + n // 2) + 2 * i + n % 2]
+            if turned:
+                rotate_eight(x, lane, 1, 2)
+            for n in range(8):
+                column = u32(32 * four + 8 * (n // 2) + n % 2 + 2 * (lane & u32(3)))
+                if there and column < v_dim:
+                    to[column] = x[n] * factor
+
+    return put
