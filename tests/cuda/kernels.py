@@ -12,6 +12,8 @@ from tests.cuda.matrices import QUANTISED, experts_case, linear_case
 from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
+GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # others differ as the kernels of `linear` do
+EVERY = ("F16", "BF16", *QUANTISED)
 
 
 def compiler_is_there() -> bool:
@@ -20,17 +22,18 @@ def compiler_is_there() -> bool:
 
 
 @functools.cache
-def all_kernels() -> dict[str, Kernel]:
-    """By name."""
+def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
+    """By name. grouped: types that experts may have."""
     found = {}
     for case in CASES:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
-    for kind in ("F16", "BF16", *QUANTISED):
+    for kind in EVERY:
         for k in (512, 2048):  # a warp for each row, and a block
             case = linear_case(kind, 64, k, 1, blank=True)
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
+    for kind in grouped:
         case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)
     return dict(sorted(found.items()))

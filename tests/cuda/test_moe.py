@@ -18,11 +18,11 @@ from tests.cuda.matrices import experts_case
 from tests.ops.build import error, run_case
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
-KINDS = ("F16", "BF16", "q8", "q6", "q4", "q3h", "q2", "Q4_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
+KINDS = ("F16", "BF16", "q4", "q3h", "Q6_K")
 
 
 @pytest.mark.parametrize(("tokens", "chosen", "experts", "first", "tile"), [
-    (1, 1, 1, 0, 16), (150, 2, 7, 0, 16), (40, 3, 4, 2, 64), (9, 4, 300, 0, 16)])
+    (1, 1, 1, 0, 16), (150, 2, 7, 0, 16), (40, 3, 4, 2, 64), (5, 4, 40, 0, 16)])
 def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
     rng = np.random.default_rng(tokens)
     ids = rng.integers(0, experts + first + 1, (tokens, chosen), dtype=np.int32)
@@ -71,22 +71,21 @@ def test_odd_shapes_and_experts_of_other_devices(n, tokens, chosen, first, held)
 
 def write_experts(folder):
     """A tiny checkpoint with four experts of which each token has two, as published on model hubs, in float16."""
-    rng, d, f, v, kv, experts = np.random.default_rng(0), 32, 48, 50, 16, 4
+    rng, d, f, v, kv, experts = np.random.default_rng(0), 32, 32, 40, 16, 4
     config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": d, "vocab_size": v,
-              "intermediate_size": f, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+              "intermediate_size": f, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
               "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
               "num_local_experts": experts, "num_experts_per_tok": 2, "tie_word_embeddings": False, "bos_token_id": 1,
               "eos_token_id": 2, "torch_dtype": "float16"}
     shapes = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,), "lm_head.weight": (v, d)}
-    for layer in range(2):
-        at = f"model.layers.{layer}."
-        shapes |= {at + f"self_attn.{name}_proj.weight": (rows, d)
-                   for name, rows in (("q", d), ("k", kv), ("v", kv), ("o", d))}
-        shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,),
-                   at + "block_sparse_moe.gate.weight": (experts, d)}
-        for expert in range(experts):
-            name = at + f"block_sparse_moe.experts.{expert}."
-            shapes |= {name + "w1.weight": (f, d), name + "w2.weight": (d, f), name + "w3.weight": (f, d)}
+    at = "model.layers.0."
+    shapes |= {at + f"self_attn.{name}_proj.weight": (rows, d)
+               for name, rows in (("q", d), ("k", kv), ("v", kv), ("o", d))}
+    shapes |= {at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,),
+               at + "block_sparse_moe.gate.weight": (experts, d)}
+    for expert in range(experts):
+        name = at + f"block_sparse_moe.experts.{expert}."
+        shapes |= {name + "w1.weight": (f, d), name + "w2.weight": (d, f), name + "w3.weight": (f, d)}
     tensors = {name: (0.3 * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float16)
                for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
@@ -103,7 +102,7 @@ def generated(folder, **options):
     """Ids: a greedy text, then two drawn side by side; and what came of it."""
     drawn = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 7}
     with numflow.load(folder, **options) as model:
-        greedy = model.generate([1, 7, 30, 4], max_tokens=4, ignore_eos=True).ids
+        greedy = model.generate([1, 7, 30], max_tokens=4, ignore_eos=True).ids
         return [greedy, *(choice.ids for choice in model.generate(
             [3, 9], max_tokens=3, ignore_eos=True, n=2, **drawn).choices)]
 
@@ -121,7 +120,7 @@ def test_a_model_of_experts(folder):
 
 @pytest.mark.slow
 def test_a_prompt_through_grouped_products(folder):
-    ids = [1, 7, 30, 4, 9, 12, 33, 2, 18, 40, 41]
+    ids = [1, 7, 30, 4, 9, 12, 33, 2, 18, 39, 11]
     with numflow.load(folder, backend="cuda", gpu="simulator") as model:
         assert any("grouped" in name for name in names(model))
         found = model.logits(ids)
