@@ -8,6 +8,7 @@ and CPU settings the compiler works with. Folders that nothing has used for KEEP
 import atexit
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -76,24 +77,45 @@ def _fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
     digest = hashlib.sha256(_compiler().encode())
     for path in sorted(_sources(module)):
-        digest.update(str(path.relative_to(_PACKAGE.parent)).encode() + _read(path))
+        digest.update(str(path.relative_to(_PACKAGE.parent)).encode() + read(path))
     return digest.hexdigest()[:16]
+
+
+def setting(name: str) -> str | None:
+    """One of Numba's settings in the environment, CPU_NAME for example."""
+    return os.environ.get(f"NUMBA_{name}")
+
+
+@functools.cache
+def processor_flags() -> tuple[str, ...]:
+    """What the first processor can do, as Linux tells for x86; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    return next((tuple(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), ())
 
 
 @functools.cache
 def _compiler() -> str:
-    import llvmlite
-    import numba
+    """Versions and settings that code depends on, without importing the compiler."""
+    packages = [_version(name) for name in ("numba", "llvmlite")]
+    settings = [str(setting(name)) for name in ("CPU_NAME", "CPU_FEATURES", "OPT")]
+    return " ".join([*packages, platform.python_version(), platform.machine(), *settings, *processor_flags()])
 
-    return " ".join([numba.__version__, llvmlite.__version__, platform.python_version(), platform.machine(),
-                     str(numba.config.CPU_NAME), str(numba.config.CPU_FEATURES), str(numba.config.OPT)])
+
+def _version(package: str) -> str:
+    """What tells one version of an installed package from another."""
+    spec = importlib.util.find_spec(package)
+    source = Path(spec.origin).with_name("_version.py") if spec is not None and spec.origin else None
+    return source.read_text() if source is not None and source.exists() else package
 
 
 def _sources(module: str) -> set[Path]:
     """Files of `module` and of all numflow modules it imports, directly or not."""
     found, todo = set(), [module]
     while todo:
-        path = _path(todo.pop())
+        path = source_of(todo.pop())
         if path is None or path in found:
             continue
         found.add(path)
@@ -104,17 +126,17 @@ def _sources(module: str) -> set[Path]:
 @functools.cache
 def _imported(path: Path) -> tuple[str, ...]:
     """Names that a source file imports from numflow: modules, and what may be one or something inside one."""
-    return tuple(name for source, names, plain in _IMPORT.findall(_read(path).decode())
+    return tuple(name for source, names, plain in _IMPORT.findall(read(path).decode())
                  for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", names))))
 
 
 @functools.cache
-def _path(module: str) -> Path | None:
+def source_of(module: str) -> Path | None:
     """Source file of a numflow module; None where `module` names something inside a module."""
     path = os.path.join(_PACKAGE.parent, *module.split("."))
     return next((Path(p) for p in (f"{path}.py", os.path.join(path, "__init__.py")) if os.path.isfile(p)), None)
 
 
 @functools.cache
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     return path.read_bytes()

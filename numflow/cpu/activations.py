@@ -9,18 +9,13 @@ the rest. A tile of M tokens that begins at token t lies at t * K elements:
 so that M neighbouring words are what one step of a register tile reads. Tokens after the last are left as they are.
 """
 
-import numpy as np
-from numba import types
-
-from numflow.cpu.kernel import Call, f32_ptr, i32_ptr, i64, kernel, share
+from numflow.cpu.kernel import Call, Code
 from numflow.cpu.layout import AUX_BYTES, UNIT
-from numflow.cpu.simd import inline, merged
 from numflow.cpu.simd_isa import token_tile
-from numflow.cpu.simd_value import constant, fma, llvm_type, load, save, staged
 
+_CODE = Code("numflow.cpu.activations_kernels")
 TOKEN_TILE = token_tile()
-_SMALLEST = np.float32(1e-36)  # below, 127 / max would overflow: such a unit counts as zeros
-CHUNK = 256     # columns that a thread takes at a time
+CHUNK = 256  # columns that a thread takes at a time
 
 
 def operand_bytes(rows: int, columns: int, int8: bool) -> tuple[int, int]:
@@ -34,122 +29,5 @@ def bind_operand(header: int, rows: int, source: int, stride: int, columns: int,
 
     header, rows: address of the batch header and index of the field that counts rows.
     """
-    return Call.of(None, _to_f32 if aux is None else _to_int8, header, rows, source, stride, columns, x, aux or 0)
-
-
-@inline
-def tile_tokens(left):
-    """Tokens of the tile that begins where `left` tokens are left."""
-    if left > 4:
-        return TOKEN_TILE
-    return 4 if left > 2 else left
-
-
-@kernel
-def _to_int8(args, thread, n_threads):
-    """args: header, rows field, source f32 [T, stride], stride, K, x, aux."""
-    _operand(args, thread, n_threads, True)
-
-
-@kernel
-def _to_f32(args, thread, n_threads):
-    """args: header, rows field, source f32 [T, stride], stride, K, x."""
-    _operand(args, thread, n_threads, False)
-
-
-@merged
-def _operand(args, thread, n_threads, int8):
-    """Items: chunks of token tiles."""
-    tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
-    chunks = (columns + CHUNK - 1) // CHUNK
-    begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
-    for item in range(begin, end):
-        t = item // chunks * TOKEN_TILE
-        fill_tile(i64(args, 2) + t * stride, stride, 0, 1, min(TOKEN_TILE, tokens - t), columns, item % chunks * CHUNK,
-                  i64(args, 5), i64(args, 6), t, int8)
-
-
-@merged
-def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, int8):
-    """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
-
-    Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
-    """
-    m = tile_tokens(count)
-    if not int8 and count == TOKEN_TILE and routes == 0:
-        put_tile(source + 4 * begin, stride, columns, begin, x + 4 * t * columns)
-        return
-    for i in range(count):
-        row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
-        put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, int8)
-
-
-@inline
-def put_row(source, columns, begin, x, aux, t, i, m, int8):
-    """Columns [begin, begin + CHUNK) at `source` as token i of the m of the tile at row t of an operand."""
-    end = min(begin + CHUNK, columns)
-    if int8:
-        aux += t * (columns // UNIT) * AUX_BYTES
-        for unit in range(begin // UNIT, end // UNIT):
-            _quantize_unit(source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
-                           aux + unit * AUX_BYTES * m, i, m)
-    else:
-        out, row = f32_ptr(x + 4 * (t * columns + begin * m + i)), f32_ptr(source)
-        for k in range(end - begin):
-            out[k * m] = row[k]
-
-
-@inline
-def put_tile(source, stride, columns, begin, x):
-    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the float32 tile at x."""
-    count = min(CHUNK, columns - begin)
-    x += 4 * begin * TOKEN_TILE
-    for k in range(0, count - 15, 16):
-        _interleave16(source + 4 * k, stride, x + 4 * k * TOKEN_TILE)
-    for k in range(count // 16 * 16, count):
-        for i in range(TOKEN_TILE):
-            f32_ptr(x)[k * TOKEN_TILE + i] = f32_ptr(source + i * stride)[k]
-
-
-@staged(types.void, types.int64, types.int64, types.int64)
-def _interleave16(source, stride, x):
-    """16 columns of TOKEN_TILE rows: column by column."""
-    rows = [load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]
-    while len(rows) > 1:  # first those that are half of all rows apart, neighbours last
-        half = len(rows) // 2
-        rows = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
-    save(x, rows[0])
-
-
-@inline
-def _quantize_unit(source, x, aux, i, m):
-    """32 values at `source` as token i of m."""
-    largest = _abs_max(source)
-    scale = largest / np.float32(127)
-    inverse = np.float32(127) / largest if largest > _SMALLEST else np.float32(0)
-    low = _round16(source, inverse, x + 4 * i, 4 * m)
-    high = _round16(source + 64, inverse, x + 4 * i + 16 * m, 4 * m)
-    f32_ptr(aux)[i] = scale
-    f32_ptr(aux)[m + i] = scale * np.float32(low + high)
-    i32_ptr(aux)[2 * m + i] = -(low + high)
-    i32_ptr(aux)[3 * m + i] = -low
-
-
-@staged(types.float32, types.int64)
-def _abs_max(address):
-    """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
-    low, high = (load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64))
-    larger = low.compare(">", high).choose(low, high)
-    return larger.call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
-
-
-@staged(types.int32, types.int64, types.float32, types.int64, types.int64)
-def _round16(source, inverse, x, stride):
-    """16 float32 times `inverse`, rounded to int8, their 4-byte words `stride` bytes apart; the sum of the int8."""
-    # Adding 1.5 * 2^23 leaves the integer, rounded half to even, in the low bits: no conversion has to be there.
-    values = load(source, "f32", 16)
-    integers = fma(values, inverse.splat(16), constant(values, "f32", 12582912.0)).as_("i32", 16) - 0x4B400000
-    words = integers.narrow("u8").as_("i32", 4)
-    for i in range(4):
-        save(x + stride * i, words.lane(i))
-    return integers.call("llvm.vector.reduce.add.v16i32", llvm_type("i32"))
+    return Call.of(None, _CODE.kernel("to_f32" if aux is None else "to_int8"), header, rows, source, stride, columns, x,
+                   aux or 0)

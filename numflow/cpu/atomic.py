@@ -1,11 +1,7 @@
 """What threads need to meet outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
 
-System functions are called as symbols that are resolved when compiled code is loaded, so that kernels which use them
-can be cached on disk (Numba does not cache code that holds a ctypes pointer).
+System functions are called by name (symbols.py).
 """
-
-import ctypes
-import sys
 
 from llvmlite import binding, ir
 from numba import types
@@ -14,28 +10,6 @@ from numba.extending import intrinsic
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _X86 = binding.get_process_triple().startswith(("x86_64", "i386", "i686"))
-
-if sys.platform == "win32":
-    _yield = ctypes.WinDLL("kernel32").SwitchToThread
-else:
-    _yield = ctypes.CDLL(None).sched_yield
-for _name, _function in (("numflow_yield", _yield), ("numflow_acquire", ctypes.pythonapi.PyThread_acquire_lock),
-                         ("numflow_release", ctypes.pythonapi.PyThread_release_lock)):
-    binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
-
-_python = ctypes.pythonapi
-_python.PyThread_allocate_lock.restype = ctypes.c_void_p
-_python.PyThread_acquire_lock.argtypes = [ctypes.c_void_p, ctypes.c_int]
-
-
-def new_lock() -> int:
-    """Address of one of CPython's own locks, taken; it works without the GIL. It is never freed (32 bytes)."""
-    lock = _python.PyThread_allocate_lock()
-    if not lock:
-        raise MemoryError("the system has no lock left for a worker thread")
-    _python.PyThread_acquire_lock(lock, 1)
-    return lock
-
 
 def _pointer(builder, address):
     return builder.inttoptr(address, _I64.as_pointer())

@@ -1,10 +1,11 @@
 """Chunks of keys and values from a cache of any types as float32 in a thread's own memory, just before they are used.
 
 A chunk is decoded where it stands in the first cache, and met by all rows of a tile: the cache in memory is read once,
-in the few bits it has. `kind` is one of kv_code.KINDS; addresses are of the first key (or value) of a chunk.
+in the few bits it has. `kind` is one of kv_rows.KINDS; addresses are of the first key (or value) of a chunk.
 """
 
 from numflow.cpu import kv_code as code
+from numflow.cpu import kv_rows as rows
 from numflow.cpu.cache import GROUP
 from numflow.cpu.simd import inline, load_f16, load_f32, store_f32
 from numflow.quant.kv import BLOCK
@@ -18,7 +19,7 @@ def decode_keys(kind, width, keys, source, size, y, ahead):
     """
     for group in range((keys + GROUP - 1) // GROUP):
         at = group * GROUP * size
-        if kind <= code.F16:
+        if kind <= rows.F16:
             _plain(kind, source + at, width * GROUP, y + 4 * group * GROUP * width)
         else:
             blocks = width // BLOCK
@@ -30,7 +31,7 @@ def decode_keys(kind, width, keys, source, size, y, ahead):
 @inline
 def decode_values(kind, width, keys, source, size, y, ahead):
     """`keys` values of `width` columns and `size` bytes each -> f32 [keys][width] at y."""
-    if kind <= code.F16:
+    if kind <= rows.F16:
         _plain(kind, source, width * keys, y)
     else:
         for b in range(keys * width // BLOCK):
@@ -42,22 +43,22 @@ def decode_values(kind, width, keys, source, size, y, ahead):
 def _plain(kind, source, count, y):
     """`count` float32 or float16, a multiple of 16."""
     for i in range(0, count, 16):
-        store_f32(y + 4 * i, load_f32(source + 4 * i) if kind == code.F32 else load_f16(source + 2 * i))
+        store_f32(y + 4 * i, load_f32(source + 4 * i) if kind == rows.F32 else load_f16(source + 2 * i))
 
 
 @inline
 def _keys(kind, block, y, ahead):
-    if kind == code.Q8:
+    if kind == rows.Q8:
         code.key_q8(block, y, ahead)
-    elif kind == code.Q6:
+    elif kind == rows.Q6:
         code.key_q6(block, y, ahead)
-    elif kind == code.Q5:
+    elif kind == rows.Q5:
         code.key_q5(block, y, ahead)
-    elif kind == code.Q4:
+    elif kind == rows.Q4:
         code.key_q4(block, y, ahead)
-    elif kind == code.Q3H:
+    elif kind == rows.Q3H:
         code.key_q3h(block, y, ahead)
-    elif kind == code.Q3:
+    elif kind == rows.Q3:
         code.key_q3(block, y, ahead)
     else:
         code.key_q2(block, y, ahead)
@@ -65,17 +66,17 @@ def _keys(kind, block, y, ahead):
 
 @inline
 def _values(kind, block, y, ahead):
-    if kind == code.Q8:
+    if kind == rows.Q8:
         code.value_q8(block, y, ahead)
-    elif kind == code.Q6:
+    elif kind == rows.Q6:
         code.value_q6(block, y, ahead)
-    elif kind == code.Q5:
+    elif kind == rows.Q5:
         code.value_q5(block, y, ahead)
-    elif kind == code.Q4:
+    elif kind == rows.Q4:
         code.value_q4(block, y, ahead)
-    elif kind == code.Q3H:
+    elif kind == rows.Q3H:
         code.value_q3h(block, y, ahead)
-    elif kind == code.Q3:
+    elif kind == rows.Q3:
         code.value_q3(block, y, ahead)
     else:
         code.value_q2(block, y, ahead)

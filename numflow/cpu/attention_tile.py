@@ -12,48 +12,68 @@ keys or values of few bits is a rotated one (quant/kv.py): queries are rotated t
 
 import numpy as np
 
+from numflow.cpu.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.attention_coded import decode_keys, decode_values
+from numflow.cpu.attention_memory import (
+    BIAS,
+    BLOCK,
+    CACHE,
+    CAUSAL,
+    COLUMNS,
+    DECODED,
+    FACTOR,
+    FIRST,
+    HEAD,
+    HEADER,
+    HEIGHTS,
+    K_DIM,
+    K_KIND,
+    K_SIZE,
+    K_WIDTH,
+    KV_HEADS,
+    LAST,
+    LENGTHS,
+    MOST_ROWS,
+    NEXT_PEAK,
+    OTHER_FACTOR,
+    OWN,
+    PEAK,
+    PEAKS,
+    POSITION,
+    Q_STRIDE,
+    QUERIES,
+    QUERIES_PER_KEY,
+    REACH,
+    SCALE,
+    SCORES,
+    SLOPES,
+    SOFTCAP,
+    SPAN,
+    SUMS,
+    TABLE,
+    TABLE_STRIDE,
+    TOTALS,
+    V_DIM,
+    V_KIND,
+    V_SIZE,
+    V_WIDTH,
+    VALUES,
+    WHERE,
+    WINDOW,
+    Y_STRIDE,
+    Q,
+    Y,
+)
 from numflow.cpu.cache import CHUNK, GROUP
-from numflow.cpu.kernel import POSITIONS, STARTS, f32_ptr, f64, i32_ptr, i64, i64_ptr
-from numflow.cpu.kv_code import F16, rotate
+from numflow.cpu.kernel import POSITIONS, STARTS
+from numflow.cpu.kv_code import rotate
+from numflow.cpu.kv_rows import F16
 from numflow.cpu.math import exp, tanh
-from numflow.cpu.outer import WIDTHS, add_any_products, add_wide_products
+from numflow.cpu.outer import add_any_products, add_wide_products
 from numflow.cpu.simd import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.simd_float import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
 
-SPAN, MOST_ROWS = 128, max(WIDTHS)
-HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
-
-# Arguments of the attention kernels.
-HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM, BLOCK = range(11)
-TABLE, TABLE_STRIDE, LENGTHS, SCALE, CAUSAL, WINDOW, SOFTCAP, SLOPES, SINKS, BIAS, REACH = range(11, 22)
-SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS, DECODED = range(22, 28)  # DECODED: where in a thread's scratch
-K_KIND, V_KIND, K_WIDTH, V_WIDTH, K_SIZE, V_SIZE = range(28, 34)  # KVCache.row_fields
-
-# A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
-SCORES = 0                 # f32 [8][64], then the probabilities
-SUMS = 2048                # f32 [8][16], l by lane
-PEAK, NEXT_PEAK = 2560, 2624  # f32 [16], one lane for each row
-FACTOR, OTHER_FACTOR = 2688, 2752
-FIRST, LAST = 2816, 2880   # keys the row sees
-POSITION, HEAD, WHERE = 2944, 3008, 3072  # of the row; address of its y
-OWN = QUERIES = 3136       # partial result of a span, then the total, then q * scale, f32 [rows][E], then a chunk
-
-# A partial result: f32 m[16], l[16], values [8][Ep].
-PEAKS, TOTALS, VALUES = 0, 64, 128
-
 _NEVER, _HIDDEN = np.float32(-3e38), np.float32(-np.inf)
-
-
-def slot_bytes(v_width: int) -> int:
-    """Bytes of a partial result."""
-    return VALUES + MOST_ROWS * 4 * v_width
-
-
-def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int]:
-    """Bytes of a thread's scratch memory, whole cache lines, without and with room for a decoded chunk."""
-    plain = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64
-    return plain, plain + CHUNK * 4 * max(k_width, v_width)
 
 
 @inline

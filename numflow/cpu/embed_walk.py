@@ -7,8 +7,9 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from numflow.cpu.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.decode import column_group, numbers, open_heads, scale_and_offset, weights
-from numflow.cpu.kernel import TOKENS, f32_ptr, f64, i32_ptr, i64, share
+from numflow.cpu.kernel import TOKENS
 from numflow.cpu.linear_tile import code_bytes
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, save

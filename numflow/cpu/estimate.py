@@ -1,6 +1,6 @@
 """What a program will take of memory, from shapes and types alone: for planning, before anything is loaded."""
 
-from numflow.cpu import kv_code
+from numflow.cpu import kv_rows
 from numflow.cpu.layout import NATIVE, SCHEMES, tiles_of
 from numflow.cpu.memory import padded
 from numflow.ops import Cache, Weight
@@ -22,6 +22,6 @@ def weight_bytes(weight: Weight) -> int:
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:
     """Bytes of a cached token's keys and values of one attention."""
-    sizes = (kv_code.row_bytes(kind, kv_code.width(kind, columns))
+    sizes = (kv_rows.row_bytes(kind, kv_rows.width(kind, columns))
              for kind, columns in ((kv_k, cache.k_dim), (kv_v, padded(cache.v_dim))))
     return cache.kv_heads * sum(sizes)

@@ -1,10 +1,8 @@
 """One `expert_linear` kernel per scheme and kind of activations; compiled when a program first binds it."""
 
-from numflow.cpu.inferflow_kernels import EXPERT_LINEAR as INFERFLOW
 from numflow.cpu.kernel import kernel
 from numflow.cpu.linear_tile import scheme
 from numflow.cpu.linear_walk import expert_linear
-from numflow.cpu.own_kernels import EXPERT_LINEAR as OWN
 
 
 @kernel
@@ -160,41 +158,3 @@ def _expert_linear_f16(args, thread, n_threads):
 @kernel
 def _expert_linear_bf16(args, thread, n_threads):
     expert_linear(args, thread, n_threads, scheme("bf16", False))
-
-
-# The kernel by scheme and whether activations are int8.
-KERNELS = {
-    **OWN,
-    **INFERFLOW,
-    ("b4_scale", True): _expert_linear_b4_scale_int8,
-    ("b4_scale", False): _expert_linear_b4_scale_f32,
-    ("b5_scale", True): _expert_linear_b5_scale_int8,
-    ("b5_scale", False): _expert_linear_b5_scale_f32,
-    ("b8_scale", True): _expert_linear_b8_scale_int8,
-    ("b8_scale", False): _expert_linear_b8_scale_f32,
-    ("b4_base", True): _expert_linear_b4_base_int8,
-    ("b4_base", False): _expert_linear_b4_base_f32,
-    ("b5_base", True): _expert_linear_b5_base_int8,
-    ("b5_base", False): _expert_linear_b5_base_f32,
-    ("b4_super", True): _expert_linear_b4_super_int8,
-    ("b4_super", False): _expert_linear_b4_super_f32,
-    ("b5_super", True): _expert_linear_b5_super_int8,
-    ("b5_super", False): _expert_linear_b5_super_f32,
-    ("b2_super16", True): _expert_linear_b2_super16_int8,
-    ("b2_super16", False): _expert_linear_b2_super16_f32,
-    ("b3_signed16", True): _expert_linear_b3_signed16_int8,
-    ("b3_signed16", False): _expert_linear_b3_signed16_f32,
-    ("b6_signed16", True): _expert_linear_b6_signed16_int8,
-    ("b6_signed16", False): _expert_linear_b6_signed16_f32,
-    ("iq4_scale", True): _expert_linear_iq4_scale_int8,
-    ("iq4_scale", False): _expert_linear_iq4_scale_f32,
-    ("iq4_signed", True): _expert_linear_iq4_signed_int8,
-    ("iq4_signed", False): _expert_linear_iq4_signed_f32,
-    ("e2m1_power", True): _expert_linear_e2m1_power_int8,
-    ("e2m1_power", False): _expert_linear_e2m1_power_f32,
-    ("e2m1_scale16", True): _expert_linear_e2m1_scale16_int8,
-    ("e2m1_scale16", False): _expert_linear_e2m1_scale16_f32,
-    ("f32", False): _expert_linear_f32,
-    ("f16", False): _expert_linear_f16,
-    ("bf16", False): _expert_linear_bf16,
-}

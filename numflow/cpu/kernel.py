@@ -1,33 +1,34 @@
-"""What a CPU kernel is: a C function `fn(args, thread, n_threads)`, and how it reads its arguments.
+"""What a CPU kernel is: a C function `fn(args, thread, n_threads)`, and how it gets its arguments.
 
 `args` is the address of an int64 array. By convention args[0] is the address of the batch header (below); the rest
 is what the binder of the op put there: addresses, strides, sizes, and floats as bit patterns:
 
     @kernel
-    def _scale(args, thread, n_threads):
+    def scale(args, thread, n_threads):
         rows = i64(i64(args, 0), i64(args, 1))          # a field of the header
         x, factor = f32_ptr(i64(args, 2)), f64(args, 3)
 
-    Call.of(step, _scale, ctx.header, ctx.rows(view), address, 0.5)
+    Call.of(step, CODE.kernel("scale"), ctx.header, ctx.rows(view), address, 0.5)
 
-A kernel is compiled on its first use, cached on disk, and touches nothing but memory it is given the address of.
+A kernel is compiled on its first use, kept on disk, and touches nothing but memory it is given the address of. Binders
+name the kernels of a module (`Code`) without importing it: what needs the compiler is imported when it is needed, and a
+process whose kernels are all on disk never does (machine_code.py).
 """
 
 import ctypes
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from numflow import kernel_cache
+from numflow.cpu import code_files
 from numflow.cpu.interrupt import held_back
 from numflow.ops import Step
 
@@ -57,7 +58,6 @@ FASTMATH = False
 Argument = int | float | bool | np.ndarray
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _lock = threading.RLock()
 
 # Called as listener(kernel name, seconds, loaded from disk) after each kernel has been made ready.
@@ -66,60 +66,103 @@ compile_seconds = {"compiled": 0.0, "loaded": 0.0}
 
 
 class Kernel:
-    """A module-level function `fn(args, thread, n_threads)` that becomes a C function when `address` is first read."""
+    """A function `fn(args, thread, n_threads)` of a module that becomes a C function when `address` is first read.
 
-    def __init__(self, fn: Callable[[int, int, int], None]):
-        self.fn, self.name = fn, fn.__name__.lstrip("_")
-        self._compiled: Any = None
-        self._function: Any = None
-        self.__doc__, self.__module__ = fn.__doc__, fn.__module__
+    line: where it begins in the module's source. fn: the function; None: imported once it has to be compiled.
+    """
+
+    def __init__(self, module: str, function: str, line: int, fn: Callable[[int, int, int], None] | None = None):
+        self.module, self.function, self.name, self._line = module, function, function.lstrip("_"), line
+        self._fn = fn
+        self._code: Any = None  # keeps the machine code in memory
+        self._call: Any = None
+
+    @property
+    def fn(self) -> Callable[[int, int, int], None]:
+        """The Python function."""
+        if self._fn is None:
+            self._fn = getattr(import_module(self.module), self.function).fn
+        return self._fn
 
     @property
     def location(self) -> str:
-        """Where to read it: "numflow/cpu/norm.py:12"."""
-        path, project = Path(self.fn.__code__.co_filename), Path(__file__).parent.parent.parent
-        name = path.relative_to(project).as_posix() if project in path.parents else path.name
-        return f"{name}:{self.fn.__code__.co_firstlineno}"
+        """Where to read it: "numflow/cpu/norm_kernels.py:12"."""
+        source = kernel_cache.source_of(self.module) or Path(self.fn.__code__.co_filename)
+        project = Path(__file__).parent.parent.parent
+        return f"{source.relative_to(project).as_posix() if project in source.parents else source.name}:{self._line}"
 
     @property
     def address(self) -> int:
-        """Address of the C function; compiles it or loads it from the cache on first use."""
+        """Address of the C function; compiles it or loads it from disk on first use."""
         self.prepare()
-        return self._compiled.address
+        return self._code.address
 
     def __call__(self, args: int, thread: int = 0, n_threads: int = 1) -> None:
         """Run it once, outside the GIL; `args` is an address."""
         self.prepare()
-        self._function(args, thread, n_threads)
+        self._call(args, thread, n_threads)
 
     def prepare(self) -> None:
-        """Compile it or load it from the cache, unless that has been done."""
-        if self._compiled is None:
+        """Compile it or load it from disk, unless that has been done."""
+        if self._call is None:
             with _lock, held_back():
-                if self._compiled is None:
-                    compiled = self._compile()
-                    self._function = _PROTOTYPE(compiled.address)
-                    self._compiled = compiled
+                if self._call is None:
+                    self._code = self._make()
+                    self._call = _PROTOTYPE(self._code.address)
 
-    def _compile(self) -> Any:
-        begin, config = time.perf_counter(), numba.config
-        saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(self.fn.__module__))
-        try:
-            compiled = numba.cfunc(_SIGNATURE, cache=True, fastmath=FASTMATH, error_model="numpy")(self.fn)
-        finally:
-            config.CACHE_DIR = saved
-        seconds, loaded = time.perf_counter() - begin, compiled.cache_hits > 0
+    def _make(self) -> Any:
+        """Anything with an `address`."""
+        begin = time.perf_counter()
+        code = code_files.load(self.module, self.name)
+        loaded = code is not None
+        if code is None:
+            from numflow.cpu.compiler import compile_kernel  # numba
+
+            code, loaded = compile_kernel(self.fn)
+            code_files.save(self.module, self.name, code)
+        seconds = time.perf_counter() - begin
         compile_seconds["loaded" if loaded else "compiled"] += seconds
         if not loaded:
             kernel_cache.prune()
         for listener in on_compile:
             listener(self.name, seconds, loaded)
-        return compiled
+        return code
 
 
 def kernel(fn: Callable[[int, int, int], None]) -> Kernel:
-    """Decorator that makes a module-level function a Kernel; the helpers it calls are module globals."""
-    return Kernel(fn)
+    """Decorator that makes a function a Kernel; the helpers it calls are module globals."""
+    return Kernel(fn.__module__, fn.__name__, fn.__code__.co_firstlineno, fn)
+
+
+class Code:
+    """The kernels of modules that are not imported until one has to be compiled, found by reading their sources."""
+
+    def __init__(self, *modules: str):
+        self._modules, self._kernels = modules, dict[str, Kernel]()
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if not self._kernels:
+            for module in self._modules:
+                for function, line in kernels_of(module):
+                    self._kernels[function.lstrip("_")] = Kernel(module, function, line)
+        return self._kernels[name]
+
+
+def kernels_of(module: str) -> list[tuple[str, int]]:
+    """Names and lines of the kernels in the source of a module of numflow."""
+    source = kernel_cache.source_of(module)
+    if source is None:
+        raise KeyError(module)
+    text = kernel_cache.read(source).decode()
+    return [(found[1], text.count("\n", 0, found.start()) + 1) for found in _KERNEL.finditer(text)]
+
+
+_KERNEL = re.compile(r"^@kernel\ndef (\w+)\(", re.M)
 
 
 @dataclass(frozen=True)
@@ -149,55 +192,3 @@ def _word(value: Argument) -> int:
     if isinstance(value, float | np.floating):
         return int(np.float64(value).view(np.int64))
     return int(value)
-
-
-# Memory, from inside kernels. An address is an int64; p = f32_ptr(address) is indexed like an array, unchecked.
-
-def _pointer(numba_type: types.Type, llvm_type: ir.Type) -> Any:
-    @intrinsic
-    def pointer(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.inttoptr(args[0], llvm_type.as_pointer())
-        return types.CPointer(numba_type)(types.int64), codegen
-    return pointer
-
-
-f32_ptr = _pointer(types.float32, ir.FloatType())
-i64_ptr = _pointer(types.int64, ir.IntType(64))
-i32_ptr = _pointer(types.int32, ir.IntType(32))
-u16_ptr = _pointer(types.uint16, ir.IntType(16))
-u8_ptr = _pointer(types.uint8, ir.IntType(8))
-i8_ptr = _pointer(types.int8, ir.IntType(8))
-
-
-def _argument(numba_type: types.Type, llvm_type: ir.Type) -> Any:
-    @intrinsic
-    def argument(typingctx, args_address, index):
-        def codegen(context, builder, signature, args):
-            base = builder.inttoptr(args[0], llvm_type.as_pointer())
-            return builder.load(builder.gep(base, [args[1]]))
-        return numba_type(types.int64, types.int64), codegen
-    return argument
-
-
-i64 = _argument(types.int64, ir.IntType(64))
-f64 = _argument(types.float64, ir.DoubleType())
-
-
-def _bitcast(source: types.Type, target: types.Type, llvm_target: ir.Type) -> Any:
-    @intrinsic
-    def bitcast(typingctx, value):
-        def codegen(context, builder, signature, args):
-            return builder.bitcast(args[0], llvm_target)
-        return target(source), codegen
-    return bitcast
-
-
-f32_bits = _bitcast(types.float32, types.int32, ir.IntType(32))
-f32_from_bits = _bitcast(types.int32, types.float32, ir.FloatType())
-
-
-@numba.njit(inline="always")
-def share(n, thread, n_threads):
-    """begin, end of this thread's even share of n items; the shares of all threads follow each other."""
-    return n * thread // n_threads, n * (thread + 1) // n_threads

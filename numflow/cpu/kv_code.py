@@ -3,7 +3,7 @@
 A row of one head is blocks of 32 columns. In memory, with P bytes of planes to a block,
     value  [blocks]{scale bf16, minimum bf16, planes u8 [P]}
     keys   [blocks]{scales bf16 [16], minima bf16 [16], planes u8 [P][16]}, 16 tokens side by side
-The type is one of a list (KINDS), found at run time: what kernels read and write differs, the kernel is one.
+The type is one of a list (kv_rows.KINDS), found at run time: what kernels read and write differs, the kernel is one.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,11 @@ from numba import types
 from numflow.cpu.simd import f32x16
 from numflow.cpu.simd_value import Value, constant, fma, llvm_type, load, load_bf16, prefetch, save, staged
 from numflow.quant.bits import Plane
-from numflow.quant.kv import BLOCK, CODED, HEADER_BYTES, KV_TYPES, NORM, PAIR_LEVELS, SMALLEST, KVType
+from numflow.quant.kv import BLOCK, CODED, HEADER_BYTES, NORM, PAIR_LEVELS, SMALLEST, KVType
 
-F32, F16, Q8, Q6, Q5, Q4, Q3H, Q3, Q2 = range(len(KV_TYPES))  # the kind of a type
-KINDS = {name: kind for kind, name in enumerate(KV_TYPES)}
 _MAGIC = 12582912.0  # 1.5 * 2^23: added to a number, it leaves its integer in the low bits, rounded half to even
 _SMALLEST_BITS = int(np.float32(SMALLEST).view(np.int32))
 _i64 = types.int64
-
-
-def width(kind: str, columns: int) -> int:
-    """Columns of a row of keys in the attention's arithmetic."""
-    return -(-columns // BLOCK) * BLOCK if kind in CODED else columns
-
-
-def row_bytes(kind: str, columns: int) -> int:
-    """Bytes of a row of `columns` columns, as `width` has them."""
-    return columns // BLOCK * CODED[kind].block_bytes if kind in CODED else columns * (2 if kind == "f16" else 4)
 
 
 @staged(types.void, _i64)

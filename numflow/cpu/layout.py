@@ -40,6 +40,7 @@ import numpy as np
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 
 ROWS, UNIT = 16, 32
+PACK_SCRATCH = 16 * 256  # bytes that a thread needs to pack
 AUX_BYTES = 16  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
 # Kinds of headers; the last three have none.
 SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(13)

@@ -7,21 +7,14 @@ expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[
 import numpy as np
 
 from numflow.cpu.activations import TOKEN_TILE, operand_bytes
-from numflow.cpu.expert_kernels import KERNELS as EXPERT_KERNELS
-from numflow.cpu.expert_routes import (
-    group_bytes,
-    group_routes,
-    operand_rows,
-    routes_to_f32,
-    routes_to_int8,
-    zero_others,
-)
-from numflow.cpu.kernel import Call
-from numflow.cpu.layout import ROWS, Packed, tiles_of
-from numflow.cpu.linear_kernels import KERNELS
+from numflow.cpu.expert_routes import group_bytes, operand_rows
+from numflow.cpu.kernel import Call, Code, Kernel
+from numflow.cpu.layout import ROWS, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
 from numflow.ops import Step, param
 
+_CODE = Code("numflow.cpu.linear_kernels", "numflow.cpu.expert_kernels", "numflow.cpu.own_kernels",
+             "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels")
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 
@@ -37,8 +30,8 @@ def linear(step: Step, ctx) -> list[Call]:
     factor = float(param(add, "scale")) if add else 0.0
     addend, y = (ctx.view(add.inputs[0]), add.outputs[0]) if add else ((0, 0), y)
     return [*operand.calls, Call.of(
-        step, KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes, weight.headers,
-        *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
+        step, kernel_of("linear", weight.kind, int8), ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes,
+        weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
         token_block(x.width, int8), *addend, factor)]
 
 
@@ -54,18 +47,24 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if int8 else 0
     shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
     first = param(step, "first")
-    others = [Call.of(None, zero_others, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first, experts,
-                      *ctx.view(y), y.width)]
+    others = [Call.of(None, _CODE.kernel("zero_others"), ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first,
+                      experts, *ctx.view(y), y.width)]
     return [
         *(others if "first" in step.params else ()),
-        Call.of(None, group_routes, ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first, experts, routes,
-                groups),
-        Call.of(None, routes_to_int8 if int8 else routes_to_f32, *ctx.view(x), shared, x.width, operand, aux, experts,
-                routes, groups),
-        Call.of(step, EXPERT_KERNELS[weight.kind, int8], ctx.header, ctx.rows(y), operand, aux, weight.codes,
-                weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width,
-                x.width, 0, experts, routes, groups),
+        Call.of(None, _CODE.kernel("group_routes"), ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first,
+                experts, routes, groups),
+        Call.of(None, _CODE.kernel("routes_to_int8" if int8 else "routes_to_f32"), *ctx.view(x), shared, x.width,
+                operand, aux, experts, routes, groups),
+        Call.of(step, kernel_of("expert_linear", weight.kind, int8), ctx.header, ctx.rows(y), operand, aux,
+                weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight),
+                *ctx.view(y), y.width, x.width, 0, experts, routes, groups),
     ]
+
+
+def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
+    """The kernel of `linear` or `expert_linear` for a scheme and for int8 or float32 activations."""
+    of_activations = "" if SCHEMES[kind].is_float else "_int8" if int8 else "_f32"  # plain numbers meet float32 only
+    return _CODE.kernel(f"{op}_{kind}{of_activations}")
 
 
 def uses_int8(weight: Packed, activations: str) -> bool:

@@ -3,9 +3,9 @@ are in the cache, and tokens come in blocks whose operand stays in the cache whi
 
 import numpy as np
 
+from numflow.cpu.access import f64, i64, share
 from numflow.cpu.activations import TOKEN_TILE
-from numflow.cpu.expert_routes import parts
-from numflow.cpu.kernel import f64, i64, share
+from numflow.cpu.expert_routes_kernels import parts
 from numflow.cpu.layout import AUX_BYTES
 from numflow.cpu.linear_tile import row_tile, x_bytes
 from numflow.cpu.simd import merged

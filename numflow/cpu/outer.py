@@ -8,13 +8,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from numflow.cpu.attention_memory import WIDTHS
 from numflow.cpu.simd import call, fma_ir, load_at, splat, widen_f16_ir
-from numflow.cpu.simd_isa import isa
 
 _I32, _F32, _F32X16 = ir.IntType(32), ir.FloatType(), ir.VectorType(ir.FloatType(), 16)
 _U16X16 = ir.VectorType(ir.IntType(16), 16)
-# Columns (in vectors) by number of rows: what keeps all sums in registers, and enough of them under way.
-WIDTHS = {8: 2, 6: 4, 4: 4, 3: 4, 2: 4, 1: 4} if isa() == "avx512" else {4: 1, 3: 1, 2: 2, 1: 4}
+# Shapes of the sums, (rows, vectors of columns).
 _WIDE = tuple(WIDTHS.items())
 _NARROW = tuple((rows, 1) for rows, columns in _WIDE if columns > 1)
 

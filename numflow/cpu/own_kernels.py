@@ -179,33 +179,3 @@ def _embed_q6(args, thread, n_threads):
 @kernel
 def _embed_q8(args, thread, n_threads):
     embed_rows(args, thread, n_threads, scheme("q8", False))
-
-
-# By scheme and whether activations are int8; EMBED by scheme.
-LINEAR = {
-    ("q2", True): _linear_q2_int8, ("q2", False): _linear_q2_f32,
-    ("q3", True): _linear_q3_int8, ("q3", False): _linear_q3_f32,
-    ("q3h", True): _linear_q3h_int8, ("q3h", False): _linear_q3h_f32,
-    ("q4", True): _linear_q4_int8, ("q4", False): _linear_q4_f32,
-    ("q5", True): _linear_q5_int8, ("q5", False): _linear_q5_f32,
-    ("q6", True): _linear_q6_int8, ("q6", False): _linear_q6_f32,
-    ("q8", True): _linear_q8_int8, ("q8", False): _linear_q8_f32,
-}
-EXPERT_LINEAR = {
-    ("q2", True): _expert_linear_q2_int8, ("q2", False): _expert_linear_q2_f32,
-    ("q3", True): _expert_linear_q3_int8, ("q3", False): _expert_linear_q3_f32,
-    ("q3h", True): _expert_linear_q3h_int8, ("q3h", False): _expert_linear_q3h_f32,
-    ("q4", True): _expert_linear_q4_int8, ("q4", False): _expert_linear_q4_f32,
-    ("q5", True): _expert_linear_q5_int8, ("q5", False): _expert_linear_q5_f32,
-    ("q6", True): _expert_linear_q6_int8, ("q6", False): _expert_linear_q6_f32,
-    ("q8", True): _expert_linear_q8_int8, ("q8", False): _expert_linear_q8_f32,
-}
-EMBED = {
-    "q2": _embed_q2,
-    "q3": _embed_q3,
-    "q3h": _embed_q3h,
-    "q4": _embed_q4,
-    "q5": _embed_q5,
-    "q6": _embed_q6,
-    "q8": _embed_q8,
-}

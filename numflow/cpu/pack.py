@@ -5,12 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from numflow.cpu.arena import Arena
-from numflow.cpu.inferflow_kernels import PACK as INFERFLOW
-from numflow.cpu.kernel import Call
-from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
+from numflow.cpu.kernel import Call, Code
+from numflow.cpu.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
-from numflow.cpu.pack_kernels import KERNELS, SCRATCH
-from numflow.cpu.pack_own import KERNELS as OWN_KERNELS
 from numflow.errors import NetworkError
 from numflow.formats.mapped import release_pages
 from numflow.formats.types import TYPES, to_f32
@@ -20,7 +17,8 @@ _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 _ARENA = Arena()
-_KERNELS = KERNELS | OWN_KERNELS | INFERFLOW
+_CODE = Code("numflow.cpu.pack_kernels", "numflow.cpu.pack_own", "numflow.cpu.inferflow_kernels")
+_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are called by their type
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
@@ -79,9 +77,10 @@ def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int)
         rows = np.ascontiguousarray(rows)
     columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
     code_bytes, head_bytes = packed.scheme.tile_bytes(columns)
-    scratch = aligned(threads * SCRATCH, np.uint8)
-    call = Call.of(None, _KERNELS[packed.type], rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups,
-                   columns, packed.codes.ctypes.data + tile * code_bytes,
+    scratch = aligned(threads * PACK_SCRATCH, np.uint8)
+    kernel = _CODE.kernel(_NAMES.get(packed.type, f"pack_{packed.type.lower()}"))
+    call = Call.of(None, kernel, rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups, columns,
+                   packed.codes.ctypes.data + tile * code_bytes,
                    packed.headers.ctypes.data + tile * head_bytes, code_bytes, head_bytes, scratch, keep=(rows, packed))
     if threads == 1:
         call()

@@ -4,8 +4,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.kernel import i32_ptr, i64, kernel, share, u8_ptr, u16_ptr
-from numflow.cpu.layout import NATIVE, PIECES, SCHEMES, UNIT, header_bytes
+from numflow.cpu.access import i32_ptr, i64, share, u8_ptr, u16_ptr
+from numflow.cpu.kernel import kernel
+from numflow.cpu.layout import NATIVE, PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
 from numflow.cpu.pack_planes import INFERFLOW_BLOCKS, pair_planes
 from numflow.cpu.simd import merged
@@ -13,9 +14,8 @@ from numflow.cpu.simd_value import Value, load, save
 from numflow.formats.types import TYPES
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
-# their bytes per tile, and scratch of SCRATCH bytes per thread.
+# their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
 RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
-SCRATCH = 16 * 256
 _BLOCKS = BLOCKS | INFERFLOW_BLOCKS
 
 
@@ -87,7 +87,7 @@ def pack_blocks(args, thread, n_threads, kind):
     columns, size, head_size, unit_size = _sizes(kind)
     rows = i64(args, ROWS)
     group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
-    scratch = i64(args, SCRATCH_AT) + thread * SCRATCH
+    scratch = i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
     begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
     for tile in range(begin, end):
         first = tile % group_tiles * 16
@@ -95,7 +95,7 @@ def pack_blocks(args, thread, n_threads, kind):
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
         codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
         if lanes < 16:
-            for i in range(SCRATCH):
+            for i in range(PACK_SCRATCH):
                 u8_ptr(scratch)[i] = 0
         for b in range(blocks):
             for lane in range(lanes):
@@ -205,25 +205,3 @@ def _pack_32_bits(args, thread, n_threads):
 @kernel
 def _pack_16_bits(args, thread, n_threads):
     _interleave(args, thread, n_threads, 2)
-
-
-# The kernel by tensor type.
-KERNELS = {
-    "Q4_0": _pack_q4_0,
-    "Q4_1": _pack_q4_1,
-    "Q5_0": _pack_q5_0,
-    "Q5_1": _pack_q5_1,
-    "Q8_0": _pack_q8_0,
-    "Q2_K": _pack_q2_k,
-    "Q3_K": _pack_q3_k,
-    "Q4_K": _pack_q4_k,
-    "Q5_K": _pack_q5_k,
-    "Q6_K": _pack_q6_k,
-    "IQ4_NL": _pack_iq4_nl,
-    "IQ4_XS": _pack_iq4_xs,
-    "MXFP4": _pack_mxfp4,
-    "NVFP4": _pack_nvfp4,
-    "F32": _pack_32_bits,
-    "F16": _pack_16_bits,
-    "BF16": _pack_16_bits,
-}

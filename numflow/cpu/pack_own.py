@@ -5,8 +5,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-from numflow.cpu.kernel import i64, kernel, share, u8_ptr, u16_ptr
-from numflow.cpu.layout import SCHEMES, UNIT
+from numflow.cpu.access import i64, share, u8_ptr, u16_ptr
+from numflow.cpu.kernel import kernel
+from numflow.cpu.layout import PACK_SCRATCH, SCHEMES, UNIT
 from numflow.cpu.pack_kernels import (
     CODE_BYTES,
     CODES,
@@ -17,7 +18,6 @@ from numflow.cpu.pack_kernels import (
     RAW,
     ROW_BYTES,
     ROWS,
-    SCRATCH,
     SCRATCH_AT,
     planes,
 )
@@ -83,7 +83,7 @@ def _put_unit(typingctx, groups, codes, kind):
 def _pack(args, thread, n_threads, kind):
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)
     block, header_bits, unit_bytes, column_bytes = _sizes(kind)
-    group_tiles, blocks, scratch = (rows + 15) // 16, columns // block, i64(args, SCRATCH_AT) + thread * SCRATCH
+    group_tiles, blocks, scratch = (rows + 15) // 16, columns // block, i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
     start = HEADER_BYTES + (blocks * header_bits + 7) // 8
     begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
     for tile in range(begin, end):
@@ -92,7 +92,7 @@ def _pack(args, thread, n_threads, kind):
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
         codes, heads = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
         if lanes < 16:
-            for i in range(SCRATCH):
+            for i in range(PACK_SCRATCH):
                 u8_ptr(scratch)[i] = 0
         for unit in range(columns // UNIT):
             for lane in range(lanes):
@@ -147,9 +147,3 @@ def _pack_q6(args, thread, n_threads):
 @kernel
 def _pack_q8(args, thread, n_threads):
     _pack(args, thread, n_threads, own("q8"))
-
-
-# The kernel by scheme.
-KERNELS = {
-    "q2": _pack_q2, "q3": _pack_q3, "q3h": _pack_q3h, "q4": _pack_q4, "q5": _pack_q5, "q6": _pack_q6, "q8": _pack_q8,
-}

@@ -7,10 +7,9 @@
 """
 
 import functools
-from typing import Any
+import platform
 
-import numba
-from llvmlite import binding
+from numflow import kernel_cache
 
 _NEEDS = (
     ("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi")),
@@ -28,7 +27,7 @@ def isa() -> str:
 
 def has_half() -> bool:
     """Whether float16 converts to and from float32 in hardware."""
-    return isa() != "plain" or binding.get_default_triple().startswith(("aarch64", "arm64"))
+    return isa() != "plain" or platform.machine() in ("aarch64", "arm64", "ARM64")
 
 
 def token_tile() -> int:
@@ -37,9 +36,14 @@ def token_tile() -> int:
 
 
 def _features() -> frozenset[str]:
-    config: Any = numba.config
-    if config.CPU_FEATURES is not None:
-        return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
-    if config.CPU_NAME == "generic":  # Numba then compiles for the baseline of the architecture
+    given = kernel_cache.setting("CPU_FEATURES")
+    if given is not None:
+        return frozenset(f[1:] for f in given.split(",") if f.startswith("+"))
+    if kernel_cache.setting("CPU_NAME") == "generic":  # Numba then compiles for the baseline of the architecture
         return frozenset()
+    flags = kernel_cache.processor_flags()
+    if flags:  # Linux on x86: no need to import LLVM; its names have no underscores
+        return frozenset(flag.replace("_", "") for flag in flags)
+    from llvmlite import binding
+
     return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)

@@ -11,22 +11,8 @@ import numpy as np
 import pytest
 
 from numflow import kernel_cache
-from numflow.cpu.kernel import (
-    Call,
-    compile_seconds,
-    f32_bits,
-    f32_from_bits,
-    f32_ptr,
-    f64,
-    i8_ptr,
-    i32_ptr,
-    i64,
-    kernel,
-    on_compile,
-    share,
-    u8_ptr,
-    u16_ptr,
-)
+from numflow.cpu.access import f32_bits, f32_from_bits, f32_ptr, f64, i8_ptr, i32_ptr, i64, share, u8_ptr, u16_ptr
+from numflow.cpu.kernel import Call, compile_seconds, kernel, on_compile
 
 
 @kernel
@@ -126,7 +112,7 @@ def package(tmp_path, monkeypatch):
 
 
 def _forget():
-    for function in (kernel_cache.folder, kernel_cache._read, kernel_cache._imported, kernel_cache._path,
+    for function in (kernel_cache.folder, kernel_cache.read, kernel_cache._imported, kernel_cache.source_of,
                      kernel_cache._writable_root, kernel_cache.prune):
         function.cache_clear()
 

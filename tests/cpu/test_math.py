@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from numflow.cpu.kernel import Call, f32_ptr, i64, kernel
+from numflow.cpu.access import f32_ptr, i64
+from numflow.cpu.kernel import Call, kernel
 from numflow.cpu.math import exp, normal_cdf, sigmoid, tanh
 from numflow.cpu.simd import load_f32, store_f32
 from numflow.cpu.simd_float import (

@@ -10,7 +10,7 @@ import pytest
 
 from numflow.cpu.kernel import FASTMATH
 from numflow.cpu.layout import NATIVE
-from numflow.cpu.linear_kernels import KERNELS
+from numflow.cpu.linear import kernel_of
 from numflow.cpu.simd_isa import isa
 from numflow.formats.types import TYPES
 from tests.conftest import REPO
@@ -61,9 +61,9 @@ def test_same_bits_for_every_type(name):
 
 _ASSEMBLY = """
 import numba
-from numflow.cpu.linear_kernels import KERNELS
+from numflow.cpu.linear import kernel_of
 from numflow.cpu.simd_isa import isa
-compiled = numba.cfunc("void(int64, int64, int64)")(KERNELS["b4_scale", True].fn)
+compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", "b4_scale", True).fn)
 print(isa(), compiled._library.get_asm_str())
 """
 
@@ -83,6 +83,6 @@ def test_avxvnni_is_encoded_for_it():
 def test_avx512_code(name, dots):
     """A dot product per column group and token, its activations broadcast from memory, nothing spilt to the stack."""
     assembly = numba.cfunc("void(int64, int64, int64)", fastmath=FASTMATH, error_model="numpy")(
-        KERNELS[name, True].fn)._library.get_asm_str()
+        kernel_of("linear", name, True).fn)._library.get_asm_str()
     assert len(re.findall(r"vpdpbusd\s.*\{1to16\}", assembly)) == dots
     assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp", assembly)

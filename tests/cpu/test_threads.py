@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from numflow.cpu import cores, threads
+from numflow.cpu import cores, threads_kernels
+from numflow.cpu.access import i64, i64_ptr
 from numflow.cpu.atomic import fetch_add, pause
-from numflow.cpu.kernel import i64, i64_ptr, kernel
+from numflow.cpu.kernel import kernel
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.errors import DeviceError
 
@@ -209,5 +210,5 @@ def test_spinning_is_given_up_where_cores_are_scarce():
     pool.run(table, len(table))
     begin = time.perf_counter()
     pool.run(table, len(table))
-    assert time.perf_counter() - begin < 200 * threads.SPINS * 1e-7 * 10
+    assert time.perf_counter() - begin < 200 * threads_kernels.SPINS * 1e-7 * 10
     pool.close()

@@ -1,0 +1,81 @@
+"""The kernels of `cache_write` (cache.py)."""
+
+from numflow.cpu import kv_code as code
+from numflow.cpu import kv_rows as rows
+from numflow.cpu.access import f32_ptr, i32_ptr, i64, share
+from numflow.cpu.cache import GROUP
+from numflow.cpu.kernel import POSITIONS, SEQUENCE_OF, kernel
+from numflow.cpu.simd import inline, merged
+from numflow.cpu.simd_float import load_part, store_as_f16
+from numflow.quant.kv import BLOCK as CODED_BLOCK
+
+HEADER, ROWS, CACHE, K, K_STRIDE, V, V_STRIDE, KV_HEADS, K_DIM, V_DIM, BLOCK, TABLE, TABLE_STRIDE = range(13)
+KIND, WIDTH, SIZE = 13, 15, 17  # of KVCache.row_fields: first the one for keys, then the one for values
+
+
+@kernel
+def cache_write(args, thread, n_threads):
+    _write(args, thread, n_threads, None)
+
+
+@kernel
+def cache_write_coded(args, thread, n_threads):
+    _write(args, thread, n_threads, True)
+
+
+@merged
+def _write(args, thread, n_threads, coded):
+    """Items: rows times heads. `coded` is None where no type is one of few bits."""
+    header, heads, block_size = i64(args, HEADER), i64(args, KV_HEADS), i64(args, BLOCK)
+    positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
+    table, stride = i32_ptr(i64(header, i64(args, TABLE))), i64(header, i64(args, TABLE_STRIDE))
+    begin, end = share(i64(header, i64(args, ROWS)) * heads, thread, n_threads)
+    for item in range(begin, end):
+        t, head = item // heads, item % heads
+        place = positions[t] % block_size
+        at = (table[sequence_of[t] * stride + positions[t] // block_size] * heads + head) * block_size
+        for which in range(2):
+            columns, kind = i64(args, K_DIM + which), i64(args, KIND + which)
+            x = i64(args, K + 2 * which) + 4 * (t * i64(args, K_STRIDE + 2 * which) + head * columns)
+            beside = 1 if which else GROUP  # rows that lie side by side: keys by groups of 16
+            row, lane = place // beside * beside, place % beside
+            y = i64(i64(args, CACHE), which) + (at + row) * i64(args, SIZE + which)
+            if coded is None or kind <= rows.F16:
+                _store(f32_ptr(x), y, columns, beside, lane, kind)
+            else:
+                blocks = i64(args, WIDTH + which) // CODED_BLOCK
+                for b in range(blocks):
+                    block = y + b * (beside * i64(args, SIZE + which) // blocks)
+                    left = columns - b * CODED_BLOCK
+                    first = x + 4 * b * CODED_BLOCK
+                    _encode(kind, load_part(first, left), load_part(first + 64, left - 16), block + 2 * lane,
+                            block + 2 * (beside + lane), block + 4 * beside + lane, beside)
+
+
+@inline
+def _store(x, y, count, step, lane, kind):
+    """`count` float32 to every `step`-th element at y, from `lane` on."""
+    if kind == rows.F16:
+        for i in range(count):
+            store_as_f16(y + 2 * (step * i + lane), x[i])
+    else:
+        for i in range(count):
+            f32_ptr(y)[step * i + lane] = x[i]
+
+
+@inline
+def _encode(kind, low, high, scale, minimum, planes, step):
+    if kind == rows.Q8:
+        code.encode_q8(low, high, scale, minimum, planes, step)
+    elif kind == rows.Q6:
+        code.encode_q6(low, high, scale, minimum, planes, step)
+    elif kind == rows.Q5:
+        code.encode_q5(low, high, scale, minimum, planes, step)
+    elif kind == rows.Q4:
+        code.encode_q4(low, high, scale, minimum, planes, step)
+    elif kind == rows.Q3H:
+        code.encode_q3h(low, high, scale, minimum, planes, step)
+    elif kind == rows.Q3:
+        code.encode_q3(low, high, scale, minimum, planes, step)
+    else:
+        code.encode_q2(low, high, scale, minimum, planes, step)

@@ -1,0 +1,54 @@
+"""Machine code of numflow's kernels on disk: object files, each with a checksum behind it."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from numflow import kernel_cache
+from numflow.cpu import machine_code
+from numflow.cpu.machine_code import MachineCode, UnknownCodeError
+
+_ENTRY = "cfunc."  # how the symbol of a kernel's C function begins
+
+
+def load(module: str, name: str) -> MachineCode | None:
+    """A kernel of a module of numflow, in memory; None if it is not on disk, or broken."""
+    path = _path(module, name)
+    if path is None:
+        return None
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    elf, digest = content[:-32], content[-32:]
+    if hashlib.sha256(elf).digest() != digest:
+        return None
+    try:
+        return MachineCode(elf, _ENTRY)
+    except UnknownCodeError:
+        return None
+
+
+def save(module: str, name: str, compiled: Any) -> None:
+    """Keep what Numba has just made ready, if this platform can load it."""
+    path = _path(module, name)
+    if path is None:
+        return
+    from numflow.cpu.compiler import object_file
+
+    elf = object_file(compiled)
+    try:
+        MachineCode(elf, _ENTRY)
+    except UnknownCodeError:
+        return  # Numba has it in files of its own
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_bytes(elf + hashlib.sha256(elf).digest())
+    part.replace(path)
+
+
+def _path(module: str, name: str) -> Path | None:
+    """The file of a kernel; None for other people's kernels, whose sources the folder's name does not tell of."""
+    if not machine_code.supported() or kernel_cache.source_of(module) is None:
+        return None
+    return kernel_cache.folder(module) / f"{name}.o"

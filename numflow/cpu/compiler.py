@@ -1,0 +1,34 @@
+"""From a kernel's Python function to machine code, by Numba."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import binding
+from numba import types
+
+from numflow import kernel_cache
+from numflow.cpu.kernel import FASTMATH
+from numflow.cpu.symbols import NAMED
+
+_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+
+for _name, _function in NAMED.items():
+    binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
+
+
+def compile_kernel(fn: Callable[[int, int, int], None]) -> tuple[Any, bool]:
+    """The compiled function, which has an `address`, and whether Numba had it on disk."""
+    config: Any = numba.config
+    saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
+    try:
+        compiled: Any = numba.cfunc(_SIGNATURE, cache=True, fastmath=FASTMATH, error_model="numpy")(fn)
+    finally:
+        config.CACHE_DIR = saved
+    return compiled, compiled.cache_hits > 0
+
+
+def object_file(compiled: Any) -> bytes:
+    """What LLVM made of a compiled function: an object file with its C function as "cfunc. ..."."""
+    return compiled._library._get_compiled_object()
