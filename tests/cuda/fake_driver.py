@@ -25,7 +25,7 @@ OK = Code(0)
 
 
 class FakeDriver:
-    """One device of compute capability 9.0."""
+    """Devices of compute capability 9.0, one if nothing is said."""
 
     CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
                                          CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0)
@@ -33,11 +33,18 @@ class FakeDriver:
     CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=0, CU_EVENT_DISABLE_TIMING=2)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
-    def __init__(self):
-        self.memory, self.captured, self.launches, self.replays, self.graphs = {}, None, 0, 0, 0
+    def __init__(self, devices=1):
+        self.memory, self.launches, self.replays, self.graphs, self.peer_copies = {}, 0, 0, 0, 0
+        self.devices, self.captured = devices, {}  # what a stream that records was given
 
     def cuDeviceGetCount(self):
+        return OK, self.devices
+
+    def cuDeviceCanAccessPeer(self, device, other):
         return OK, 1
+
+    def cuCtxEnablePeerAccess(self, context, flags):
+        return (OK,)
 
     def cuDeviceGet(self, index):
         return OK, index
@@ -64,7 +71,7 @@ class FakeDriver:
         return (OK,)
 
     def cuStreamSynchronize(self, stream):
-        assert self.captured is None, "waiting while a stream records"
+        assert stream not in self.captured, "waiting while a stream records"
         return (OK,)
 
     def cuMemAlloc(self, nbytes):
@@ -83,11 +90,12 @@ class FakeDriver:
         return self.cuMemAlloc(nbytes)
 
     def cuMemcpyAsync(self, to, source, nbytes, stream):
-        assert self.captured is None, "uploading while a stream records"
+        assert stream not in self.captured, "uploading while a stream records"
         ctypes.memmove(to, source, nbytes)
         return (OK,)
 
     def cuMemcpyPeerAsync(self, to, to_context, source, source_context, nbytes, stream):
+        self.peer_copies += 1
         return self.cuMemcpyAsync(to, source, nbytes, stream)
 
     def cuEventCreate(self, flags):
@@ -120,19 +128,18 @@ class FakeDriver:
         count = len(kernel.signature)
         places = (ctypes.c_void_p * count).from_address(parameters)
         values = [self._value(kind, place) for kind, place in zip(kernel.signature, places, strict=True)]
-        if self.captured is not None:
-            self.captured.append((kernel, (gx, gy, gz), values))
+        if stream in self.captured:
+            self.captured[stream].append((kernel, (gx, gy, gz), values))
         else:
-            self._run(kernel, (gx, gy, gz), values)
+            self._launched(stream, kernel, (gx, gy, gz), values)
         return (OK,)
 
     def cuStreamBeginCapture(self, stream, mode):
-        self.captured = []
+        self.captured[stream] = []
         return (OK,)
 
     def cuStreamEndCapture(self, stream):
-        graph, self.captured = self.captured, None
-        return OK, graph
+        return OK, self.captured.pop(stream)
 
     def cuGraphInstantiate(self, graph, flags):
         self.graphs += 1
@@ -150,6 +157,9 @@ class FakeDriver:
         for work in graph:
             self._run(*work)
         return (OK,)
+
+    def _launched(self, stream, *work):
+        self._run(*work)
 
     def _value(self, kind, place):
         if isinstance(kind, Pointer):

@@ -1,36 +1,116 @@
-"""Several devices: a tiny model cut by layer and by tensor over simulated GPUs, and over streams of one GPU."""
+"""Several GPUs: tiny models cut by layer and by tensor over simulated ones, and over streams of a driver that is lazy."""
 
+from collections import deque
+
+import numpy as np
 import pytest
 
+from numflow.cuda.device import Simulated
+from numflow.cuda.exchange import Parcel, World
 from numflow.cuda.runtime import Gpu
+from numflow.errors import DeviceError
+from numflow.lab.shapes import Shape, random_network
+from numflow.partition import micro
 from tests.cuda.fake_driver import FakeDriver, fake_binary
-from tests.partition.plans import TOLERANCE, error, model_of, one_device, placed, run
+from tests.cuda.lazy_driver import LazyDriver
+from tests.partition.plans import TOLERANCE, error, placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 
-@pytest.mark.parametrize("devices", ["0;1", "0&1"])
-def test_the_same_as_one_device(devices):
-    built, checkpoint, given = model_of("qwen2")
-    program = placed(built, checkpoint, "cuda", devices, activations="f32", gpu="simulator")
+@pytest.fixture(scope="module")
+def model():
+    """As small as a model that can be cut in all ways is: simulated GPUs are slow."""
+    return (*random_network(Shape(2, 32, 2, 2, 32, 40, 64), "F16", fuse=False), {"ids": [3, 9, 27]})
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """Logits of one simulated GPU."""
+    return _logits(model, "0", "simulator")
+
+
+def _logits(model, devices, gpu, **options):
+    built, checkpoint, given = model
+    program = placed(built, checkpoint, "cuda", devices, activations="f32", gpu=gpu, **options)
     try:
-        found = run(program, output="logits", **given)
+        return run(program, output="logits", **given)
     finally:
         program.close()
-    assert error(found, one_device(built, checkpoint, "reference", **given)) < TOLERANCE
 
 
-def test_streams_of_one_gpu(monkeypatch):
-    """Values pass between two devices of one driver by its copies and events."""
-    fake = FakeDriver()
-    monkeypatch.setattr("numflow.cuda.runtime.driver", lambda: fake)
-    monkeypatch.setattr("numflow.cuda.runtime.open_gpu", lambda index: Gpu(fake, 0, fake_binary))
-    built, checkpoint, given = model_of("qwen2")
+def _use(monkeypatch, driver) -> dict[int, int]:
+    """Let this driver be the machine's; returns how many devices each GPU became."""
+    opened = {}
+
+    def open_gpu(index):
+        opened[index % driver.devices] = opened.get(index % driver.devices, 0) + 1
+        return Gpu(driver, index % driver.devices, fake_binary)
+
+    monkeypatch.setattr("numflow.cuda.runtime.driver", lambda: driver)
+    monkeypatch.setattr("numflow.cuda.runtime.open_gpu", open_gpu)
+    return opened
+
+
+def test_by_layer_the_same_bits_as_one_device(model, alone):
+    np.testing.assert_array_equal(_logits(model, "0;1", "simulator"), alone)
+
+
+def test_by_tensor_the_same_but_for_rounding(model, alone):
+    assert error(_logits(model, "0&1", "simulator"), alone) < TOLERANCE
+
+
+@pytest.mark.parametrize(("devices", "gpus", "seed"), [("0;1", 1, 1), ("0&1", 1, 2), ("0&1", 2, 3), ("0;1&2", 2, 4)])
+def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed):
+    """Events order what streams do: the numbers are those of the simulator, whoever comes first."""
+    driver = LazyDriver(gpus, seed)
+    opened = _use(monkeypatch, driver)
+    found = _logits(model, devices, "gpu")
+    np.testing.assert_array_equal(found, _logits(model, devices, "simulator"))
+    assert driver.swaps > 10
+    assert driver.memory == {}
+    assert len(opened) == gpus and sum(opened.values()) == devices.count(";") + devices.count("&") + 1
+    assert bool(driver.peer_copies) == (gpus > 1)
+
+
+def test_decoding_is_graphs_between_exchanges(monkeypatch, model):
+    built, checkpoint, given = model
+    driver = FakeDriver()
+    _use(monkeypatch, driver)
     program = placed(built, checkpoint, "cuda", "0&1", activations="f32", gpu="gpu")
-    try:
-        found = run(program, output="logits", **given)
-    finally:
-        program.close()
-    assert error(found, one_device(built, checkpoint, "reference", **given)) < TOLERANCE
-    assert fake.memory == {}
+    for _ in range(3):  # eager, recorded, replayed
+        last = run(program, output="logits", ids=given["ids"][:1])
+    exchanges = sum(step.op in ("all_reduce", "all_gather") for step in program.parts[0].network.entries["main"])
+    assert driver.replays >= 2 * exchanges
+    np.testing.assert_array_equal(last, run(program, output="logits", ids=given["ids"][:1]))
+    program.close()
+    assert driver.memory == {}
+
+
+def test_long_batches_go_through_in_pieces(monkeypatch, model, alone):
+    monkeypatch.setattr(micro, "ROWS", 1)
+    found = _logits(model, "0;1", "simulator")
+    assert error(found, alone) < TOLERANCE
+
+
+def test_a_parcel_is_an_array_for_whoever_takes_it():
+    """... and comes back to the stock that it is from."""
+    device = Simulated()
+    stock = deque()
+    parcel = Parcel(device, device.alloc_host(4096), stock, shape=(2, 3))
+    device.host_array(parcel.place)[:24].view(np.float32)[:] = range(6)
+    target = np.empty((2, 3), np.float32)
+    target[:] = parcel
+    np.testing.assert_array_equal(target, [[0, 1, 2], [3, 4, 5]])
+    assert list(stock) == [parcel]
+
+
+def test_mistakes(model):
+    built, checkpoint, _ = model
+    with pytest.raises(DeviceError, match="device 'cpu' is no GPU: GPUs are numbers"):
+        placed(built, checkpoint, "cuda", "cpu;0", gpu="simulator")
+    with pytest.raises(DeviceError, match="use transport 'threads'"):
+        placed(built, checkpoint, "cuda", "0;1", transport="processes")
+    world = World({0: None, 1: None}, names={0: "3", 1: "2"})
+    assert world.numbers == {0: 3, 1: 2}

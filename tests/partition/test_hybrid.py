@@ -1,0 +1,172 @@
+"""Plans across executors: the processor beside (simulated) GPUs, by device string and by --cpu-layers."""
+
+import json
+
+import numpy as np
+import pytest
+
+import numflow
+from numflow.errors import DeviceError, RequestError
+from numflow.network import WeightSource
+from numflow.partition import micro
+from numflow.partition.cpu_layers import with_cpu_layers
+from numflow.partition.cut import partition
+from numflow.partition.devices import executors_of, parse_devices
+from numflow.partition.program import PlanProgram
+from tests.engine.tiny import write_checkpoint
+from tests.partition.plans import error, executor, model_of, one_device
+from tests.partition.test_cli import _numflow
+from tests.specs.case import run
+
+pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+NEAR = 1e-4  # two executors; tiny models magnify rounding
+FAMILIES = {"qwen2": ("cpu;0", "0;cpu", "cpu;0&1"),
+            "mixtral": ("cpu;0",), "m2m100": ("0;cpu",)}  # experts; an encoder and a decoder
+
+
+def short_model(name: str):
+    """A family's tiny model, and inputs of two tokens: simulated GPUs are slow."""
+    built, checkpoint, given = model_of(name)
+    return built, checkpoint, {what: ids[:2] if ids else ids for what, ids in given.items()}
+
+
+def mixed(built, checkpoint, devices, layers=None, **more) -> PlanProgram:
+    """A plan of which "cpu" runs on the CPU executor, numbers on simulated GPUs."""
+    placement = parse_devices(devices) if isinstance(devices, str) else devices
+    plan = partition(built, placement, executors_of(placement, "cuda"), layers=layers)
+    modules = {name: executor(name) for name in ("cpu", "cuda")}
+    return PlanProgram(plan, modules, lambda part: WeightSource(part, checkpoint), threads=1, activations="f32",
+                       gpu="simulator", **more)
+
+
+def logits(built, checkpoint, devices, given, **more) -> np.ndarray:
+    program = mixed(built, checkpoint, devices, **more)
+    try:
+        return run(program, output="logits", **given)
+    finally:
+        program.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_processor_beside_gpus(name):
+    built, checkpoint, given = short_model(name)
+    expected = one_device(built, checkpoint, "cpu", **given)
+    for devices in FAMILIES[name]:
+        assert error(logits(built, checkpoint, devices, given), expected) < NEAR, devices
+
+
+def test_long_batches_follow_each_other_through_both(monkeypatch):
+    built, checkpoint, given = short_model("qwen2")
+    expected = one_device(built, checkpoint, "cpu", **given)
+    monkeypatch.setattr(micro, "ROWS", 1)
+    program = mixed(built, checkpoint, "cpu;0")
+    assert error(run(program, output="logits", **given), expected) < NEAR
+    assert program.threads == 1
+    assert len(program.device_weights_bytes) == 2 and min(program.device_weights_bytes) > 0
+    program.close()
+
+
+def test_a_plan_says_who_runs_what():
+    built, _, _ = short_model("qwen2")
+    placement = parse_devices("cpu;1&0")
+    plan = partition(built, placement, executors_of(placement, "cuda"))
+    assert [(part.name, part.executor) for part in plan.devices] == [("cpu", "cpu"), ("1", "cuda"), ("0", "cuda")]
+    assert set(executors_of(placement, "cpu").values()) == {"cpu"}
+    with pytest.raises(DeviceError, match="'?cpu&0: a group runs on one executor, not on cpu and cuda: put ';'"):
+        partition(built, "cpu&0", executors_of(parse_devices("cpu&0"), "cuda"))
+
+
+@pytest.mark.parametrize(("devices", "count", "text", "counts"), [
+    (None, 1, "cpu;0", (1, 3)), (None, -1, "0;cpu", (3, 1)), ("0;1", 2, "cpu;0;1", (2, 1, 1)),
+    ("0&1", -3, "0&1;cpu", (1, 3)), ("0*2;1", 1, "cpu;0*2;1", (1, 2, 1))])
+def test_cpu_layers_are_a_placement(devices, count, text, counts):
+    built = _four_layers()
+    placement, layers = with_cpu_layers(built, devices, count)
+    assert str(placement) == text and layers == {"": counts}
+    plan = partition(built, placement, executors_of(placement, "cuda"), layers=layers)
+    cpu = next(part for part in plan.devices if part.name == "cpu")
+    assert len(cpu.layers[""]) == abs(count) and cpu.executor == "cpu"
+
+
+@pytest.mark.parametrize(("devices", "count", "message"), [
+    (None, 4, r"should be 1 .. 3, or -3 .. -1 for the last ones, is 4: .* 4 layers.*--device cpu keeps all"),
+    ("0;1;2;3", 1, "cpu_layers should be 0, is 1"), ("cpu;0", 1, "'cpu;0' names it already")])
+def test_cpu_layers_that_cannot_be(devices, count, message):
+    with pytest.raises(DeviceError, match=message):
+        with_cpu_layers(_four_layers(), devices, count)
+
+
+def test_cpu_layers_of_encoder_and_decoder():
+    built, checkpoint, given = short_model("m2m100")
+    placement, layers = with_cpu_layers(built, None, -1)
+    assert set(layers) == {"enc.", "dec."}
+    found = logits(built, checkpoint, placement, given, layers=layers)
+    assert error(found, one_device(built, checkpoint, "cpu", **given)) < NEAR
+
+
+def _four_layers():
+    from numflow.lab.shapes import Shape, random_network
+
+    return random_network(Shape(4, 32, 2, 1, 32, 40, 64), "F16", fuse=False)[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("options", [
+    {"cpu_layers": 1}, {"cpu_layers": -1, "host_embeddings": True, "host_kv_percent": 100}, {"devices": "0;cpu"}],
+    ids=str)
+def test_the_same_greedy_tokens(monkeypatch, folder, options):
+    monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
+    prompt, kept = [1, 7, 30, 4], {"max_tokens": 5, "ignore_eos": True}
+    same = {"activations": "f32", "threads": 1, "kv_k": "f16", "kv_v": "f32"}
+    with numflow.load(folder, **same) as model:
+        expected = model.generate(prompt, **kept).ids
+    with numflow.load(folder, "cuda", **same, **options) as model:
+        assert {part.executor for part in model.program.plan.devices} == {"cpu", "cuda"}
+        assert model.generate(prompt, **kept).ids == expected
+
+
+def test_on_the_command_line(monkeypatch, folder, capsys):
+    monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
+    code, _, err = _numflow(capsys, "generate", "-m", folder, "--device", "cuda", "--cpu-layers", "-2", "x")
+    assert code and "cpu_layers should be 1 .. 1, or -1 .. -1 for the last ones, is -2" in err
+    code, _, err = _numflow(capsys, "generate", "-m", folder, "--cpu-layers", "1", "x")
+    assert code and "cpu_layers=1 leaves layers of a GPU's model to the processor: it needs backend 'cuda'" in err
+
+
+def test_what_cannot_be(monkeypatch, folder):
+    with pytest.raises(RequestError, match="it needs backend 'cuda'"):
+        numflow.load(folder, cpu_layers=1)
+    with pytest.raises(RequestError, match="backend 'reference' runs all layers itself"):
+        numflow.load(folder, "reference", cpu_layers=-1)
+    with pytest.raises(DeviceError, match="position 1: expected a device"):
+        numflow.load(folder, "cuda", devices="gpu;0")
+    with pytest.raises(DeviceError, match="transport 'processes' is for devices of the CPU"):
+        numflow.load(folder, "cuda", devices="0;1", transport="processes")
+    with pytest.raises(DeviceError, match="device cpu runs models without"):
+        _without_a_driver(monkeypatch, folder)
+
+
+def _without_a_driver(monkeypatch, folder):
+    from numflow.cuda import compat
+
+    monkeypatch.delenv("NUMFLOW_CUDA", raising=False)
+    try:
+        compat.driver()
+    except DeviceError:
+        numflow.load(folder, "cuda", cpu_layers=1)
+    else:
+        pytest.skip("this machine has a GPU")
+
+
+def test_the_planner_prices_both(capsys):
+    code, out, _ = _numflow(capsys, "plan", "--shape", "7b", "--cluster", "rtx4090-host", "--devices", "cpu;0",
+                            "--memory", "64GB,6GB", "--weights", "q8", "--context", "512", "--json")
+    assert code == 0
+    found = json.loads(out)["candidates"]
+    best = found[0]
+    assert best["fits"] and set(best["memory"]) == {"cpu", "0"} and best["devices"].startswith("cpu*")
+    assert not next(c for c in found if c["devices"] == "0")["fits"]
