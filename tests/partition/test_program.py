@@ -76,7 +76,7 @@ def test_trace_names_the_devices(model):
     assert {row.label.split(": ")[0] for row in rows} == {"0", "1", "2"}
     kernels = {row.op: row.kernel for row in rows}
     for op in ("send", "receive", "all_reduce", "all_gather"):
-        assert kernels[op].startswith("numflow/cpu/exchange.py:")
+        assert kernels[op].startswith("numflow/cpu/exchange_kernels.py:")
     program.close()
 
 
