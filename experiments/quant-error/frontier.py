@@ -1,35 +1,39 @@
 """Divergence of quantised language models from their own weights, against bits per weight, beside llama.cpp's types."""
 
 import contextlib
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from numflow.engine.sensitivity import allocate
+from numflow.engine.sensitivity import Group, allocate
 from numflow.errors import NumflowError
 from numflow.quant.layout import ROW_SCHEMES
+from numflow.quant.recipe import KEEP
 
 from . import mixing, outputs, peer
 
-KEPT = ("q3h", "q4", "q5", "q6", "q8")
 PLAIN = ("q3h", "q4")
 PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure", "Q5_0 pure")
-INFERFLOW = ("q3_b32t1b", "q3h_b64t1", "q4_b32t1a")
-TARGETS = (2.75, 3.25, 3.75, 4.5)
+INFERFLOW = ("q3h_b64t1", "q4_b32t1a")
+TARGETS = (2.75, 3.25, 3.75)
 _PROTOCOL = """Base of each model: its own weights, de-quantised, in float32. Measured on the first {chunks} windows
-of 512 tokens of WikiText-2's test split; calibrated on {calibration_chunks} windows of 512 from the second half of the
-same file, articles that no measured window touches (the train split is not at hand). llama.cpp's importance matrix is
-made from the same text, with its own program, on the same weights in float32. All models run in numflow with float32
+of 512 tokens of WikiText-2's test split, at one token of {every}; calibrated on {calibration_chunks} windows of 512
+from the second half of the same file, articles that no measured window touches (the train split is not at hand).
+llama.cpp's importance matrix is made from the same text, with its own program, on the same weights in float32. All
+models run in numflow with float32
 arithmetic, so that only weights differ. numflow's calibrated schemes use error feedback (GPTQ-style), or importances
-where no second moment is known; one scheme is applied to every matrix, the table of tokens included. "auto" meets a
-size by measured sensitivity. "table kept" leaves the table of tokens, which is shipped as Q8_0, as it is: so do most of
-llama.cpp's types, which lose nothing there. KL is in nats per token, with the standard error over windows."""
-TOGETHER = 4  # models that run beside the base at a time
+where no second moment is known; one scheme is applied to every matrix, the table of tokens included. "auto" is what
+--target-bpw chooses: schemes by measured sensitivity, so that all matrices together meet a size. It may leave the table
+of tokens, which is shipped as Q8_0, as it is: so do most of llama.cpp's types, which lose nothing there. Matrices of
+the layers may not stay as they are here, though --target-bpw would leave them, else every size above the shipped file's
+own would be that file. KL is in nats per token, with the standard error over windows."""
+TOGETHER = 8  # models that run beside the base at a time
 FAMILIES = {"numflow": "tab:blue", "numflow, mixed": "tab:cyan", "numflow, not calibrated": "tab:purple",
             "Inferflow": "tab:orange", "GGUF": "tab:green"}
 
@@ -94,26 +98,32 @@ def _work(keep: str, name: str):
 
 def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[Candidate]:
     """Everything that is measured for one model, what matters most first."""
-    files = mixing.Files(source, work, calibration)
-    found = [Candidate(scheme, "numflow", partial(files.whole, scheme)) for scheme in ROW_SCHEMES]
+    files, plain = (mixing.Files(source, work, known) for known in (calibration, None))
     peers = _peers(lab, name, quantiser, text)
     groups, costs = outputs.sensitivity(lab, name, source, work, calibration)
-    # Where none of our sizes is near a peer's, the size is met, so that equals are compared.
-    ours = [8 * sum(g.sizes[s] for g in groups) / sum(g.weights for g in groups) for s in ROW_SCHEMES]
-    wanted = [bits for _, bits in peers if not any(0.98 * bits < size <= bits for size in ours)]
-    for bits in sorted({*TARGETS, *(float(np.floor(bits * 100) / 100) for bits in wanted)}):
+    groups = [_offered(group) for group in groups]
+    sizes: list[float] = []
+    for _, bits in sorted(peers, key=lambda pair: pair[1]):  # equals are compared
+        if not any(0.98 * bits < size <= bits for size in sizes):
+            sizes.append(float(np.floor(bits * 100) / 100))
+
+    def auto(bits: float) -> Candidate:
         chosen = {tensor: scheme for group, scheme in zip(groups, allocate(groups, costs, bits))
-                  for tensor in group.tensors}
-        found.append(Candidate(f"auto {bits:g}", "numflow, mixed", partial(files.mixed, f"auto-{bits:g}", chosen)))
-    found += [candidate for candidate, _ in peers]
-    table = [tensor for group in groups if group.modules[0] == "token_embd" for tensor in group.tensors]
-    for scheme in KEPT:
-        chosen = {tensor: scheme for group in groups for tensor in group.tensors if tensor not in table}
-        make = partial(files.mixed, f"{scheme}-kept", chosen)
-        found.append(Candidate(f"{scheme}, table kept", "numflow, mixed", make))
-    plain = mixing.Files(source, work, None)
-    found += [Candidate(f"{s} plain", "numflow, not calibrated", partial(plain.whole, s)) for s in PLAIN]
-    return found + [Candidate(s, "Inferflow", partial(plain.whole, s)) for s in INFERFLOW]
+                  for tensor in group.tensors if scheme != KEEP}
+        return Candidate(f"auto {bits:g}", "numflow, mixed", partial(files.mixed, f"auto-{bits:g}", chosen))
+
+    return [*map(auto, sizes), *(candidate for candidate, _ in peers),
+            *(Candidate(scheme, "numflow", partial(files.whole, scheme)) for scheme in ROW_SCHEMES),
+            *map(auto, TARGETS),
+            *(Candidate(f"{s} plain", "numflow, not calibrated", partial(plain.whole, s)) for s in PLAIN),
+            *(Candidate(s, "Inferflow", partial(plain.whole, s)) for s in INFERFLOW)]
+
+
+def _offered(group: Group) -> Group:
+    """The group, which may stay as it is only where it is a table of tokens."""
+    if group.modules[0] in ("token_embd", "output"):
+        return group
+    return replace(group, sizes={name: size for name, size in group.sizes.items() if name != KEEP})
 
 
 def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
@@ -126,14 +136,29 @@ def _peers(lab, name, quantiser, text) -> list[tuple[Candidate, float]]:
     lab.say(f"{name}: llama.cpp's importance matrix")
     if quantiser.imatrix(text[len(text) // 2:], lab.options["calibration_chunks"]) is None:
         lab.text(f"`{name}`: llama-imatrix was not found; llama.cpp's types are made without an importance matrix.")
-    found = []
+    found: list[tuple[Candidate, float]] = []
+    contents: dict[str, str] = {}
     for kind in PEERS:
         lab.say(f"{name}: llama.cpp's {kind}")
         path = quantiser.model(kind)
         checkpoint = formats.open_checkpoint(path)
+        content = _content(checkpoint)
+        if content in contents:
+            lab.text(f"`{name}`: llama.cpp's {kind} has the same tensors as its {contents[content]}.")
+            continue
+        contents[content] = kind
         bits = network.bits_per_weight(network.build(network.choose_spec(checkpoint), checkpoint), checkpoint)
         found.append((Candidate(kind, "GGUF", partial(Path, path)), bits))
     return found
+
+
+def _content(checkpoint) -> str:
+    """A hash of all tensors."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(checkpoint.tensors.items()):
+        found.update(f"{name} {tensor.type.name} {tensor.shape}".encode())
+        found.update(np.ascontiguousarray(tensor.raw()).data)
+    return found.hexdigest()
 
 
 def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: str) -> list[dict]:
@@ -143,19 +168,24 @@ def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: s
 
     kept = work / "rows.json"
     rows = json.loads(kept.read_text()) if kept.exists() else []
-    rows = [row for row in rows if row["chunks"] == lab.options["chunks"]]
+    rows = [row for row in rows if (row["chunks"], row.get("every")) == (lab.options["chunks"], lab.options["every"])]
     candidates = [c for c in candidates if c.name not in {row["name"] for row in rows}]
     with numflow.load(source, activations="f32", progress=False) as base:
         for first in range(0, len(candidates), TOGETHER):
             models, some = {}, candidates[first:first + TOGETHER]
+            if 0 < 60 * lab.options["minutes"] < lab.seconds:
+                lab.text(f"`{name}`: time was up before these were measured: "
+                         f"{', '.join(c.name for c in candidates[first:])}.")
+                break
             for c in some:
                 lab.say(f"{name}: {c.name}")
                 models[c.name] = numflow.load(c.make(), activations="f32", progress=False)
-            found = divergences(models, base, text, min(512, base.context), lab.options["chunks"])
+            found = divergences(models, base, text, min(512, base.context), lab.options["chunks"],
+                                every=lab.options["every"])
             for c in some:
                 types = sorted({t for w in models[c.name].network.weights.values() for t in w.types} - {"F32"})
                 rows.append({"name": c.name, "family": c.family, "bits": models[c.name].bits_per_weight,
-                             "types": types, **found[c.name]})
+                             "types": types, "every": lab.options["every"], **found[c.name]})
                 models[c.name].close()
                 lab.say(f"{name}: {c.name} {rows[-1]['bits']:.3f} bits, KL {rows[-1]['kl']['mean']:.5f}")
             kept.write_text(json.dumps(rows))

@@ -8,8 +8,11 @@ import numpy as np
 from numflow import formats
 from numflow.engine.quantize import quantize
 from numflow.formats import container
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.types import TYPES
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
+from numflow.network.quantise import encoded
 from numflow.quant.recipe import read_recipe
 
 
@@ -33,9 +36,8 @@ class Files:
         path = self.work / f"{name}.safetensors"
         if path.exists():
             return path
-        wholes = {scheme: formats.open_checkpoint(self.whole(scheme)).tensors for scheme in set(schemes.values())}
         source = formats.open_checkpoint(self.source)
-        tensors = {n: wholes[schemes[n]][n] if n in schemes else t for n, t in source.tensors.items()}
+        tensors = {n: self._tensor(t, schemes[n]) if n in schemes else t for n, t in source.tensors.items()}
         model = replace(source, tensors=tensors)
         files = container.attached(model.files)
         entries = [container.entry_of(t, t.type.name, t.raw) for t in tensors.values()]
@@ -45,3 +47,15 @@ class Files:
         types = {t.name: (t.type.name, t.shape) for t in tensors.values()}
         write(path, entries, container.metadata_of(model.naming, types, files))
         return path
+
+    def _tensor(self, tensor: Tensor, scheme: str) -> Tensor:
+        """A tensor in a scheme, quantised once for all mixes that have it."""
+        kept = self.work / "tensors" / f"{tensor.name}.{scheme}.npy"
+
+        def read() -> np.ndarray:
+            if not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                np.save(kept, encoded(tensor, scheme, self.calibration))
+            return np.load(kept, mmap_mode="r")
+
+        return Tensor(tensor.name, tensor.shape, TYPES[scheme], read)

@@ -24,7 +24,7 @@ def sensitivity(lab, name, source, work, calibration):
 
     checkpoint = formats.open_checkpoint(source)
     spec = network.choose_spec(checkpoint)
-    found = groups(network.build(spec, checkpoint, fuse=False), checkpoint)
+    found = groups(network.build(spec, checkpoint, fuse=False), checkpoint, calibration)
     samples = [np.asarray(ids, np.int32) for ids in calibration.facts["sample"]]
 
     def progress(done: int, total: int) -> None:

@@ -20,6 +20,8 @@ OPTIONS = {
     "language_models": "smollm2-135m-instruct,gemma-3-270m",          # whose predictions are
     "text": os.environ.get("NUMFLOW_WIKITEXT", ""),         # WikiText-2's raw test split
     "chunks": 20, "calibration_chunks": 32,                 # windows of 512 tokens
+    "every": 1,                                             # one token of so many is scored
+    "minutes": 0,                                           # models are not begun later than this, 0: all are measured
     "keep": "",                                             # folder for intermediate files, to go on from later
     "parts": "weights,frontier,kv,speed",
 }

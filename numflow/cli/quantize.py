@@ -21,7 +21,8 @@ def quantize(
                                           "that `numflow models` lists, or ORG/NAME.")],
     target: Target,
     weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="A scheme (q2, "
-                       "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name) or a preset (q4-mix).")] = None,
+                       "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name), with outliers kept apart "
+                       "(q3h+0.5%), or a preset (q4-mix).")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
                       "gets which scheme: a TOML file.")] = None,
     imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
@@ -39,10 +40,13 @@ def quantize(
 ) -> None:
     """Write a model with quantised weights to one file.
 
-    The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made.
+    The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made. Where
+    DST ends in .gguf, a GGUF file is written for other programs, from a GGUF file, in types such as Q8_0 and Q4_0.
     """
     from numflow import formats, registry
+    from numflow.engine.export import export_gguf
     from numflow.engine.quantize import quantize as run
+    from numflow.formats.gguf_writer import ENCODED
     from numflow.quant.recipe import read_recipe
     from numflow.registry.progress import megabytes, reporter
 
@@ -51,6 +55,9 @@ def quantize(
         raise RequestError("say what to quantise to with one of --weights, --recipe and --target-bpw")
     if target_bpw is not None and imatrix is None:
         raise RequestError("--target-bpw measures what tensors tolerate: give a text or a calibration with --imatrix")
+    as_gguf = target.suffix.lower() == ".gguf"
+    if as_gguf and imatrix is not None:
+        raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
     path = registry.resolve(source, offline=offline)
     progress = reporter()
     try:
@@ -61,10 +68,14 @@ def quantize(
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, calibration, spec)
         else:
-            chosen = read_recipe(named[0])
+            chosen = read_recipe(named[0], ENCODED if as_gguf else None)
         progress.stage(f"quantising to {chosen.name}", 0)
-        report = run(formats.open_checkpoint(path), target, chosen, calibration, spec, threads,
-                     lambda done, total: progress.done(done), force)
+        checkpoint = formats.open_checkpoint(path)
+        if as_gguf:
+            report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force)
+        else:
+            report = run(checkpoint, target, chosen, calibration, spec, threads,
+                         lambda done, total: progress.done(done), force)
     finally:
         progress.close()
     if json:

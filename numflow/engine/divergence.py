@@ -69,8 +69,11 @@ def divergence(model, base, text: str, context: int = 512, chunks: int | None = 
 
 
 def divergences(models, base, text: str, context: int = 512, chunks: int | None = None, progress=None,
-                protocol: str = "plain") -> dict[str, dict]:
-    """The same of several models by name, for one run of the base; `progress` is told the first one's mean."""
+                protocol: str = "plain", every: int = 1) -> dict[str, dict]:
+    """The same of several models by name, for one run of the base; `progress` is told the first one's mean.
+
+    every: score each so many tokens only, which saves the work of the others' logits.
+    """
     windows, skipped = windows_of(base, text, context, chunks, protocol)
     for name, model in models.items():
         if model.vocabulary != base.vocabulary:
@@ -79,9 +82,9 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
     found = {name: Divergence() for name in models}
     with ThreadPoolExecutor(default_threads()) as pool:
         for done, ids in enumerate(windows, 1):
-            targets, logits = np.asarray(ids[1:]), list(base.iter_logits(ids))
+            targets, logits = np.asarray(ids[1:]), list(base.iter_logits(ids, every))
             for name, model in models.items():
-                found[name].add(*_window(pool, logits, model.iter_logits(ids), targets, skipped))
+                found[name].add(*_window(pool, logits, model.iter_logits(ids, every), targets, skipped, every))
             if progress is not None:
                 progress(done, len(windows), next(iter(found.values())).mean)
     return {name: {**kept.result(), "chunks": len(windows), "context": context, "protocol": protocol}
@@ -96,15 +99,15 @@ def mean_divergence(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], model: Iterator[tuple[int, np.ndarray]],
-            targets: np.ndarray, skipped: int) -> tuple[np.ndarray, ...]:
+            targets: np.ndarray, skipped: int, every: int) -> tuple[np.ndarray, ...]:
     """kl, same top, nll, nll of the base: [n] each, of the scored rows of a window."""
     rows: list[tuple] = []
     for (start, p), (other, q) in zip(base, model, strict=True):
         if start != other:
             raise RequestError("the two models cut their prompts differently: load them with the same chunk")
-        count = min(len(p), len(targets) - start)  # the last row has no target
-        first = max(0, skipped - start)
-        rows += pool.map(_compare, p[first:count], q[first:count], targets[start + first:start + count])
+        scored = targets[start::every][:len(p)]  # the last row has no target
+        first = max(0, -(-(skipped - start) // every))
+        rows += pool.map(_compare, p[first:len(scored)], q[first:len(scored)], scored[first:])
     return tuple(np.array(column) for column in zip(*rows))
 
 

@@ -151,12 +151,13 @@ class Model:
         """
         return fill_mask(self, text, top_k)
 
-    def iter_logits(self, ids: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary])."""
+    def iter_logits(self, ids: Sequence[int], every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+        """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary]), the logits of positions
+        start, start + every, ..."""
         checked = self.runner.check(ids, "ids")
         self._check_output("logits")
         with self.runner.open(len(checked)) as sequence:
-            yield from sequence.rows(checked)
+            yield from sequence.rows(checked, every=every)
 
     def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
         ids, encoder_ids = self.runner.check(ids, "ids"), self._check_encoder(encoder_ids)

@@ -17,7 +17,7 @@ from numflow import formats, network
 from numflow.errors import FormatError, RequestError
 from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.formats.types import to_f32
+from numflow.formats.types import tensor_type, to_f32
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import Plan, encoded, plan_of
@@ -41,17 +41,17 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
         SpecError, NetworkError: the source is no model that numflow knows.
     """
     target = Path(target)
-    _check_target(target, source, replace)
+    check_target(target, source, replace)
     chosen = network.choose_spec(source, spec)
     plan = plan_of(network.build(chosen, source, fuse=False), source, recipe)
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
-    rows = [_Row(tensor, plan, calibration, threads) for tensor in source.tensors.values()]
+    rows = [Row(tensor, plan, calibration, threads) for tensor in source.tensors.values()]
     specs = [container.Attached(path, f"spec/{path.name}", "" if i else "spec") for i, path in enumerate(chosen.chain)]
     files = [*container.attached(source.files), *specs]
     attached = {file.name: _file_bytes(file.path) for file in files}
-    report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": _source(source),
-              "calibration": dict(calibration.facts) if calibration else None, **_totals(rows),
+    report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
+              "calibration": dict(calibration.facts) if calibration else None, **totals(rows),
               "kept": dict(plan.kept),
               "files": {name: _sha(data) for name, data in attached.items()}, "tensors": [row.facts for row in rows]}
     size = len(json.dumps(report)) + _SLACK * len(rows)
@@ -71,7 +71,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     return report
 
 
-class _Row:
+class Row:
     """One tensor on its way: `read` makes its bytes, and fills in what the report says of it."""
 
     def __init__(self, tensor: Tensor, plan: Plan, calibration: Calibration | None, threads: int | None):
@@ -179,24 +179,24 @@ def _other_files(report: Mapping[str, Any], target: Path) -> list[str]:
 
 
 def _other_source(report: Mapping[str, Any], source: Checkpoint) -> list[str]:
-    found = _source(source)
+    found = source_facts(source)
     same = [f["sha256"] for f in found["files"]] == [f["sha256"] for f in report.get("source", {}).get("files", [])]
     return [] if same else [f"{source.path} has other hashes than its source had"]
 
 
-def _totals(rows: list[_Row]) -> dict[str, Any]:
+def totals(rows: list[Row]) -> dict[str, Any]:
     return _totals_of([row.facts for row in rows])
 
 
 def _totals_of(tensors: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """bytes of all tensors; weights and bits_per_weight of the quantised ones."""
-    quantised = [row for row in tensors if "error" in row]
+    """bytes of all tensors; weights and bits_per_weight of the quantised matrices, those that stayed so included."""
+    quantised = [row for row in tensors if row["modules"] and tensor_type(row["type"]).block > 1]
     weights = sum(int(np.prod(row["shape"])) for row in quantised)
     bits = 8 * sum(row["bytes"] for row in quantised) / max(weights, 1)
     return {"bytes": sum(row["bytes"] for row in tensors), "weights": weights, "bits_per_weight": round(bits, 6)}
 
 
-def _source(source: Checkpoint) -> dict[str, Any]:
+def source_facts(source: Checkpoint) -> dict[str, Any]:
     """Names, sizes and hashes of the weight files."""
     paths = [Path(path) for path in source.files.get("weights", [])]
     return {"files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": _file_sha(path)} for path in paths]}
@@ -218,7 +218,7 @@ def _sha(data: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def _check_target(target: Path, source: Checkpoint, replace: bool) -> None:
+def check_target(target: Path, source: Checkpoint, replace: bool) -> None:
     if any(target.exists() and target.samefile(path) for path in source.files.get("weights", [])):
         raise RequestError(f"{target}: the target is the source itself")
     if target.exists() and (not replace or target.is_dir()):

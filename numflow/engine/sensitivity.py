@@ -2,9 +2,10 @@
 
 Matrices are grouped by what they are and by where in the depth of the model they stand. Each group in turn is quantised
 to PROBE, and the divergence of the model's predictions from what they were is measured on a sample of the calibration
-text. Divergence grows with the square of the weights' error, which is known for each scheme; so what every scheme would
-do to a group follows from the one measurement. From the smallest scheme everywhere, the group and scheme that save most
-divergence per byte are taken until nothing more fits.
+text. Divergence grows with the square of the weights' error, which is measured for each scheme on some rows of each
+matrix; so what every scheme would do to a group follows from the one measurement of divergence. From the smallest
+scheme everywhere, the group and scheme that save most divergence per byte are taken until nothing more fits. A matrix
+that is quantised already may also stay as it is: to quantise it anew would add an error and save nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,25 +18,30 @@ from numflow import formats, network
 from numflow.engine.divergence import mean_divergence
 from numflow.engine.model import Model
 from numflow.errors import RequestError
+from numflow.formats.checkpoint import Tensor
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import plan_of, quantised
-from numflow.quant import find
-from numflow.quant.recipe import Recipe
+from numflow.quant import ROW_SCHEMES, decode, encode
+from numflow.quant.recipe import KEEP, Recipe
 
 PROBE = "q3"
 DEPTHS = 4
-# Relative rms error of each scheme on normal weights, smallest scheme first.
-ERRORS = {"q2": 0.2643, "q3": 0.1292, "q3h": 0.1096, "q4": 0.0693, "q5": 0.0339, "q6": 0.0171, "q8": 0.0044}
+SAMPLED_ROWS = 32  # of each matrix, on which the error of each scheme is measured
 
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices that get one scheme. modules: their names in the network. sizes: bytes by scheme."""
+    """Matrices that get one scheme.
+
+    modules: their names in the network. sizes: bytes by what they may become, a scheme or KEEP.
+    errors:  sum of squared errors by the same names, each weighted by how much it counts, in any unit.
+    """
 
     tensors: tuple[str, ...]
     modules: tuple[str, ...]
     weights: int
     sizes: Mapping[str, int]
+    errors: Mapping[str, float]
 
 
 def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: str | Path | None = None,
@@ -43,21 +49,24 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     """The recipe whose matrices take at most `bits` bits per weight, with the least divergence foreseen.
 
     Raises:
-        RequestError: a size that no scheme reaches, or a calibration without a sample of its text.
+        RequestError: a size that no scheme reaches, or that the model is below already; a calibration without a sample
+            of its text, or of another model.
     """
     samples = [np.asarray(ids, np.int32) for ids in calibration.facts.get("sample", ())]
     if not samples:
         raise RequestError("the calibration holds no sample of its text: make it anew with `numflow imatrix`")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
-    found = groups(network.build(chosen, checkpoint, fuse=False), checkpoint)
-    costs = sensitivities(chosen, checkpoint, found, calibration, samples, progress)
-    schemes = allocate(found, costs, bits)
+    found = groups(network.build(chosen, checkpoint, fuse=False), checkpoint, calibration)
+    check_size(found, bits)
+    schemes = allocate(found, sensitivities(chosen, checkpoint, found, calibration, samples, progress), bits)
+    if set(schemes) == {KEEP}:
+        raise RequestError(f"{checkpoint.path} takes no more than {bits:g} bits per weight as it is")
     rules = tuple((module, scheme) for group, scheme in zip(found, schemes) for module in group.modules)
     return Recipe(f"auto-{bits:g}", PROBE, rules)
 
 
-def groups(built, checkpoint) -> list[Group]:
+def groups(built, checkpoint, calibration: Calibration | None = None) -> list[Group]:
     """The matrices of a network (built with fuse=False) that can be quantised, by kind and depth."""
     plan = plan_of(built, checkpoint, Recipe("probe", PROBE))
     table: dict[tuple[str, int], list[str]] = {}
@@ -69,9 +78,28 @@ def groups(built, checkpoint) -> list[Group]:
     found = []
     for names in table.values():
         tensors = [checkpoint.tensors[name] for name in names]
-        sizes = {scheme: sum(t.rows * find(scheme).row_bytes(t.columns) for t in tensors) for scheme in ERRORS}
+        sizes = {name: sum(t.rows * s.row_bytes(t.columns) for t in tensors) for name, s in ROW_SCHEMES.items()}
+        measured = [_errors(tensor, calibration) for tensor in tensors]
+        errors = {scheme: sum(table[scheme] for table in measured) for scheme in ROW_SCHEMES}
+        if all(tensor.type.block > 1 for tensor in tensors):
+            sizes[KEEP], errors[KEEP] = sum(tensor.nbytes for tensor in tensors), 0.0
         modules = tuple(module for name in names for module in plan.modules[name])
-        found.append(Group(tuple(names), modules, sum(t.rows * t.columns for t in tensors), sizes))
+        found.append(Group(tuple(names), modules, sum(t.rows * t.columns for t in tensors), sizes, errors))
+    return found
+
+
+def _errors(tensor: Tensor, calibration: Calibration | None) -> dict[str, float]:
+    """Sum of squared errors of each scheme, weighted by importances, from a sample of the rows."""
+    what = f"a sample of the rows of {tensor.name}"
+    rows = np.unique(np.linspace(0, tensor.rows - 1, SAMPLED_ROWS).astype(np.int64))
+    x, importance = tensor.f32(rows), None if calibration is None else calibration.importance(tensor.name)
+    if importance is not None and importance.ndim == 2:  # one row per expert
+        importance = importance[rows * len(importance) // tensor.rows]
+    weighted = np.ones(1, np.float32) if importance is None else importance
+    found = {}
+    for name, scheme in ROW_SCHEMES.items():
+        squares = np.square(decode(encode(x, scheme, importance, name=what), scheme, tensor.columns) - x)
+        found[name] = float(np.sum(weighted * squares, dtype=np.float64)) * tensor.rows / len(rows)
     return found
 
 
@@ -114,28 +142,53 @@ def _put(program, built, live, source, group: Group) -> None:
                    if any(part.tensor in group.tensors for part in weight.parts))
 
 
+def check_size(found: list[Group], bits: float) -> None:
+    """Refuse a size that cannot be met.
+
+    Raises:
+        RequestError: fewer bits than the smallest schemes take, or no matrices at all.
+    """
+    if not found:
+        raise RequestError("the model has no matrices that could be quantised")
+    weights = sum(group.weights for group in found)
+    least = 8 * sum(min(group.sizes.values()) for group in found) / weights
+    if not bits >= least:  # NaN is too few, too
+        smallest = min(found[0].sizes, key=found[0].sizes.__getitem__)
+        raise RequestError(f"{bits:g} bits per weight are too few: {smallest} alone takes {least:.4f}")
+
+
+def _worth_it(group: Group) -> list[str]:
+    """What a group may become, from small to large; what is no better than something smaller is left out."""
+    options: list[str] = []
+    for name in sorted(group.sizes, key=lambda name: (group.sizes[name], group.errors[name])):
+        if not options or group.errors[name] < group.errors[options[-1]]:
+            options.append(name)
+    return options
+
+
 def allocate(found: list[Group], costs: list[float], bits: float) -> list[str]:
-    """The scheme of each group.
+    """What each group becomes.
+
+    costs: divergence when a group is quantised to PROBE.
 
     Raises:
         RequestError: fewer bits than the smallest scheme takes.
     """
-    names = list(ERRORS)
+    check_size(found, bits)
     budget = bits * sum(group.weights for group in found) / 8
+    names = [_worth_it(group) for group in found]
     taken = [0] * len(found)
-    used = sum(group.sizes[names[0]] for group in found)
-    if used > budget:
-        least = 8 * used / sum(group.weights for group in found)
-        raise RequestError(f"{bits:g} bits per weight are too few: {names[0]} alone takes {least:.4f}")
+    used = sum(group.sizes[options[0]] for group, options in zip(found, names))
 
-    def foreseen(index: int, scheme: int) -> float:
-        return costs[index] * (ERRORS[names[scheme]] / ERRORS[PROBE]) ** 2
+    def foreseen(index: int, option: int) -> float:
+        errors = found[index].errors
+        return costs[index] * errors[names[index][option]] / max(errors[PROBE], 1e-30)
 
     while True:
-        steps = [((foreseen(i, taken[i]) - foreseen(i, s)) / more, i, s, more) for i, group in enumerate(found)
-                 for s in range(taken[i] + 1, len(names))
-                 if used + (more := group.sizes[names[s]] - group.sizes[names[taken[i]]]) <= budget]
+        steps = [(saved / more, i, s, more) for i, group in enumerate(found) for s in range(taken[i] + 1, len(names[i]))
+                 if used + (more := group.sizes[names[i][s]] - group.sizes[names[i][taken[i]]]) <= budget
+                 and (saved := foreseen(i, taken[i]) - foreseen(i, s)) > 0]
         if not steps:
-            return [names[scheme] for scheme in taken]
-        _, index, scheme, more = max(steps)
-        taken[index], used = scheme, used + more
+            return [options[option] for options, option in zip(names, taken)]
+        _, index, option, more = max(steps)
+        taken[index], used = option, used + more

@@ -192,14 +192,15 @@ class Sequence:
             ids = ids[chunk:]
         return ids
 
-    def rows(self, ids: np.ndarray, output: str = "logits", types=None) -> Iterator[tuple[int, np.ndarray]]:
-        """Run `ids` in chunks; yields (start, float32 [n, N]), the output's rows start .. start + n."""
+    def rows(self, ids: np.ndarray, output: str = "logits", types=None,
+             every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+        """Run `ids` in chunks; yields (start, float32 [n, N]), the output's rows start, start + every, ..."""
         width = self.runner.network.outputs[output].width
-        chunk = max(1, min(self.runner.chunk, ROW_VALUES // width)) if self.runner.causal else len(ids)
+        chunk = max(1, min(self.runner.chunk // every, ROW_VALUES // width)) * every if self.runner.causal else len(ids)
         for start in range(0, len(ids), chunk):
             part = ids[start:start + chunk]
             part_types = None if types is None else types[start:start + chunk]
-            yield start, self.runner.run([Part(self, part, np.arange(len(part)), part_types)], output)
+            yield start, self.runner.run([Part(self, part, np.arange(0, len(part), every), part_types)], output)
 
     def close(self) -> None:
         """Give the KV blocks back; may be called twice."""

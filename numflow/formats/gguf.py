@@ -175,6 +175,28 @@ def _split_paths(path: Path, count: Any) -> list[Path]:
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata of one file. Raises: FormatError."""
+    reader, tensor_count, pair_count = _open(path)
+    metadata = _metadata(reader, pair_count)
+    return _tensors(reader, tensor_count, _alignment(reader.file, metadata)), metadata
+
+
+def read_pairs(path: Path) -> dict[str, bytes]:
+    """Each metadata pair of one file of version 2 or 3, as its bytes: key, type and value. Raises: FormatError."""
+    reader, _, count = _open(path)
+    if reader.length.size == 4:
+        raise reader.file.fail("GGUF version 1, whose metadata has other sizes than that of later ones")
+    reader.spend(count, reader.length.size + 5, "metadata count")
+    found = {}
+    for i in range(count):
+        start = reader.position
+        key = reader.string(f"key of metadata pair {i}")
+        reader.value(reader.number("<u4", key), f"metadata {show(key)}")
+        found[key] = reader.file.bytes(start, reader.position - start)
+    return found
+
+
+def _open(path: Path) -> tuple[_Reader, int, int]:
+    """A reader that stands before the metadata, the number of tensors and of metadata pairs."""
     file = MappedFile(path)
     reader = _Reader(file)
     if file.bytes(reader.take(4, "magic"), 4) != b"GGUF":
@@ -186,9 +208,7 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise file.fail(f"GGUF version {version}; versions 1 to 3 are read")
     if version == 1:
         reader.length = struct.Struct("<I")
-    tensor_count, pair_count = reader.size("tensor count"), reader.size("metadata count")
-    metadata = _metadata(reader, pair_count)
-    return _tensors(reader, tensor_count, _alignment(file, metadata)), metadata
+    return reader, reader.size("tensor count"), reader.size("metadata count")
 
 
 def _metadata(reader: _Reader, count: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numflow.errors import FormatError, did_you_mean
+from numflow.errors import FormatError, RequestError, did_you_mean
 from numflow.formats.checkpoint import TensorType
 from numflow.quant import SCHEMES, RowScheme, decode, find
 
@@ -34,10 +34,9 @@ TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
 
 
-
 @dataclass(frozen=True)
 class RowType(TensorType):
-    """A type whose rows begin with headers: a scheme of numflow.quant; a block of codes is `block` weights."""
+    """A type whose rows hold more than blocks: a scheme of numflow.quant; a block of codes is `block` weights."""
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
@@ -56,6 +55,7 @@ TYPES |= {name: RowType(name, s.unit, s.unit_bytes) if isinstance(s, RowScheme) 
           for name, s in SCHEMES.items()}
 
 GGML_NAMES = {number: name for name, (number, _, _) in _GGML.items()}
+GGML_NUMBERS = {name: number for number, name in GGML_NAMES.items()}
 # Numbers that GGML once used, and that no current program reads.
 GGML_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
                 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
@@ -78,9 +78,22 @@ def tensor_type(name: str) -> TensorType:
     """
     if name in TYPES:
         return TYPES[name]
+    if name.endswith("%"):
+        return _with_outliers(name)
     if match := _Q8_GROUPS.fullmatch(name):
         return q8_groups(int(match[1]))
     raise FormatError(f"no tensor type named {name!r}{did_you_mean(name, TYPES)}")
+
+
+@functools.cache
+def _with_outliers(name: str) -> RowType:
+    """The type of a scheme that keeps outliers apart, such as "q3h+0.5%"."""
+    try:
+        scheme = find(name)
+    except RequestError as error:
+        raise FormatError(f"no tensor type named {name!r}: {error}") from None
+    base = TYPES[scheme.base.name]
+    return RowType(scheme.name, base.block, base.size)
 
 
 def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
@@ -114,7 +127,7 @@ def _expand(raw: np.ndarray, kind: TensorType, columns: int) -> np.ndarray:
         return np.empty(0, np.float32)
     if kind.name in _NUMPY:
         return raw.view(_NUMPY[kind.name])
-    if kind.name in SCHEMES:
+    if kind.name in SCHEMES or isinstance(kind, RowType):
         return decode(raw, find(kind.name), columns)
     blocks = raw.reshape(-1, kind.size)
     if kind.name in _EXPAND:

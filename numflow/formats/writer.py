@@ -34,8 +34,14 @@ class Entry:
 
 def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
           written: Callable[[int], None] = lambda count: None) -> None:
-    """Write a safetensors file. It appears under its name when it is complete; until then, and after a failure or an
-    interrupt, whatever was there before is untouched.
+    """Write a safetensors file, whole or not at all; arguments and errors as `write_whole`."""
+    write_whole(path, _header(entries, metadata), entries, written)
+
+
+def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
+                written: Callable[[int], None] = lambda count: None) -> None:
+    """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
+    failure or an interrupt, whatever was there before is untouched.
 
     entries:  in the order of the file. written: called with the number of bytes so far.
 
@@ -44,7 +50,6 @@ def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
         FormatError: an entry's data has another size than it said.
     """
     path = Path(path)
-    header = _header(entries, metadata)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     total = len(header) + sum(entry.nbytes for entry in entries)
     try:

@@ -30,6 +30,11 @@ class Lab:
         """Progress, for whoever waits."""
         print(line, file=sys.stderr, flush=True)
 
+    @property
+    def seconds(self) -> float:
+        """Time since the experiment began."""
+        return time.perf_counter() - self._begin
+
     def heading(self, text: str) -> None:
         self._body += [f"## {text}", ""]
 
@@ -84,7 +89,7 @@ class Lab:
         words = ["numflow", "experiment", self.name, *(["--quick"] if self.quick else [])]
         options = {key: _portable(value) for key, value in self.options.items()}
         return {"command": shlex.join(words), "options": options, "started": self._started,
-                "seconds": round(time.perf_counter() - self._begin, 1), "commit": _commit(),
+                "seconds": round(self.seconds, 1), "commit": _commit(),
                 "host": host()}
 
 

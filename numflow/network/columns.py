@@ -7,6 +7,11 @@ from numflow.quant import SCHEMES, RowScheme
 from numflow.quant.layout import HEADER_BYTES, UNIT
 
 
+def can_cut(kind: TensorType) -> bool:
+    """Whether columns can be taken out of rows as they are stored: not where outliers lie behind all of a row."""
+    return not kind.name.endswith("%")
+
+
 def stored_columns(raw: np.ndarray, kind: TensorType, columns: int, begin: int, end: int) -> np.ndarray:
     """Columns begin .. end - 1 of rows as stored; both are multiples of the type's block.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from numflow.formats.types import TYPES
+from numflow.formats.types import tensor_type
 from numflow.ops import Network, Step, Weight, param
 
 _ELEMENT = 4  # bytes of an activation
@@ -76,7 +76,7 @@ def weight_bytes(weight: Weight) -> int:
     mixed = len(set(weight.types)) != 1 or weight.add or weight.normalize_rows or weight.constant is not None
     if len(weight.shape) == 1 or mixed:
         return rows * columns * _ELEMENT
-    return rows * TYPES[weight.types[0]].row_bytes(columns)
+    return rows * tensor_type(weight.types[0]).row_bytes(columns)
 
 
 def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,

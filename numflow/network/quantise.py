@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.formats.types import TYPES
+from numflow.formats.types import tensor_type
 from numflow.network.calibration import Calibration
 from numflow.ops import Network
-from numflow.quant import ROW_SCHEMES, encode, find
+from numflow.quant import encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
 SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
@@ -93,9 +94,13 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
         return "its rows are normalised when they are read"
     if tensor.rows * tensor.columns < SMALLEST:
         return f"it has less than {SMALLEST} weights"
-    unit = find(scheme).unit
-    if tensor.columns % unit:
-        return f"{scheme} has blocks of {unit} weights, which do not divide {tensor.columns} columns"
+    kind = tensor_type(scheme)
+    if tensor.columns % kind.block:
+        return f"{scheme} has blocks of {kind.block} weights, which do not divide {tensor.columns} columns"
+    try:
+        kind.row_bytes(tensor.columns)
+    except RequestError as error:
+        return str(error)
     return ""
 
 
@@ -115,7 +120,7 @@ def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | Non
                 last[tensor.name] = encoded(tensor, scheme, calibration, threads)
             return last[tensor.name]
 
-        return Tensor(tensor.name, tensor.shape, TYPES[scheme], read)
+        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read)
 
     tensors = {name: lazy(tensor, plan.schemes[name]) if name in plan.schemes else tensor
                for name, tensor in checkpoint.tensors.items()}
@@ -124,14 +129,17 @@ def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | Non
 
 def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
             threads: int | None = None) -> np.ndarray:
-    """A tensor quantised: uint8 [rows, row_bytes], with all that the calibration knows of it.
+    """A tensor quantised, to a scheme or a GGUF type: uint8 [rows, row_bytes], with all that the calibration knows of
+    it where that is of use.
 
     Raises:
-        RequestError, FormatError: as `numflow.quant.encode`.
+        RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.
     """
     x = tensor.f32().reshape(tensor.rows, tensor.columns)
+    if scheme in gguf_writer.ENCODED.values():
+        return gguf_writer.encode(x, scheme, tensor.name)
     importance = moment = None
-    if calibration is not None and scheme in ROW_SCHEMES:
+    if calibration is not None and takes_calibration(find(scheme)):
         moment = calibration.moment(tensor.name)
         importance = None if moment is not None else calibration.importance(tensor.name)
     if importance is not None and importance.ndim == 2:  # one row per expert

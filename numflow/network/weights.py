@@ -7,7 +7,7 @@ import numpy as np
 from numflow.errors import NetworkError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_pages
-from numflow.network.columns import stored_columns
+from numflow.network.columns import can_cut, stored_columns
 from numflow.ops import Network, Part, Weight
 
 
@@ -35,8 +35,10 @@ class WeightSource:
         """A matrix in the type the file has; as F32 where its parts differ in type or are computed at load."""
         weight = self._weight(name)
         columns = weight.shape[-1]
+        computed = any(part.transpose or (part.columns is not None and not can_cut(self._tensor(part).type))
+                       for part in weight.parts)
         plain = (weight.constant is None and not weight.add and not weight.normalize_rows
-                 and len(set(weight.types)) == 1 and not any(part.transpose for part in weight.parts))
+                 and len(set(weight.types)) == 1 and not computed)
         shape = (int(np.prod(weight.shape[:-1])), columns)
         if not plain:
             rows = self.f32(name).reshape(shape)

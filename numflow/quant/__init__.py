@@ -5,34 +5,43 @@
     y = decode(raw, scheme, x.shape[1])     # -> float32 [N, K]
 
 numflow's own schemes are q2, q3, q3h (3.5 bits), q4, q5, q6 and q8 (layout.py says what a row looks like, search.py how
-codes are found); the schemes of Inferflow go by their full names, such as q3h_b64t1 (inferflow.py). Each exists twice,
+codes are found); the schemes of Inferflow go by their full names, such as q3h_b64t1 (inferflow.py). Any of them
+with a share of outliers kept apart is a scheme too, such as q3h+0.5% (apart.py). Each exists twice,
 with the same bytes: in NumPy, to be read, and as compiled kernels, which the functions here use.
 """
 
 import numpy as np
 
 from numflow.errors import RequestError, did_you_mean
+from numflow.quant import apart
+from numflow.quant.apart import OutlierScheme, with_outliers
 from numflow.quant.inferflow import INFERFLOW_SCHEMES, InferflowScheme
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 from numflow.quant.outliers import Sparse, split
 from numflow.quant.scheme import checked_weights
 
-__all__ = ["SCHEMES", "AnyScheme", "InferflowScheme", "RowScheme", "Sparse", "decode", "encode",
-           "encode_with_outliers", "find"]
+__all__ = ["SCHEMES", "AnyScheme", "InferflowScheme", "OutlierScheme", "RowScheme", "Sparse", "decode", "encode",
+           "encode_with_outliers", "find", "takes_calibration"]
 
-AnyScheme = RowScheme | InferflowScheme
-SCHEMES: dict[str, AnyScheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
+AnyScheme = RowScheme | InferflowScheme | OutlierScheme
+SCHEMES: dict[str, RowScheme | InferflowScheme] = {**ROW_SCHEMES, **INFERFLOW_SCHEMES}
 
 
 def find(name: str) -> AnyScheme:
-    """The scheme called `name`, in any case.
+    """The scheme called `name`, in any case: one of SCHEMES, or with a share of outliers, such as "q3h+0.5%".
 
     Raises:
         RequestError: no such scheme; the message has the nearest name.
     """
-    if name.lower() not in SCHEMES:
+    scheme = SCHEMES.get(name.lower()) or with_outliers(name.lower(), SCHEMES)
+    if scheme is None:
         raise RequestError(f"no quantisation scheme named {name!r}{did_you_mean(name.lower(), SCHEMES)}")
-    return SCHEMES[name.lower()]
+    return scheme
+
+
+def takes_calibration(scheme: AnyScheme) -> bool:
+    """Whether importances and second moments can be of use: to numflow's own schemes."""
+    return isinstance(scheme.base if isinstance(scheme, OutlierScheme) else scheme, RowScheme)
 
 
 def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = None, moment: np.ndarray | None = None,
@@ -54,6 +63,12 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
             that does not fit.
         FormatError: a NaN or an infinity among the weights.
     """
+    if isinstance(scheme, OutlierScheme):
+        base = scheme.base
+        if importance is None and moment is None and takes_calibration(scheme):
+            importance = np.ones(1, np.float32)  # of all but the outliers
+        return apart.encode(x, scheme, lambda dense, c: encode(dense, base, c, moment, name, threads),
+                            lambda raw: decode(raw, base, x.shape[1], threads), importance, name)
     if isinstance(scheme, InferflowScheme):
         from numflow.quant import inferflow_kernels
 
@@ -104,6 +119,8 @@ def decode(raw: np.ndarray, scheme: AnyScheme, columns: int, threads: int | None
         RequestError: blocks do not divide the columns.
         FormatError: rows of another size.
     """
+    if isinstance(scheme, OutlierScheme):
+        return apart.decode(raw, scheme, columns, lambda rows: decode(rows, scheme.base, columns, threads))
     if isinstance(scheme, InferflowScheme):
         from numflow.quant import inferflow_kernels
 

@@ -61,30 +61,36 @@ class Recipe:
         return "\n".join([*lines, *(f'"{pattern}" = "{scheme}"' for pattern, scheme in self.rules)]) + "\n"
 
 
-def read_recipe(name: str | Path) -> Recipe:
+def read_recipe(name: str | Path, types: Mapping[str, str] | None = None) -> Recipe:
     """The recipe of that name: a scheme, a preset, or a TOML file.
+
+    types: what matrices may become instead of schemes, by names in small letters; presets are not for them.
 
     Raises:
         RequestError: none of them, or a file that is wrong; the message has the key and what was expected.
     """
     text = str(name)
-    if text.lower() in SCHEMES:
-        return Recipe(text.lower(), text.lower())
-    if text.lower() in PRESETS:
+    if types is not None and text.lower() in types:
+        return Recipe(types[text.lower()], types[text.lower()])
+    if types is None and (text.lower() in SCHEMES or text.endswith("%")):
+        scheme = find(text).name
+        return Recipe(scheme, scheme)
+    if types is None and text.lower() in PRESETS:
         weights, rules = PRESETS[text.lower()]
         return Recipe(text.lower(), weights, tuple(rules.items()))
     path = Path(name)
     if not path.is_file():
-        known = (*SCHEMES, *PRESETS)
-        raise RequestError(f"no quantisation scheme, preset or recipe file {text!r}{did_you_mean(text.lower(), known)}")
+        known = (*SCHEMES, *PRESETS) if types is None else types
+        what = "quantisation scheme, preset" if types is None else "GGUF type that can be written"
+        raise RequestError(f"no {what} or recipe file {text!r}{did_you_mean(text.lower(), known)}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: not a readable TOML file: {error}") from None
-    return recipe_of(table, str(path))
+    return recipe_of(table, str(path), types)
 
 
-def recipe_of(table: Mapping[str, Any], where: str) -> Recipe:
+def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | None = None) -> Recipe:
     """A recipe from the content of its file; `where` begins error messages.
 
     Raises:
@@ -99,15 +105,20 @@ def recipe_of(table: Mapping[str, Any], where: str) -> Recipe:
     name = table.get("name", Path(where).stem)
     if not isinstance(name, str) or '"' in name or not name.isprintable():
         raise RequestError(f"{where}: name should be a plain text")
-    read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}")) for pattern, value in rules.items())
-    return Recipe(name, _scheme(table.get("weights", KEEP), f"{where}: weights"), read)
+    read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}", types)) for pattern, value in rules.items())
+    return Recipe(name, _scheme(table.get("weights", KEEP), f"{where}: weights", types), read)
 
 
-def _scheme(value: Any, where: str) -> str:
+def _scheme(value: Any, where: str, types: Mapping[str, str] | None) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{where}: should be a scheme's name or {KEEP!r}, is {value!r}")
     if value.lower() == KEEP:
         return KEEP
+    if types is not None:
+        if value.lower() not in types:
+            near = did_you_mean(value.upper(), types.values())
+            raise RequestError(f"{where}: no GGUF type {value!r} that can be written{near}")
+        return types[value.lower()]
     try:
         return find(value).name
     except RequestError as error:

@@ -7,9 +7,12 @@ import pytest
 
 from numflow import formats, network
 from numflow.engine.calibrate import calibrate
-from numflow.engine.sensitivity import ERRORS, Group, allocate, automatic_recipe, groups, sensitivities
+from numflow.engine.quantize import quantize
+from numflow.engine.sensitivity import Group, allocate, automatic_recipe, groups, sensitivities
 from numflow.errors import RequestError
 from numflow.network.quantise import plan_of, quantised
+from numflow.quant import ROW_SCHEMES
+from numflow.quant.recipe import KEEP, read_recipe
 from tests.quant.small import TEXT, write_model
 
 
@@ -47,17 +50,49 @@ def test_what_hurts_most_is_found(source, calibration):
     assert again == pytest.approx(costs[:2], rel=1e-4)  # every group is put back
 
 
+SIZES = {name: 100 * (i + 2) for i, name in enumerate(ROW_SCHEMES)}
+ERRORS = {name: 4.0 ** -i for i, name in enumerate(ROW_SCHEMES)}
+
+
 def test_allocation():
-    sizes = {name: 100 * (i + 2) for i, name in enumerate(ERRORS)}
-    found = [Group((name,), (name,), 800, sizes) for name in ("a", "b", "c")]
+    found = [Group((name,), (name,), 800, SIZES, ERRORS) for name in ("a", "b", "c")]
     assert allocate(found, [1.0, 1.0, 1.0], 2) == ["q2"] * 3
-    assert allocate(found, [1.0, 0.0, 0.0], 3)[0] != "q2"
+    assert allocate(found, [1.0, 0.0, 0.0], 3) == ["q4", "q2", "q2"]
     assert allocate(found, [5.0, 1.0, 1.0], 8) == ["q8"] * 3
     costly, cheap, _ = allocate(found, [10.0, 0.1, 0.1], 4)
     names = list(ERRORS)
     assert names.index(costly) > names.index(cheap)
-    with pytest.raises(RequestError, match="1.9 bits per weight are too few: q2 alone takes 2.0000"):
-        allocate(found, [1.0, 1.0, 1.0], 1.9)
+    for bits in (1.9, float("nan")):
+        with pytest.raises(RequestError, match=f"{bits:g} bits per weight are too few: q2 alone takes 2.0000"):
+            allocate(found, [1.0, 1.0, 1.0], bits)
+
+
+def test_what_is_small_and_exact_already_stays():
+    exact = Group(("a",), ("a",), 800, {**SIZES, KEEP: 450}, {**ERRORS, KEEP: 0.0})
+    other = Group(("b",), ("b",), 800, SIZES, ERRORS)
+    assert allocate([exact, other], [1.0, 1.0], 6.25) == [KEEP, "q8"]  # never something larger than it is
+    assert allocate([exact, other], [1.0, 1.0], 2.1) == ["q2", "q2"]
+
+
+def test_errors_are_those_of_the_matrices(source, calibration, tmp_path):
+    def coarse(tensors):  # 4 values, which all schemes of two bits and more hold
+        name = "model.layers.0.mlp.up_proj.weight"
+        tensors[name] = np.sign(tensors[name]).astype(np.float32) * np.float32(0.1)
+
+    checkpoint = formats.open_checkpoint(write_model(tmp_path, change=coarse))
+    found = groups(network.build(network.choose_spec(checkpoint), checkpoint, fuse=False), checkpoint, calibration)
+    by_module = {group.modules[0]: group for group in found}
+    coarse, plain = by_module["blk.0.ffn_up"].errors, by_module["blk.1.ffn_up"].errors
+    assert coarse["q4"] < 0.2 * plain["q4"] and list(plain) == list(ROW_SCHEMES)
+    assert plain["q2"] > 2 * plain["q3"] > 8 * plain["q5"] > 32 * plain["q8"]
+
+
+def test_a_model_that_is_small_already_stays(source, calibration, tmp_path):
+    quantize(formats.open_checkpoint(source), tmp_path / "small", read_recipe("q3"))
+    with pytest.raises(RequestError, match="takes no more than 5 bits per weight as it is"):
+        automatic_recipe(tmp_path / "small", 5, calibration)
+    recipe = automatic_recipe(tmp_path / "small", 3.2, calibration)
+    assert {scheme for _, scheme in recipe.rules} == {"q2", KEEP}
 
 
 def test_a_calibration_without_a_sample(source, calibration):

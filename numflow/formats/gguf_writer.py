@@ -1,0 +1,82 @@
+"""Writing a GGUF file: the metadata of another one, copied byte for byte, with tensors of other types."""
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import FormatError, RequestError
+from numflow.formats import gguf
+from numflow.formats.types import GGML_NUMBERS, tensor_type
+from numflow.formats.writer import Entry, write_whole
+
+# Types that matrices can be brought into, by their names in small letters.
+ENCODED = {name.lower(): name for name in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")}
+_OF_OTHER_TENSORS = ("split.no", "split.count", "split.tensors.count", "general.file_type")
+_QUANTISATION = "general.quantization_version"
+_PART = 1 << 22  # weights that are encoded at a time
+
+
+def encode(x: np.ndarray, kind: str, name: str = "matrix") -> np.ndarray:
+    """float32 [N, K] -> uint8 [N, row_bytes] of a GGUF type, as GGML's own reference rounds.
+
+    Raises:
+        FormatError: a NaN or an infinity among the weights. RequestError: a weight that float16 cannot hold.
+    """
+    from gguf import GGMLQuantizationType, quants
+
+    if not np.isfinite(x).all():
+        row, column = np.argwhere(~np.isfinite(x))[0]
+        raise FormatError(f"{name} cannot be quantised: row {row}, column {column} is {x[row, column]}")
+    if kind == "F16" and np.abs(x).max(initial=0) > np.finfo(np.float16).max:
+        raise RequestError(f"{name} has weights up to {np.abs(x).max():g}, which F16 cannot hold")
+    raw = np.empty((len(x), tensor_type(kind).row_bytes(x.shape[1])), np.uint8)
+    step = max(1, _PART // max(1, x.shape[1]))
+    for first in range(0, len(x), step):
+        rows = np.ascontiguousarray(x[first:first + step], np.float32)
+        raw[first:first + step] = quants.quantize(rows, GGMLQuantizationType[kind]).view(np.uint8)
+    return raw
+
+
+def write(path: Path, source: Path, entries: Sequence[Entry], written: Callable[[int], None] = lambda count: None
+          ) -> None:
+    """Write a GGUF file with the metadata of the GGUF file `source`; it appears when it is complete.
+
+    entries: tensors, `dtype` being the name of a GGML type and `shape` outermost dimension first.
+
+    Raises:
+        RequestError: a type that GGUF has no number for; no room on the disk, or the file cannot be written.
+        FormatError: `source` is damaged, or of version 1, whose numbers are narrower.
+    """
+    pairs = {key: data for key, data in gguf.read_pairs(source).items() if key not in _OF_OTHER_TENSORS}
+    pairs.setdefault(_QUANTISATION, _text(_QUANTISATION) + struct.pack("<II", 4, 2))
+    alignment = gguf.read_file(source)[1].get("general.alignment", 32)
+    padded = [_padded(entry, alignment) for entry in entries]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs)) + b"".join(pairs.values())
+    at = 0
+    for entry, whole in zip(entries, padded):
+        if entry.dtype not in GGML_NUMBERS:
+            raise RequestError(f"tensor {entry.name!r}: a GGUF file cannot hold {entry.dtype}")
+        sizes = entry.shape[::-1]
+        head += _text(entry.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, GGML_NUMBERS[entry.dtype], at)
+        at += whole.nbytes
+    write_whole(path, head + bytes(-len(head) % alignment), padded, written)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _padded(entry: Entry, alignment: int) -> Entry:
+    """The entry with zeros behind it, so that the next one is aligned."""
+    more = -entry.nbytes % alignment
+    if not more:
+        return entry
+
+    def read() -> np.ndarray:
+        data = np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8)
+        return np.concatenate([data, np.zeros(more, np.uint8)])
+
+    return Entry(entry.name, entry.dtype, entry.shape, entry.nbytes + more, read)

@@ -1,0 +1,125 @@
+"""Schemes with outliers kept apart: "q3h+0.5%" is q3h with 0.5 % of each row's weights beside it.
+
+A few weights far from all others widen the ranges of their blocks. Here the largest weights of each row are taken out
+before its codes are found, and what the codes miss there is stored beside them, so that these weights are all but
+exact and the other ones of their blocks are rounded finer. A row of K weights holds
+
+    base.row_bytes(K)   the row of the scheme in front of the "+", which may hold anything where an outlier is
+    2 R bytes           columns of its R outliers, u16, ascending
+    2 R bytes           bfloat16: what is added to the decoded weights there
+
+with R = share * K, rounded, at least 1. Every row has as many, so that rows remain of one size; outliers.py has the
+original's rule, which looks at the whole matrix.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.quant.scheme import Scheme, checked_bytes, checked_weights
+
+LARGEST_SHARE = 0.05
+_NAME = re.compile(r"(\w+)\+(\d{1,2}(?:\.\d{1,4})?)%")
+_COLUMNS = 1 << 16  # what a u16 can tell apart
+_PART = 1 << 22     # weights that are sorted at a time
+
+
+@dataclass(frozen=True)
+class OutlierScheme(Scheme):
+    """A scheme with a share of each row's weights kept apart."""
+
+    base: Scheme = field(kw_only=True)
+    share: float = field(kw_only=True)
+
+    @property
+    def unit(self) -> int:
+        return self.base.unit
+
+    def count(self, columns: int) -> int:
+        """Outliers of a row."""
+        return max(1, round(self.share * columns))
+
+    def _row_bytes(self, columns: int) -> int:
+        if columns > _COLUMNS:
+            raise RequestError(f"{self.name} has room for {_COLUMNS} columns, not {columns}")
+        return self.base.row_bytes(columns) + 4 * self.count(columns)
+
+
+def with_outliers(name: str, schemes: dict[str, Scheme]) -> OutlierScheme | None:
+    """The scheme called SCHEME+SHARE%, None if `name` is no such name.
+
+    Raises:
+        RequestError: a share of nothing, or over 5 %.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] not in schemes:
+        return None
+    share = float(match[2]) / 100
+    if not 0 < share <= LARGEST_SHARE:
+        raise RequestError(f"{name}: the share of outliers should be over 0 and at most {100 * LARGEST_SHARE:g} %")
+    base = schemes[match[1]]
+    return OutlierScheme(f"{match[1]}+{100 * share:g}%", base.block, base.levels, base=base, share=share)
+
+
+def encode(x: np.ndarray, scheme: OutlierScheme, encode_base, decode_base, importance: np.ndarray | None,
+           name: str) -> np.ndarray:
+    """float32 [N, K] -> uint8 [N, row_bytes].
+
+    encode_base:  (x, importance) -> uint8 [N, base.row_bytes(K)]; decode_base: back to float32 [N, K].
+    importance:   float32 [K] or [N, K] or None.
+
+    Raises:
+        RequestError, FormatError: as `checked_weights`, and whatever `encode_base` raises.
+    """
+    x = checked_weights(x, scheme, name)
+    columns = _largest(x, scheme.count(x.shape[1]))
+    dense = x.copy()
+    np.put_along_axis(dense, columns, np.float32(0), axis=1)  # which is in the range of every block
+    if importance is not None:  # codes of outliers may be anything
+        importance = np.broadcast_to(np.asarray(importance, np.float32), x.shape).copy()
+        np.put_along_axis(importance, columns, np.float32(0), axis=1)
+    raw = encode_base(dense, importance)
+    missing = np.take_along_axis(x, columns, 1) - np.take_along_axis(decode_base(raw), columns, 1)
+    return np.concatenate([raw, columns.astype("<u2").view(np.uint8), _bfloat16(missing).view(np.uint8)], axis=1)
+
+
+def decode(raw: np.ndarray, scheme: OutlierScheme, columns: int, decode_base) -> np.ndarray:
+    """uint8 [N, row_bytes] -> float32 [N, columns]; columns out of range, which no encoder writes, count for nothing.
+
+    Raises:
+        RequestError, FormatError: as `checked_bytes`.
+    """
+    base, at, values = parts(raw, scheme, columns)
+    decoded = np.array(decode_base(base), np.float32)
+    rows, slots = np.nonzero(at < columns)
+    np.add.at(decoded, (rows, at[rows, slots]), values[rows, slots])
+    return decoded
+
+
+def parts(raw: np.ndarray, scheme: OutlierScheme, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of the base uint8 [N, base.row_bytes], columns of outliers int64 [N, R], what is added there float32 [N, R].
+
+    Raises:
+        RequestError, FormatError: as `checked_bytes`.
+    """
+    raw = checked_bytes(raw, scheme, columns)
+    first, count = scheme.base.row_bytes(columns), scheme.count(columns)
+    at, values = (np.ascontiguousarray(raw[:, begin:begin + 2 * count]).view("<u2")
+                  for begin in (first, first + 2 * count))
+    return np.ascontiguousarray(raw[:, :first]), at.astype(np.int64), (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def _largest(x: np.ndarray, count: int) -> np.ndarray:
+    """int64 [N, count]: columns of the largest weights of each row, the first ones among equals, ascending."""
+    step = max(1, _PART // x.shape[1])
+    found = [np.argsort(-np.abs(x[first:first + step]), axis=1, kind="stable")[:, :count]
+             for first in range(0, len(x), step)]
+    return np.sort(np.concatenate(found), axis=1)
+
+
+def _bfloat16(x: np.ndarray) -> np.ndarray:
+    """uint16: the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
