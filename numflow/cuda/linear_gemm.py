@@ -35,6 +35,7 @@ from numflow.cuda.intrinsics import (
     copy_wait,
     grid_z,
     lane_index,
+    load2,
     load4,
     store4,
     stream4,
@@ -70,7 +71,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
     """grid (N / 128, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
 
     x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / 128, tiles, 1); x has a row for
-    `routes` rows of y.
+    each route, or (by_token) for each token.
     """
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
@@ -90,7 +91,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
     def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
               two: u32.ptr, one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr,
               has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32, tiles: i32.ptr, order: i32.ptr,
-              routes: u32):
+              by_token: u32):
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(counts[rows])
         above_row = u32(0)                   # rows of the matrix before the expert's
@@ -115,7 +116,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
         for i in range(chunks):
             at = u32(first_token + (thread + 128 * i >> 2))
             at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
-            rows_of[i] = u32(order[at]) // routes if grouped else at
+            rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if per_row_of:
             base, step, z_bits, dz_bits = stream4(per_row, u32(4 * row))
@@ -160,10 +161,10 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
         if parts > 1:
             put(acc, partial + block_z() * count * n, n, scales, bias, u32(0), n, count, lane_row,
-                u32(first_token + lane_token), above_row, order, routes)
+                u32(first_token + lane_token), above_row, order, by_token)
         else:
             put(acc, y, y_stride, scales, bias, has_bias, n, count, lane_row, u32(first_token + lane_token), above_row,
-                order, routes)
+                order, by_token)
 
     return _gemm
 
@@ -227,7 +228,7 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> Devi
 
     def for_rows(m: int) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes):
+        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token):
             above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
             plus, plus_below = f32(0), f32(0)
             if has_bias != 0:
@@ -239,8 +240,9 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> Devi
                     if t < count:
                         source = t
                         if grouped:
-                            t = u32(order[t])
-                            source = t // routes
+                            route, token_of = load2(order, u32(2 * t))
+                            t = u32(route)
+                            source = u32(token_of) if by_token != 0 else t
                         scale, to = scales[source] * f32(inverse), y + t * pitch
                         if above < n:
                             to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus
@@ -250,9 +252,9 @@ def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> Devi
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes):
-            first(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes)
-            second(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, routes)
+        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token):
+            first(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token)
+            second(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token)
         return put
 
     return functools.reduce(both, map(for_rows, range(m_tiles)))

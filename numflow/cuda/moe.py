@@ -68,7 +68,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", runs)
     found = groups(ctx, ids, first, weight.groups, runs)
     args = (*ctx.view(y), None, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
-            ctx.batch.counts, N_ROUTES, y.width, weight.pitch // UNIT, found.tiles, found.order, _routes_of(step, ctx))
+            ctx.batch.counts, N_ROUTES, y.width, weight.pitch // UNIT, found.tiles, found.order,
+            int(_routes_of(step, ctx) > 1))
 
     def multiply(sizes: Sizes) -> Launch:
         chosen = gemm(weight.kind, found.tile(sizes), True)

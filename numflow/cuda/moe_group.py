@@ -1,6 +1,6 @@
 """Routes in the order of their experts, so that an expert's matrix is read once for all of its tokens.
 
-order  i32 [T * S]      routes (t * S + s), those of expert 0 first, in rising order within each expert
+order  i32 [T * S][2]   route t * S + s, and t; those of expert 0 first, in rising order within each expert
 tiles  i32 [most][4]    expert, and where its part of `order` begins and ends, of each tile of at most so many routes;
                         -1 beyond the last tile; the fourth number is not used
 
@@ -15,7 +15,17 @@ from numflow.cuda.arithmetic import count_bits
 from numflow.cuda.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_row
 from numflow.cuda.device import Launch, Ref
 from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import atomic_add, ballot, block_x, block_y, lane_index, store4, sync_block, thread_index
+from numflow.cuda.intrinsics import (
+    atomic_add,
+    ballot,
+    block_x,
+    block_y,
+    lane_index,
+    store2,
+    store4,
+    sync_block,
+    thread_index,
+)
 from numflow.cuda.kernel import device, kernel
 from numflow.cuda.linear_gemm import TOKENS, tile_of
 from numflow.cuda.moe_route import MOST_EXPERTS
@@ -58,7 +68,7 @@ def groups(ctx, ids: View, first: int, experts: int, runs: str) -> Groups:
     """
     room = ctx.room(ids) * ids.width
     name = f"experts {first} .. {first + experts - 1} of {ids}"
-    order = ctx.scratch(f"order, {name}", 4 * room)
+    order = ctx.scratch(f"order, {name}", 8 * room)
     tiles = ctx.scratch(f"tiles, {name}", 16 * _most(2 * room, experts, TOKENS[0]))  # sizes may be rounded up
     found = Groups(order, tiles, experts, ())
 
@@ -155,7 +165,8 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
         wanted = route < end and _expert_of(ids, stride, chosen, first, route if route < end else begin) == own
         bits = ballot(wanted)
         if wanted:
-            order[at + i32(count_bits(u32(bits & below)))] = i32(route)
+            place = i32(at + i32(count_bits(u32(bits & below))))
+            store2(order, u32(2 * place), i32(route), i32(route // chosen))
         at = i32(at + i32(count_bits(bits)))
         begin, route = u32(begin + 32), u32(route + 32)
     last = i32(before + per_expert[own])

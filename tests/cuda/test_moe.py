@@ -30,7 +30,7 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
     most = routes // tile + min(experts, routes)
     device, padded = Simulated(seed=tokens), np.full((tokens, stride), 10**6, np.int32)
     padded[:, :chosen] = ids
-    order, tiles, source, counts = (device.alloc(n) for n in (4 * routes, 16 * most, padded.nbytes, 64))
+    order, tiles, source, counts = (device.alloc(n) for n in (8 * routes, 16 * most, padded.nbytes, 64))
     device.upload(source.at(), padded)
     device.upload(counts.at(), np.array([tokens, 0, routes, 1], np.int32))
     device.launch(Launch(REGISTRY["expert_groups"], (experts, 1, 1), (
@@ -38,7 +38,8 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
     flat = ids.ravel() - first
     here = np.flatnonzero((flat >= 0) & (flat < experts))
     expected = here[np.argsort(flat[here], kind="stable")]
-    np.testing.assert_array_equal(device.download(order.at(), 4 * len(here)).view(np.int32), expected)
+    found = device.download(order.at(), 8 * len(here)).view(np.int32).reshape(-1, 2)
+    np.testing.assert_array_equal(found, np.stack([expected, expected // chosen], 1))
     wanted, begin = [], 0
     for expert, count in enumerate(np.bincount(flat[here], minlength=experts).tolist()):
         wanted += [[expert, begin + at, begin + min(at + tile, count)] for at in range(0, count, tile)]
@@ -67,6 +68,18 @@ def test_odd_shapes_and_experts_of_other_devices(n, tokens, chosen, first, held)
     case = replace(case, schedule=(((0, tokens),),))
     actual = run_case(case, Program, gpu=Simulated(seed=2))
     assert error(actual[0], run_case(case, Reference)[0]) < 4e-3
+
+
+@pytest.mark.slow
+def test_a_graph_finds_the_tiles_of_each_batch():
+    """Buckets of four tokens: three sequences, then four, then three others, by one graph."""
+    case = replace(experts_case("F16", 20, 64, experts=3, chosen=2), schedule=tuple(
+        tuple((sequence, 1) for sequence in some) for some in ((0, 1, 2), (0, 1, 2, 3), (3, 1, 2), (0, 2, 3))))
+    fake = FakeDriver()
+    replayed = run_case(case, Program, gpu=Gpu(fake, 0, fake_binary), rows=8)
+    assert fake.replays == 3
+    for a, b in zip(replayed, run_case(case, Program, gpu=Simulated(seed=1)), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def write_experts(folder):
