@@ -118,6 +118,12 @@ def exp(x):
     return np.exp(f32(x))
 
 
+@asm((f32,), (f32,), "ex2.approx.ftz.f32 $0, $1;")
+def exp2(x):
+    """2 to the power x, to some 2 units in the last place; numbers below the smallest normal one are 0."""
+    return np.exp2(f32(x))
+
+
 @builtin("math.tanh")
 def tanh(x):
     return np.tanh(f32(x))

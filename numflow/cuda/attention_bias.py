@@ -7,21 +7,29 @@ from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.scalar import f32, i32, u32
 
 
-@functools.cache
-def biased(has_cap: bool, has_slopes: bool, has_buckets: bool) -> DeviceFunction:
-    """bias(score, cap, slopes, buckets, distance, head, heads, n_buckets, spread, causal) -> score.
+LOG2_E = 1.4426950408889634
 
-    score: scaled already; distance: i32, the key's position less the query's.
+
+@functools.cache
+def biased(has_cap: bool, has_slopes: bool, has_buckets: bool, unit: float) -> DeviceFunction:
+    """bias(product, scale, cap, slopes, buckets, distance, head, heads, n_buckets, spread, causal) -> score * unit.
+
+    distance: i32, the key's position less the query's.
     """
+    plain = not (has_cap or has_slopes or has_buckets)
+
     @device
-    def bias(score, cap, slopes, buckets, distance, head, heads, n_buckets, spread, causal):
+    def bias(score, scale, cap, slopes, buckets, distance, head, heads, n_buckets, spread, causal):
+        if plain:
+            return score * (scale * f32(unit))
+        score *= scale
         if has_cap:
             score = cap * tanh(score / cap)
         if has_slopes:
             score += slopes[head] * f32(distance)
         if has_buckets:
             score += buckets[_bucket(distance, n_buckets, spread, causal != 0) * heads + head]
-        return score
+        return score * f32(unit)
 
     return bias
 

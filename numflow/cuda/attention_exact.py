@@ -32,7 +32,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     parts, queries = LocalArray(f32, columns), SharedArray(f32, -(-k_width // 32) * 32)
     weights, blocks_of, places_of = SharedArray(f32, 32), SharedArray(u32, 32), SharedArray(u32, 32)
     key_of, value_of = floats(k_type, k_dim), element(v_type, v_dim)
-    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets)
+    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
 
@@ -70,7 +70,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
             key = i32(begin + lane)
             score, block, place = f32(LOWEST), u32(0), u32(0)
             if key < end:
-                block, place = u32(blocks[key // block_size]), u32(u32(key) % block_size)
+                block, place = u32(blocks[u32(key) // block_size]), u32(u32(key) % block_size)
                 keys = keys_at(k, block, kv_heads, kv_head, block_size)
                 dot, piece = f32(0), u32(0)
                 while piece < pieces:
@@ -80,7 +80,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                     dot += (q0 * k0 + q1 * k1) + (q2 * k2 + q3 * k3)
                     dot += (q4 * k4 + q5 * k5) + (q6 * k6 + q7 * k7)
                     piece = u32(piece + 1)
-                score = bias(dot * scale, cap, slopes, buckets, i32(key - position), head, heads, n_buckets, spread,
+                score = bias(dot, scale, cap, slopes, buckets, i32(key - position), head, heads, n_buckets, spread,
                              causal)
             larger = fmax(peak, warp_max(score))
             weight = exp(score - larger) if key < end else f32(0)
@@ -91,13 +91,15 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
             sync_warp()
             some = u32(end - begin) if end - begin < 32 else u32(32)
             for i in range(columns):
-                column = u32(lane + 32 * i)
-                part = acc[i] * fade
-                if column < v_width:
-                    for j in range(some):
-                        part += p[j] * value_of(values_at(v, ids[j], kv_heads, kv_head, block_size), block_size,
-                                                places[j], column)
-                acc[i] = part
+                acc[i] *= fade
+            j = u32(0)
+            while j < some:
+                values = values_at(v, ids[j], kv_heads, kv_head, block_size)
+                for i in range(columns):
+                    column = u32(lane + 32 * i)
+                    if column < v_width:
+                        acc[i] += p[j] * value_of(values, block_size, places[j], column)
+                j = u32(j + 1)
             sync_warp()
             begin = i32(begin + 32)
         to = partial + ((t * heads + head) * shares + block_z()) * (v_dim + 2)

@@ -16,8 +16,8 @@ Queries, weights and decoded numbers are rounded to float16; scores and sums are
 
 import functools
 
-from numflow.cuda.arithmetic import exp, fmax, mma_f16, pack_halves, prmt, transpose_matrix
-from numflow.cuda.attention_bias import biased, seen
+from numflow.cuda.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt, transpose_matrix
+from numflow.cuda.attention_bias import LOG2_E, biased, seen
 from numflow.cuda.attention_join import LOWEST
 from numflow.cuda.cache_code import fetcher, halver, pitch, region, width
 from numflow.cuda.call import N_SEQUENCES
@@ -29,7 +29,9 @@ from numflow.cuda.intrinsics import (
     block_z,
     grid_z,
     lane_index,
+    load4,
     shuffle_xor,
+    store4,
     sync_block,
     thread_index,
 )
@@ -52,7 +54,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     peaks_of, totals_of = LocalArray(f32, 2 * tiles), LocalArray(f32, 2 * tiles)
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2 * tiles) for _ in range(4))
     shared = SharedArray(f32, 2 * 32 * (v_rounds * 16 * tiles + 4 * tiles))
-    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets)
+    handed = SharedArray(u32, 128 * tiles * rounds)
+    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets, LOG2_E)
     take_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles)
     value_products, join_warps = _value_products(v_type, v_dim, tiles), _join_warps(v_rounds * 16, tiles)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
@@ -77,7 +80,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
         peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
         first_row = u32(0)
         while first_row < rows:
-            take_queries(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, lane)
+            take_queries(query, handed(), x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
+                         lane)
             for i in range(2 * tiles):
                 row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
                 there = row < rows
@@ -87,7 +91,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                 highs[i] = highs[i] if there else i32(0)
                 peaks[i], totals[i] = f32(LOWEST), f32(0)
                 if has_sinks and block_z() == 0 and warp == 0 and there:
-                    peaks[i], totals[i] = sinks[own[i]], f32(1) if lane < 4 else f32(0)
+                    peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane < 4 else f32(0)
             for i in range(v_rounds * 16 * tiles):
                 acc[i] = f32(0)
             last_row = u32(first_row + 8 * tiles - 1) if first_row + 8 * tiles - 1 < rows else u32(rows - 1)
@@ -99,7 +103,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             end = i32(first + share) if first + share < end else end
             at = i32(first + STEP * i32(warp))
             while at < end:
-                block, place = u32(blocks[at // i32(block_size)]), u32(u32(at) % block_size)
+                block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
                 last = u32(end - at - 1)
                 key_products(s, query, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
                 for i in range(2 * tiles):
@@ -107,18 +111,18 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                     for key in range(4):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         where = i32(at + 8 * key + i32(lane >> u32(2)))
-                        score = bias(s[n] * scale, cap, slopes, buckets, i32(where - spots[i]), u32(own[i]), heads,
+                        score = bias(s[n], scale, cap, slopes, buckets, i32(where - spots[i]), u32(own[i]), heads,
                                      n_buckets, spread, causal)
                         s[n] = score if where >= lows[i] and where < highs[i] else f32(LOWEST)
                         largest = fmax(largest, s[n])
                     largest = fmax(largest, shuffle_xor(largest, 4))
                     largest = fmax(largest, shuffle_xor(largest, 8))
                     largest = fmax(fmax(largest, shuffle_xor(largest, 16)), peaks[i])
-                    fades[i], peaks[i] = exp(peaks[i] - largest), largest
+                    fades[i], peaks[i] = exp2(peaks[i] - largest), largest
                     totals[i] *= fades[i]
                     for key in range(4):
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
-                        s[n] = exp(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
+                        s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
                         totals[i] += s[n]
                 for i in range(v_rounds * 16 * tiles):
                     acc[i] *= fades[i // 4 % tiles * 2 + i % 2]
@@ -138,7 +142,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                     if shares > 1:
                         to, factor = part + 2, f32(1)
                         if row < rows and lane < 4:
-                            part[0], part[1] = peaks[i], totals[i]
+                            part[0], part[1] = peaks[i] * f32(1 / LOG2_E), totals[i]
                     for r in range(v_rounds):
                         for d in range(8):
                             x[d] = acc[((4 * r + d // 2) * tiles + i // 2) * 4 + 2 * (d % 2) + i % 2]
@@ -154,21 +158,28 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
 
 
 def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:
-    """Rows of queries as the right side of products, rotated where keys are: lane has piece 4 r + t of row g."""
+    """Rows of queries as the right side of products, rotated where keys are: lane has piece 4 r + t of row g.
+
+    Each warp makes some of them for all, through shared memory.
+    """
 
     @device
-    def take(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, lane):
-        for j in range(tiles):
-            row = u32(first_row + 8 * j + (lane >> u32(2)))
-            source = q + ((begin_token + row // group) * q_stride + (kv_head * group + row % group) * k_dim)
-            for r in range(rounds):
-                column = u32(32 * r + 8 * (lane & u32(3)))
-                for d in range(8):
-                    x[d] = source[column + d] if row < rows and column + d < k_dim else f32(0)
-                if turned:
-                    rotate_eight(x, lane, 2, 1)
-                for w in range(4):
-                    query[4 * (j * rounds + r) + w] = pack_halves(x[2 * w], x[2 * w + 1])
+    def take(query, memory, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp, lane):
+        item = warp
+        while item < tiles * rounds:
+            row = u32(first_row + item // u32(rounds) * 8 + (lane >> u32(2)))
+            column, last = u32(item % u32(rounds) * 32 + 8 * (lane & u32(3))), u32(row if row < rows else u32(rows - 1))
+            source = q + ((begin_token + last // group) * q_stride + (kv_head * group + last % group) * k_dim)
+            for d in range(8):
+                x[d] = source[column + d] if column + d < k_dim else f32(0)
+            if turned:
+                rotate_eight(x, lane, 2, 1)
+            store4(memory, u32(4 * (32 * item + lane)), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                   pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
+            item = u32(item + WARPS)
+        sync_block()
+        for i in range(tiles * rounds):
+            query[4 * i], query[4 * i + 1], query[4 * i + 2], query[4 * i + 3] = load4(memory, u32(4 * (32 * i + lane)))
 
     return take
 
@@ -257,7 +268,7 @@ def _join_warps(count: int, tiles: int) -> DeviceFunction:
         for i in range(rows):
             other = memory[u32(32 * (count + i) + lane)]
             peak = fmax(peaks[i], other)
-            mine, theirs = exp(peaks[i] - peak), exp(other - peak)
+            mine, theirs = exp2(peaks[i] - peak), exp2(other - peak)
             peaks[i] = peak
             totals[i] = totals[i] * mine + memory[u32(32 * (count + rows + i) + lane)] * theirs
             for n in range(count // rows):

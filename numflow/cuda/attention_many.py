@@ -4,7 +4,7 @@ A block has 64 rows, pairs of a token and a query head of one group, and walks o
 (32 where heads are wide). The sums of a row stay in registers: the largest score so far, the sum of weights, the
 weighted values; a larger score fades what was there (online softmax).
 
-    S [rows, keys] = Q K^T      O [rows, columns] = fade * O + exp(S - peak) V
+    S [rows, keys] = Q K^T      O [rows, columns] = fade * O + exp2(S - peak) V
 
 Keys and values go through shared memory, as float16, each while the other is worked with: by cp.async from a float16
 cache; codes are fetched into registers before a product and decoded into shared memory after it. Queries, weights and
@@ -14,8 +14,8 @@ and attention_join.py joins what they leave.
 
 import functools
 
-from numflow.cuda.arithmetic import exp, fmax, load_columns, load_matrices, mma_f16, pack_halves
-from numflow.cuda.attention_bias import biased, seen
+from numflow.cuda.arithmetic import exp2, fmax, load_columns, load_matrices, mma_f16, pack_halves
+from numflow.cuda.attention_bias import LOG2_E, biased, seen
 from numflow.cuda.attention_join import LOWEST
 from numflow.cuda.cache_code import fetcher, halver, pitch, region, width
 from numflow.cuda.call import N_SEQUENCES
@@ -58,15 +58,15 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
     n_tiles, v_tiles = keys // 8, -(-v_steps // 2) * 4
     k_pitch, v_pitch = 8 * k_steps + 4, 8 * v_steps + 4  # words of a row: 4 more, so that no banks collide
     k_memory, v_memory = SharedArray(u32, keys * k_pitch), SharedArray(u32, keys * v_pitch)
-    queries, scores, sums = LocalArray(u32, -(-k_steps // 2) * 8), LocalArray(f32, 4 * n_tiles), LocalArray(f32, 4 * v_tiles)
+    queries, scores, sums = LocalArray(u32, 4 * k_steps), LocalArray(f32, 4 * n_tiles), LocalArray(f32, 4 * v_tiles)
     eight, peaks_of, totals_of, fades_of = (LocalArray(f32, n) for n in (8, 2, 2, 2))
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2) for _ in range(4))
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
-    take_queries, put_sums = _queries(k_type in CODED, k_steps), _put_sums(v_type in CODED, v_tiles)
+    take_queries, put_sums = _queries(k_type, k_dim, keys, k_pitch), _put_sums(v_type in CODED, v_tiles)
     key_words, fetch_keys, put_keys = _stage(k_type, k_dim, keys, k_pitch)
     value_words, fetch_values, put_values = _stage(v_type, v_dim, keys, v_pitch)
     products, weigh = _products(k_steps, n_tiles, k_pitch), _weigh(keys // 16, v_steps, v_pitch)
-    soften = _soften(n_tiles, biased(has_cap, has_slopes, has_buckets))
+    soften = _soften(n_tiles, biased(has_cap, has_slopes, has_buckets, LOG2_E))
     staged_k, staged_v = LocalArray(u32, key_words), LocalArray(u32, value_words)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
@@ -96,16 +96,17 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         spots, lows, highs, own = spots_of(), lows_of(), highs_of(), heads_of()
         k_tile, v_tile, k_words, v_words = k_memory(), v_memory(), staged_k(), staged_v()
         row = u32(first_row + 16 * (thread >> u32(5)) + (lane >> u32(2)))
-        take_queries(query, x, q, q_stride, begin_token, group, kv_head, row, rows, k_dim, lane)
+        take_queries(query, k_tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, lane)
         for i in range(2):
-            there = row + 8 * i < rows
-            token, own[i] = u32(begin_token + (row + 8 * i) // group), i32(kv_head * group + (row + 8 * i) % group)
+            mine = u32(row + 8 * i)
+            there = mine < rows
+            token, own[i] = u32(begin_token + mine // group), i32(kv_head * group + mine % group)
             spots[i] = i32(positions[token]) if there else i32(0)
             lows[i], highs[i] = seen(spots[i], length, causal, window)
             highs[i] = highs[i] if there else i32(0)
             peaks[i], totals[i] = f32(LOWEST), f32(0)
             if has_sinks and block_z() == 0 and there:
-                peaks[i], totals[i] = sinks[own[i]], f32(1) if lane & u32(3) == u32(0) else f32(0)
+                peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane & u32(3) == u32(0) else f32(0)
         for i in range(4 * v_tiles):
             acc[i] = f32(0)
         last_row = u32(first_row + u32(ROWS - 1)) if first_row + u32(ROWS - 1) < rows else u32(rows - 1)
@@ -116,7 +117,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         first = i32(first + i32(block_z()) * share)
         end = i32(first + share) if first + share < end else end
         if first < end:
-            block, place = u32(blocks[first // i32(block_size)]), u32(u32(first) % block_size)
+            block, place = u32(blocks[u32(first) // block_size]), u32(u32(first) % block_size)
             fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
                        u32(end - first - 1), thread)
             put_keys(k_words, k_tile, thread)
@@ -124,7 +125,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         sync_block()
         at = first
         while at < end:
-            block, place = u32(blocks[at // i32(block_size)]), u32(u32(at) % block_size)
+            block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
             fetch_values(v_words, v_tile, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
                          u32(end - at - 1), thread)
             products(s, query, k_tile, lane)
@@ -133,7 +134,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
             sync_block()
             following = i32(at + keys)
             if following < end:
-                block, place = u32(blocks[following // i32(block_size)]), u32(u32(following) % block_size)
+                block, place = u32(blocks[u32(following) // block_size]), u32(u32(following) % block_size)
                 fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
                            u32(end - following - 1), thread)
             soften(s, peaks, totals, fades, spots, lows, highs, own, at < all_from or following > all_to, at, scale, cap,
@@ -149,34 +150,55 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         for i in range(2):
             totals[i] += shuffle_xor(totals[i], 1)
             totals[i] += shuffle_xor(totals[i], 2)
-            token = u32(begin_token + (row + 8 * i) // group)
+            token = u32(begin_token + u32(row + 8 * i) // group)
             part = partial + ((token * heads + own[i]) * shares + block_z()) * (v_dim + 2)
             to, factor = y + (token * y_stride + own[i] * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
             if shares > 1:
                 to, factor = part + 2, f32(1)
                 if row + 8 * i < rows and lane & u32(3) == u32(0):
-                    part[0], part[1] = peaks[i], totals[i]
+                    part[0], part[1] = peaks[i] * f32(1 / LOG2_E), totals[i]
             put_sums(to, x, acc, i, factor, row + 8 * i < rows, v_dim, lane)
 
     return _many
 
 
-def _queries(turned: bool, steps: int) -> DeviceFunction:
-    """Two rows of queries as the left side of products, rotated where keys are."""
+def _queries(k_type: str, k_dim: int, at_once: int, row_pitch: int) -> DeviceFunction:
+    """Rows of queries as the left side of products, rotated where keys are; they come through the keys' tile."""
+    steps, turned = sixteens(k_type, k_dim), k_type in CODED
 
     @device
-    def take(query, x, q, q_stride, begin_token, group, kv_head, row, rows, k_dim, lane):
-        for i in range(2):
-            own = u32(row + 8 * i)
-            source = q + ((begin_token + own // group) * q_stride + (kv_head * group + own % group) * k_dim)
-            for pair in range((steps + 1) // 2):
+    def put(tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread):
+        own = u32(thread >> u32(2))
+        while own < at_once:
+            row = u32(first_row + own) if first_row + own < rows else u32(rows - 1)
+            source = q + ((begin_token + row // group) * q_stride + (kv_head * group + row % group) * k_dim)
+            piece = u32(thread & u32(3))
+            while piece < 2 * steps:
+                column = u32(8 * piece)
                 for n in range(8):
-                    column = u32(32 * pair + 8 * (n // 2) + n % 2 + 2 * (lane & u32(3)))
-                    x[n] = source[column] if own < rows and column < k_dim else f32(0)
+                    x[n] = source[column + n] if column + n < k_dim else f32(0)
                 if turned:
-                    rotate_eight(x, lane, 1, 2)
-                for n in range(4):
-                    query[8 * pair + 2 * n + i] = pack_halves(x[2 * n], x[2 * n + 1])
+                    rotate_eight(x, thread, 2, 1)
+                store4(tile, u32(own * row_pitch + 4 * piece), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                       pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
+                piece = u32(piece + 4)
+            own = u32(own + 32)
+
+    @device
+    def take(query, tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, lane):
+        # Lane l names row l % 8 of matrix l // 8: of rows (0, 8) x columns (0, 8), rows first.
+        warp = u32(thread >> u32(5))
+        mine = u32(((lane & u32(15)) + 16 * warp) % u32(at_once) * row_pitch + 4 * (lane >> u32(4)))
+        begin = u32(0)
+        while begin < u32(ROWS):
+            put(tile, x, q, q_stride, begin_token, group, kv_head, u32(first_row + begin), rows, k_dim, thread)
+            sync_block()
+            if 16 * warp >= begin and 16 * warp < begin + at_once:
+                for i in range(steps):
+                    query[4 * i], query[4 * i + 1], query[4 * i + 2], query[4 * i + 3] = load_matrices(
+                        tile, u32(mine + 8 * i))
+            sync_block()
+            begin = u32(begin + at_once)
 
     return take
 
@@ -266,20 +288,23 @@ def _soften(n_tiles: int, bias: DeviceFunction) -> DeviceFunction:
             for n in range(2 * n_tiles):
                 place = 4 * (n // 2) + 2 * i + n % 2
                 key = i32(at + 8 * (n // 2) + n % 2 + i32(2 * (lane & u32(3))))
-                score = bias(s[place] * scale, cap, slopes, buckets, i32(key - spots[i]), u32(own[i]), heads, n_buckets,
-                             spread, causal)
-                if edge:
-                    score = score if key >= lows[i] and key < highs[i] else f32(LOWEST)
-                s[place] = score
-                largest = fmax(largest, score)
+                s[place] = bias(s[place], scale, cap, slopes, buckets, i32(key - spots[i]), u32(own[i]), heads,
+                                n_buckets, spread, causal)
+            if edge:
+                for n in range(2 * n_tiles):
+                    place = 4 * (n // 2) + 2 * i + n % 2
+                    key = i32(at + 8 * (n // 2) + n % 2 + i32(2 * (lane & u32(3))))
+                    s[place] = s[place] if key >= lows[i] and key < highs[i] else f32(LOWEST)
+            for n in range(2 * n_tiles):
+                largest = fmax(largest, s[4 * (n // 2) + 2 * i + n % 2])
             largest = fmax(largest, shuffle_xor(largest, 1))
             largest = fmax(largest, shuffle_xor(largest, 2))
-            fades[i], peaks[i] = exp(peaks[i] - largest), largest
+            fades[i], peaks[i] = exp2(peaks[i] - largest), largest
             largest = f32(0) if largest == f32(LOWEST) else largest  # no key seen yet: all weights are zero
             total = totals[i] * fades[i]
             for n in range(2 * n_tiles):
                 place = 4 * (n // 2) + 2 * i + n % 2
-                s[place] = exp(s[place] - largest)
+                s[place] = exp2(s[place] - largest)
                 total += s[place]
             totals[i] = total
 

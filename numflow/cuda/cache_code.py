@@ -86,13 +86,14 @@ def planes(kind: str) -> tuple[list[tuple[Plane, int]], int]:
 def fetcher(kind: str, columns: int) -> DeviceFunction:
     """fetch(region, block_size, place, piece) -> 4 words: of float16, or a header and what `codes` wants.
 
-    region: u32 pointer; place: of the row in the block.
+    region: u32 pointer; place: of the row in the block. Indices are 64 bits wide, so that what is constant of them
+    becomes part of the load.
     """
     step = pitch(kind, columns)
 
     @device
     def fetch_halves(region, block_size, place, piece):
-        return load4(region, u32(place * step + 4 * piece))
+        return load4(region, place * step + 4 * piece)
 
     if kind == "f16":
         return fetch_halves
@@ -103,21 +104,21 @@ def fetcher(kind: str, columns: int) -> DeviceFunction:
 
     @device
     def fetch(region, block_size, place, piece):
-        unit, quarter, units = u32(place * step + (piece >> u32(2))), u32(piece & u32(3)), u32(block_size * step)
+        unit, quarter, units = place * step + (piece >> u32(2)), u32(piece & u32(3)), u32(block_size * step)
         b, c = u32(0), u32(0)
         if words == 8:
-            a, b = load2(region, u32(8 * unit + 2 * quarter))
+            a, b = load2(region, 8 * unit + 2 * quarter)
         elif words == 4:
-            a = region[u32(4 * unit + quarter)]
+            a = region[4 * unit + quarter]
         else:
-            a = region[u32(2 * unit + (quarter >> u32(1)))]
+            a = region[2 * unit + (quarter >> u32(1))]
         if second == 2 and not paired:
-            b = region[u32(units * words + 2 * unit + (quarter >> u32(1)))]
+            b = region[units * words + 2 * unit + (quarter >> u32(1))]
         elif second > 0:
-            b = region[u32(units * words + unit)]
+            b = region[units * words + unit]
         if paired:
-            c = u32(as_u16(region)[u32(2 * units * (header + 1) + unit)])
-        return region[u32(units * header + unit)], a, b, c
+            c = u32(as_u16(region)[2 * units * (header + 1) + unit])
+        return region[units * header + unit], a, b, c
 
     return fetch
 
