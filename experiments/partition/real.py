@@ -1,27 +1,42 @@
-"""Plans on virtual devices of this machine: what the clock says beside what the simulator predicts."""
+"""Plans on virtual devices of this machine: what the clock says beside what the simulator predicts.
+
+All plans are open at the same time and take turns, with the measurements that predictions rest on between them: what
+else the machine does meanwhile hits all of them alike.
+"""
 
 import statistics
 import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
 from numflow import formats, network
 from numflow.cpu import program as executor
 from numflow.cpu.cores import default_threads
+from numflow.cpu.estimate import weight_bytes
 from numflow.engine.model import Model
 from numflow.engine.sequence import Part
+from numflow.engine.sequence import Sequence as Text
 from numflow.errors import NumflowError
-from numflow.lab.machine import this_machine
+from numflow.lab.machine import as_cluster
+from numflow.lab.machine import measure as measure_machine
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network.cost import Load
 from numflow.partition.cut import partition
 from numflow.partition.events import Simulator
-from numflow.partition.price import Prices
+from numflow.partition.hardware import Cluster
+from numflow.partition.plan import Plan
+from numflow.partition.price import Prices, kind_of
 from numflow.partition.program import PlanProgram
 from numflow.registry import resolve
 
-CONTEXT, TOKENS = 64, 24
+CONTEXT, TOKENS = 64, 16
 QUERIES = (1, 8)  # that decode together
+SINGLE = "0"
+KV_BYTES = 2.0    # of keys and values beside int8 activations
+HIDDEN = 0.05     # of its price: what takes less is done by the kernel of another step
 
 
 def measure(lab, strategies: dict[str, str]) -> None:
@@ -29,20 +44,26 @@ def measure(lab, strategies: dict[str, str]) -> None:
     lab.heading("Real: virtual devices of this machine")
     name, built, checkpoint = _model(lab)
     devices = 2 if lab.quick else 4
-    texts = {"single": "0", "two by layer": "0;1", "two by tensor": "0&1"} | ({} if lab.quick else strategies)
-    cluster = this_machine(devices, again=not lab.quick)
-    factors = {queries: _factors(lab, built, checkpoint, cluster, queries) for queries in QUERIES}
+    texts = {"single": SINGLE, "two by layer": "0;1", "two by tensor": "0&1"} | ({} if lab.quick else strategies)
+    plans = {text: partition(built, text) for text in texts.values()}
+    seconds, steps, cluster = _alternating(lab, plans, checkpoint, devices)
+    factors = {queries: _factors(plans[SINGLE], cluster, queries, steps[queries]) for queries in QUERIES}
+    # What a batch takes beside its steps, and hands out: on one device, where there is nothing else to predict.
+    start = {queries: max(0.0, statistics.median(seconds[SINGLE, queries]) - sum(steps[queries].values()))
+             for queries in QUERIES}
     rows = []
     for strategy, text in texts.items():
-        plan = partition(built, text)
-        lab.say(f"{name} on {text}")
-        measured = _measured(plan, checkpoint, lab.options["rounds"], max(1, default_threads() // devices))
-        for queries, (median, least, most) in measured.items():
-            predicted = _predicted(Prices(plan, cluster, factors=factors[queries], kv_bytes=4), queries)
+        for queries in QUERIES:
+            times, prices = seconds[text, queries], Prices(plans[text], cluster, factors=factors[queries],
+                                                           kv_bytes=KV_BYTES, weigh=weight_bytes)
+            predicted = start[queries] + cluster.start_each * (len(prices.plan.devices) - 1) + \
+                _simulated(prices, queries)
+            median = statistics.median(times)
             rows.append({"strategy": strategy, "devices": text, "queries": queries, "measured": queries / median,
-                         "least": queries / most, "most": queries / least, "predicted": queries / predicted,
+                         "least": queries / max(times), "most": queries / min(times), "predicted": queries / predicted,
                          "off": median / predicted - 1})
-    lab.results |= {"model": name, "virtual": rows, "factors": factors}
+    lab.results |= {"model": name, "virtual": rows, "factors": factors, "start_s": start,
+                    "figures": {key: value for key, value in vars(cluster).items() if isinstance(value, float)}}
     _report(lab, name, rows, cluster)
 
 
@@ -60,58 +81,99 @@ def _model(lab):
     return "random weights, 135m shape", *random_network(find_shape("135m", **sizes), "Q8_0", fuse=False)
 
 
-def _factors(lab, built, checkpoint, cluster, rows: int) -> dict[str, float]:
-    """By op: measured time / price, on one virtual device that runs so many rows."""
-    plan = partition(built, "0")
-    prices = Prices(plan, cluster, kv_bytes=4)
-    times: dict[str, list[float]] = {}
-    with _opened(plan, checkpoint, threads=1) as model, model.runner.open(CONTEXT + 64 * rows) as sequence:
-        sequence.last(np.arange(CONTEXT) % model.vocabulary)
-        for _ in range(1 + lab.options["rounds"]):
-            run: dict[str, float] = {}
-            for row in model.runner.trace(sequence, np.ones(rows, np.int32)):
-                run[row.op] = run.get(row.op, 0.0) + row.microseconds * 1e-6
-            for op, seconds in run.items():
-                times.setdefault(op, []).append(seconds)
-    part, load = plan.devices[0], Load(1, rows, CONTEXT)
-    priced: dict[str, float] = {}
-    for step in part.network.entries["main"]:
-        priced[step.op] = priced.get(step.op, 0.0) + sum(prices.work(part, step, [load]))
-    return {op: statistics.median(values[1:]) / priced[op] for op, values in times.items()}
+def _alternating(lab, plans: Mapping[str, Plan], checkpoint, devices: int):
+    """Rounds of everything that is measured.
+
+    Returns:
+        seconds of a decoding step by (devices, queries), one for each round; median seconds of each kind of step on one
+        device, by number of queries; the machine's figures, each the median of the rounds.
+    """
+    seconds, steps = defaultdict(list), {queries: defaultdict(list) for queries in QUERIES}
+    figures: list[dict[str, float]] = []
+    threads = max(1, default_threads() // devices)
+    with ExitStack() as stack:
+        models = {text: stack.enter_context(_opened(plan, checkpoint, threads)) for text, plan in plans.items()}
+        for number in range(lab.options["rounds"]):
+            lab.say(f"virtual devices: round {number + 1} of {lab.options['rounds']}")
+            if not (lab.quick and figures):
+                figures.append(measure_machine(devices))
+            for queries in QUERIES:
+                for text, model in models.items():
+                    with _decoding(model, queries) as texts:
+                        seconds[text, queries].append(_step_seconds(model, texts))
+                        if text == SINGLE:
+                            for kind, took in _traced(model, texts).items():
+                                steps[queries][kind].append(took)
+    medians = {key: statistics.median(found[key] for found in figures) for key in figures[0]}
+    return seconds, {queries: {kind: statistics.median(took) for kind, took in kinds.items()}
+                     for queries, kinds in steps.items()}, as_cluster(medians, devices)
 
 
-def _measured(plan, checkpoint, rounds: int, threads: int) -> dict[int, tuple[float, float, float]]:
-    """By number of queries: seconds of a decoding step, (median, least, most) over the rounds' medians."""
-    found = {}
-    with _opened(plan, checkpoint, threads) as model:
-        for queries in QUERIES:
-            medians = []
-            for _ in range(rounds):
-                sequences = [model.runner.open(CONTEXT + TOKENS) for _ in range(queries)]
-                for number, sequence in enumerate(sequences):
-                    sequence.last((np.arange(CONTEXT) + number) % model.vocabulary)
-                times = []
-                for token in range(TOKENS):
-                    parts = [Part(s, np.array([token], np.int32), np.zeros(1, np.int32)) for s in sequences]
-                    begin = time.perf_counter()
-                    model.runner.run(parts, "logits")
-                    times.append(time.perf_counter() - begin)
-                for sequence in sequences:
-                    sequence.close()
-                medians.append(statistics.median(times))
-            found[queries] = statistics.median(medians), min(medians), max(medians)
-    return found
+@contextmanager
+def _decoding(model: Model, queries: int) -> Iterator[list[Text]]:
+    """Texts of CONTEXT tokens each."""
+    texts = [model.runner.open(CONTEXT + 2 * TOKENS) for _ in range(queries)]
+    try:
+        for number, text in enumerate(texts):
+            text.last((np.arange(CONTEXT) + number) % model.vocabulary)
+        yield texts
+    finally:
+        for text in texts:
+            text.close()
 
 
-def _opened(plan, checkpoint, threads: int) -> Model:
+def _parts(texts: Sequence[Text], token: int) -> list[Part]:
+    return [Part(text, np.array([token], np.int32), np.zeros(1, np.int32)) for text in texts]
+
+
+def _step_seconds(model: Model, texts: Sequence[Text]) -> float:
+    """Median seconds of a decoding step of all texts."""
+    times = []
+    for token in range(TOKENS):
+        parts = _parts(texts, token)
+        begin = time.perf_counter()
+        model.runner.run(parts, "logits")
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _traced(model: Model, texts: Sequence[Text]) -> dict[str, float]:
+    """Seconds of each kind of step (`kind_of`) in a decoding step of all texts: medians of some."""
+    kinds = [kind_of(step) for step in model.program.plan.part(0).entries["main"]]
+    found: dict[str, list[float]] = {}
+    for token in range(TOKENS // 2):
+        parts = _parts(texts, token)
+        model.runner.run(parts, "logits")  # it also makes room for what the trace writes
+        sums: dict[str, float] = defaultdict(float)
+        for kind, row in zip(kinds, model.program.trace(model.runner._batch(parts)), strict=True):
+            sums[kind] += row.microseconds * 1e-6
+        for kind, took in sums.items():
+            found.setdefault(kind, []).append(took)
+    return {kind: statistics.median(took) for kind, took in found.items()}
+
+
+def _factors(plan: Plan, cluster: Cluster, queries: int, steps: Mapping[str, float]) -> dict[str, float]:
+    """By kind of step: measured time / price. Steps that other steps' kernels do have none."""
+    prices = Prices(plan, cluster, kv_bytes=KV_BYTES, weigh=weight_bytes)
+    load, priced = _load(queries), defaultdict(float)
+    for step in plan.part(0).entries["main"]:
+        priced[kind_of(step)] += max(prices.work(plan.devices[0], step, [load]))
+    return {kind: took / priced[kind] for kind, took in steps.items() if took > HIDDEN * priced[kind]}
+
+
+def _load(queries: int) -> Load:
+    return Load(queries, 1, CONTEXT + TOKENS // 2)
+
+
+def _opened(plan: Plan, checkpoint, threads: int) -> Model:
     program = PlanProgram(plan, executor, lambda own: network.WeightSource(own, checkpoint), threads=threads)
     return Model(plan.network, program)
 
 
-def _predicted(prices: Prices, queries: int) -> float:
-    """Seconds of a decoding step."""
+def _simulated(prices: Prices, queries: int) -> float:
+    """Seconds of a decoding step on the devices."""
     simulator = Simulator(prices.cluster, lambda job, now: None, record=False)
-    simulator.issue(prices.scripts([Load(queries, 1, CONTEXT + TOKENS // 2)]))
+    simulator.issue(prices.scripts([_load(queries)]))
     return simulator.run()
 
 
@@ -120,10 +182,14 @@ def _report(lab, name: str, rows: list[dict], cluster) -> None:
     per_device = f"{device.bandwidth / 1e9:.1f} GB/s and {device.operations / 1e9:.0f} int8 GOP/s per device"
     lab.text(f"{name}, after {CONTEXT} tokens; each virtual device is threads of its own with memory of its own. "
              f"Measured on this machine: {per_device}, {cluster.host_bandwidth / 1e9:.1f} GB/s together, "
-             f"{device.step * 1e6:.1f} µs per step, {cluster.link.latency * 1e6:.1f} µs per exchange, "
-             f"{cluster.cores:g} devices at full speed together. "
-             "The simulator's price of each op is scaled by what that op takes on one device; the rest is its own. On "
-             "more devices than cores nothing can be gained: what is tested is the execution and the prediction.")
+             f"{cluster.cores:.2g} devices at full speed together; {device.step * 1e6:.1f} µs per step, "
+             f"{cluster.link.latency * 1e6:.1f} µs per exchange of two devices and {cluster.crowded * 1e6:.1f} µs of "
+             f"all; {cluster.start_each * 1e6:.0f} µs of a batch for each further device. What each kind of step takes,"
+             " and a batch beside its steps, is measured on one device, for each number of queries; so the rows of one "
+             "device show no more than that the parts add up. All else is predicted: plans, exchanges, waiting, and "
+             "devices that share cores and memory. On more devices than cores nothing can be gained: what is tested "
+             "is the execution and the prediction. All plans and measurements took turns, in "
+             f"{lab.options['rounds']} rounds; the table has medians, least and most of the rounds.")
     lab.table(["strategy", "devices", "queries", "tok/s", "least", "most", "predicted", "off"],
               [[row["strategy"], f"`{row['devices']}`", row["queries"], row["measured"], row["least"], row["most"],
                 row["predicted"], f"{row['off']:+.0%}"] for row in rows])

@@ -10,8 +10,9 @@ from numflow.engine.bench import host
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.registry.paths import home
 
-_FORMAT = 1
-_TOY = {"layers": 24, "width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
+_FORMAT = 2
+_TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
+_FEW, _MANY = 2, 24  # layers of the toy: what a layer takes is the difference
 _TOKENS = 48
 
 
@@ -34,23 +35,25 @@ def this_machine(devices: int, again: bool = False) -> Cluster:
 
 
 def measure(devices: int) -> dict[str, float]:
-    """Figures of one virtual device, of all together, and of exchanges between two.
+    """Figures of one virtual device, of all together, and of what devices do together.
 
     Returns:
-        memory (bytes), bandwidth and host_bandwidth (bytes/s), operations (int8 or float32 per second, the latter
-        where activations are float32), step (seconds), latency (seconds of an exchange), cores (virtual devices that
-        run at full speed at once).
+        memory (bytes); bandwidth, host_bandwidth (bytes/s); operations (int8 per second), float_operations (float32);
+        cores (virtual devices that run at full speed at once); step (seconds); latency (of an exchange between two),
+        crowded (of one among all); start (seconds of a batch beside its steps), start_each (more for each further
+        device).
     """
     from numflow.cpu.cores import default_threads
     from numflow.cpu.limits import measure_limits
 
     cores = default_threads()
     threads = max(1, cores // devices)
-    one, all_threads = measure_limits(threads), measure_limits(cores)
-    step, latency = _toy_seconds(threads)
+    one, together = measure_limits(threads), measure_limits(cores)
+    full = together.int8_gop_s / one.int8_gop_s
     return {"memory": _memory() / devices, "bandwidth": one.read_gb_s * 1e9,
-            "host_bandwidth": all_threads.read_gb_s * 1e9, "operations": one.int8_gop_s * 1e9,
-            "float_operations": one.f32_gop_s * 1e9, "step": step, "latency": latency, "cores": cores / threads}
+            "host_bandwidth": together.read_gb_s * 1e9, "operations": one.int8_gop_s * 1e9,
+            "float_operations": one.f32_gop_s * 1e9, "cores": min(full, cores / threads),
+            **_together(devices, threads, cores / threads)}
 
 
 def as_cluster(figures: dict[str, float], devices: int) -> Cluster:
@@ -59,19 +62,29 @@ def as_cluster(figures: dict[str, float], devices: int) -> Cluster:
     names = [*map(str, range(devices)), "cpu"]
     return Cluster(f"this machine as {devices} virtual device{'s' * (devices > 1)}", dict.fromkeys(names, device),
                    Link(figures["host_bandwidth"] / 2, figures["latency"]), {}, figures["cores"],
-                   figures["host_bandwidth"])
+                   figures["host_bandwidth"], figures["crowded"], figures["start"], figures["start_each"])
 
 
-def _toy_seconds(threads: int) -> tuple[float, float]:
-    """Seconds of a step and of an exchange, from a model with hardly any work in them."""
-    alone, steps = _run("0", threads)
-    split, _ = _run("0&1", threads)
-    exchanges = 2 * _TOY["layers"] + 2
-    return alone / steps, max(1e-7, (split - alone) / exchanges)
+def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
+    """What a step, an exchange and a batch take of themselves, from a model with hardly any work in it.
+
+    A layer of n devices takes its steps, n / cores times where they outnumber the cores, and two exchanges. What is
+    left of a run without its layers is two more exchanges and what the batch takes.
+    """
+    counts = sorted({1, 2, max(2, devices)})
+    few, many = ({n: _run(n, layers, threads) for n in counts} for layers in (_FEW, _MANY))
+    layer = {n: (many[n][0] - few[n][0]) / (_MANY - _FEW) for n in counts}
+    step = layer[1] * (_MANY - _FEW) / (many[1][1] - few[1][1])
+    exchange = {n: max(1e-7, (layer[n] - layer[1] * max(1.0, n / cores)) / 2) for n in counts[1:]}
+    start = max(0.0, few[1][0] - few[1][1] * step)
+    left = {n: few[n][0] - _FEW * layer[n] - 2 * exchange[n] for n in counts[1:]}
+    each = [(left[n] - (few[1][0] - _FEW * layer[1])) / (n - 1) for n in counts[1:]]
+    return {"step": step, "latency": exchange[2], "crowded": exchange[counts[-1]], "start": start,
+            "start_each": max(0.0, float(np.mean(each)))}
 
 
-def _run(devices: str, threads: int) -> tuple[float, int]:
-    """(seconds of one token, steps) of the toy on virtual devices."""
+def _run(devices: int, layers: int, threads: int) -> tuple[float, int]:
+    """(seconds of one token, steps) of the toy, each layer on that many virtual devices."""
     from numflow.cpu import program as executor
     from numflow.engine.model import Model
     from numflow.lab.shapes import find_shape, random_network
@@ -79,8 +92,8 @@ def _run(devices: str, threads: int) -> tuple[float, int]:
     from numflow.partition.cut import partition
     from numflow.partition.program import PlanProgram
 
-    network, checkpoint = random_network(find_shape("1b", **_TOY), "F32", fuse=False)
-    plan = partition(network, devices)
+    network, checkpoint = random_network(find_shape("1b", layers=layers, **_TOY), "F32", fuse=False)
+    plan = partition(network, "&".join(map(str, range(devices))))
     program = PlanProgram(plan, executor, lambda part: WeightSource(part, checkpoint), threads=threads)
     with Model(network, program) as model, model.runner.open(_TOKENS + 1) as sequence:
         times = []

@@ -14,15 +14,22 @@ from numflow.partition.hardware import Cluster
 
 @dataclass(frozen=True)
 class Work:
-    """What a device does alone. Seconds when nobody else is there: `memory` of waiting for bytes, `compute` of all
-    else."""
+    """What a device does alone, one step after the other.
 
-    memory: float
-    compute: float
+    steps: of each kind of step, seconds that it waits for memory and seconds that it calculates when nobody else is
+           there, and how many there are. A step takes the longer of the two.
+    """
+
+    steps: tuple[tuple[float, float, int], ...]
+
+    @classmethod
+    def of(cls, memory: float, compute: float) -> "Work":
+        """One step."""
+        return cls(((memory, compute, 1),))
 
     def seconds(self, memory_share: float = 1.0, core_share: float = 1.0) -> float:
         """Time with a share of the host's memory bandwidth and of a core."""
-        return self.memory / memory_share + self.compute / core_share
+        return sum(max(memory / memory_share, compute / core_share) * count for memory, compute, count in self.steps)
 
 
 @dataclass(frozen=True)

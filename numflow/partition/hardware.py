@@ -50,6 +50,8 @@ class Cluster:
     links:  by pair of names, both orders; link: of every other pair.
     cores:  where devices are threads of one machine: how many of them run at full speed at once; None: all.
     host_bandwidth: bytes/s that they read together; None: as much as each alone times their number.
+    crowded: seconds of an exchange among more devices than there are cores.
+    start, start_each: seconds of a batch beside its steps on one device, and for each further one.
     """
 
     title: str
@@ -58,6 +60,9 @@ class Cluster:
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     cores: float | None = None
     host_bandwidth: float | None = None
+    crowded: float = 0.0
+    start: float = 0.0
+    start_each: float = 0.0
 
     def between(self, a: str, b: str) -> Link:
         """The link of two devices."""

@@ -1,5 +1,6 @@
 """What a plan costs on a cluster: memory of each device, and scripts of a batch for the simulator."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -7,7 +8,7 @@ from numflow.network.cost import Cost, Load, step_cost, weight_bytes
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.events import Receive, Script, Send, Together, Work
 from numflow.partition.hardware import Cluster, Link
-from numflow.partition.plan import DevicePart, Plan
+from numflow.partition.plan import DevicePart, Plan, layer_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Prices:
     kv_bytes: bytes of a cached value. weigh, hold: bytes of a weight, and of a cached token of one attention, as the
               executor holds them; without `hold`, a token takes `kv_bytes` for each value.
     holdings: by executor, where those of a plan hold things in different ways.
-    factors:  by op, measured time / priced time, where a run was measured.
+    factors:  by kind of step (`kind_of`) or by op, measured time / priced time, where a run was measured.
     """
 
     plan: Plan
@@ -107,34 +108,38 @@ class Prices:
 
     def _script(self, part: DevicePart, loads, entry: str) -> Script:
         script: list = []
-        memory, compute = 0.0, self.style.start
+        work: Counter[tuple[float, float]] = Counter({(0.0, self.style.start): 1} if self.style.start else {})
         for step in part.network.entries[entry]:
             if step.op not in EXCHANGES:
-                waited, calculated = self.work(part, step, loads)
-                memory, compute = memory + waited, compute + calculated
+                work[self.work(part, step, loads)] += 1
                 continue
-            if memory or compute:
-                script.append(Work(memory, compute))
-                memory = compute = 0.0
+            if work:
+                script.append(_work(work))
+                work.clear()
             script.append(self._exchange(part, step, loads))
-        if memory or compute:
-            script.append(Work(memory, compute))
+        if work:
+            script.append(_work(work))
         return script
 
     def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
-        """Seconds of waiting for memory and of calculating: the longer of the two hides the other."""
+        """Seconds of waiting for memory and of calculating: the longer of the two hides the other.
+
+        What was measured (`factors`) is time of a core, as long as memory is not slower still.
+        """
         device = self.cluster.devices[part.name]
         weigh = self.holding(part).weigh
         costs = [step_cost(part.network, step, load, self.kv_bytes, weigh) for load in loads]
         cost = sum(costs, Cost())
         whole = sum(weigh(part.network.weights[name]) for name in step.weights.values())
         weights = min(sum(c.weights for c in costs), whole)  # loads of a batch share them
-        memory = (weights + cost.cache + cost.activations) / device.bandwidth
-        compute = cost.operations / device.operations
-        factor, fixed = self.factors.get(step.op, 1.0), device.step + self.style.step
-        if memory > compute:
-            return memory * factor, fixed * factor
-        return 0.0, (compute + fixed) * factor
+        fixed = device.step + self.style.step
+        memory = (weights + cost.cache + cost.activations) / device.bandwidth + fixed
+        compute = cost.operations / device.operations + fixed
+        factor = self.factors.get(kind_of(step), self.factors.get(step.op))
+        if factor is None:
+            return memory, compute
+        measured = max(memory, compute) * factor
+        return min(memory, measured), measured
 
     def _exchange(self, part: DevicePart, step: Step, loads):
         names = [device.name for device in self.plan.devices]
@@ -172,4 +177,17 @@ class Prices:
 
     def _slowest(self, group: Sequence[str]) -> Link:
         links = [self.cluster.between(a, b) for a in group for b in group if a != b]
-        return Link(min(link.bandwidth for link in links), max(link.latency for link in links))
+        latency = max(link.latency for link in links)
+        if self.cluster.cores is not None and len(group) > self.cluster.cores:
+            latency = max(latency, self.cluster.crowded)
+        return Link(min(link.bandwidth for link in links), latency)
+
+
+def kind_of(step: Step) -> str:
+    """What a step is in every layer: "attn_output" of "blk.3.attn_output"."""
+    place = layer_of(step.label)
+    return step.label if place is None else step.label.split("blk.", 1)[1].partition(".")[2]
+
+
+def _work(counts: Counter[tuple[float, float]]) -> Work:
+    return Work(tuple((*seconds, count) for seconds, count in counts.items()))

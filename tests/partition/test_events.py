@@ -27,12 +27,12 @@ def simulate(cluster, *jobs, again=()):
 
 
 def test_work_adds_up():
-    _, ended = simulate(CLUSTER, {"0": [Work(2, 1), Work(0, 3)]})
-    assert ended == {0: pytest.approx(6)}
+    _, ended = simulate(CLUSTER, {"0": [Work.of(2, 1), Work(((0, 1, 2), (1, 0.5, 1)))]})
+    assert ended == {0: pytest.approx(5)}
 
 
 def test_a_message_takes_latency_and_bandwidth():
-    _, ended = simulate(CLUSTER, {"0": [Work(1, 0), Send("1", 100)], "1": [Receive("0"), Work(2, 0)]})
+    _, ended = simulate(CLUSTER, {"0": [Work.of(1, 0), Send("1", 100)], "1": [Receive("0"), Work.of(2, 0)]})
     assert ended == {0: pytest.approx(1 + 0.5 + 1 + 2)}
 
 
@@ -43,7 +43,7 @@ def test_messages_of_one_link_wait_for_each_other():
 
 
 def test_two_stages_overlap_two_jobs():
-    job = {"0": [Work(1, 0), Send("1", 0)], "1": [Receive("0"), Work(1, 0)]}
+    job = {"0": [Work.of(1, 0), Send("1", 0)], "1": [Receive("0"), Work.of(1, 0)]}
     simulator, ended = simulate(CLUSTER, job, job)
     assert ended == {0: pytest.approx(2.5), 1: pytest.approx(3.5)}
     assert simulator.busy == {"0": pytest.approx(2), "1": pytest.approx(2)}
@@ -51,7 +51,7 @@ def test_two_stages_overlap_two_jobs():
 
 def test_a_collective_waits_for_the_slowest():
     group = Together(("0", "1"), 0.25)
-    simulator, ended = simulate(CLUSTER, {"0": [Work(1, 0), group, Work(1, 0)], "1": [Work(3, 0), group]})
+    simulator, ended = simulate(CLUSTER, {"0": [Work.of(1, 0), group, Work.of(1, 0)], "1": [Work.of(3, 0), group]})
     assert ended == {0: pytest.approx(4.25)}
     spans = [(s.device, s.begin, s.end, s.what) for s in simulator.spans]
     assert ("0", 1.0, 3.0, "wait") in spans
@@ -61,18 +61,18 @@ def test_a_collective_waits_for_the_slowest():
 
 def test_devices_of_one_host_share_its_cores_and_memory():
     shared = replace(CLUSTER, cores=1)
-    _, ended = simulate(shared, {"0": [Work(0, 1)], "1": [Work(0, 2)]})
+    _, ended = simulate(shared, {"0": [Work.of(0, 1)], "1": [Work.of(0, 2)]})
     assert ended == {0: pytest.approx(3)}
     shared = replace(CLUSTER, cores=2, host_bandwidth=1.5e9)
-    _, ended = simulate(shared, {"0": [Work(1, 0)], "1": [Work(1, 0)]})
+    _, ended = simulate(shared, {"0": [Work.of(1, 0)], "1": [Work.of(1, 0)]})
     assert ended == {0: pytest.approx(4 / 3)}
 
 
 def test_jobs_may_follow_jobs_and_start_at_a_time():
-    _, ended = simulate(CLUSTER, {"0": [Work(1, 0)]}, again=[{"0": [Work(2, 0)]}])
+    _, ended = simulate(CLUSTER, {"0": [Work.of(1, 0)]}, again=[{"0": [Work.of(2, 0)]}])
     assert ended == {0: pytest.approx(1), 1: pytest.approx(3)}
     late = Simulator(CLUSTER, lambda job, now: None)
-    late.at(5, lambda: late.issue({"1": [Work(1, 0)]}))
+    late.at(5, lambda: late.issue({"1": [Work.of(1, 0)]}))
     assert late.run() == pytest.approx(6)
 
 

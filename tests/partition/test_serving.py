@@ -11,11 +11,11 @@ CLUSTER = Cluster("two", {name: Device("d", 1e9, 1e9, 1e9) for name in "01"}, Li
 
 def one_stage(loads):
     """A second for a batch, whatever is in it."""
-    return {"0": [Work(1, 0)]}
+    return {"0": [Work.of(1, 0)]}
 
 
 def two_stages(loads):
-    return {"0": [Work(1, 0), Send("1", 0)], "1": [Receive("0"), Work(1, 0)]}
+    return {"0": [Work.of(1, 0), Send("1", 0)], "1": [Receive("0"), Work.of(1, 0)]}
 
 
 def test_one_query_after_the_other():
