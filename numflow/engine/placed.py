@@ -61,8 +61,8 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
     """
     if backend == "cuda" and transport != "threads":
-        raise DeviceError(f"transport {transport!r} is for devices of the CPU; those of backend 'cuda' are threads of one "
-                          "process")
+        raise DeviceError(f"transport {transport!r} is for devices of the CPU; those of backend 'cuda' are threads of "
+                          "one process")
     placement, layers = parse_devices(devices or "0"), None
     if cpu_layers:
         placement, layers = with_cpu_layers(built, devices, cpu_layers)

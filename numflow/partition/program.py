@@ -68,6 +68,7 @@ class PlanProgram:
         self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # what `_facts` has found
         self._lock, self._broken = threading.Lock(), ""
         self.parts = [part for part in plan.devices if group is None or part.group == group]
+        self._here = {part.index for part in self.parts}
         executors = executor if isinstance(executor, Mapping) else {part.executor: executor for part in self.parts}
         self._world = Worlds(self.parts, executors, threads, transport == "processes", remote)
         self._workers: list[Any] = []
@@ -80,6 +81,9 @@ class PlanProgram:
             self._gather(START_S)
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
             self.weights_bytes = sum(self._all("weights_bytes"))
+            owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
+            if owner is not None and hasattr(self._world.program(owner), "sample"):
+                self.sample = self._sample
         except BaseException:
             self.close()
             raise
@@ -127,26 +131,35 @@ class PlanProgram:
             RequestError: no such entry or output, or the batch is wrong.
             DeviceError: a device has failed, or there was no progress.
         """
+        return self._run(batch, entry, output, None)
+
+    def _sample(self, batch: Batch, choices: Sequence[Any], entry: str = "main") -> np.ndarray:
+        """As the `sample` of the Program that has the logits, which picks the tokens."""
+        return self._run(batch, entry, "logits", choices)
+
+    def _run(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any] | None) -> np.ndarray | None:
+        """One batch, whole or in pieces. choices: one for each wanted row, whose tokens are to be picked."""
         pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._facts(entry, output)[1] else 1
-        if pieces == 1:
-            return self.run_many([batch], entry, output)[0]
-        cut = cut_batch(batch, pieces)
-        results = self.run_many([piece for piece, _ in cut], entry, output)
-        if results[0] is None:
-            return None
-        whole = np.empty((len(batch.logit_rows), results[0].shape[1]), np.float32)
+        cut = [(batch, np.arange(len(batch.logit_rows)))] if pieces == 1 else cut_batch(batch, pieces)
+        own = None if choices is None else [[choices[i] for i in wanted] for _, wanted in cut]
+        results = self.run_many([piece for piece, _ in cut], entry, output, own)
+        if len(cut) == 1 or results[0] is None:
+            return results[0]
+        whole = np.empty((len(batch.logit_rows), *results[0].shape[1:]), results[0].dtype)
         for (_, wanted), result in zip(cut, results, strict=True):
             whole[wanted] = result
         return whole
 
-    def run_many(self, batches: Sequence[Batch], entry: str = "main",
-                 output: str | None = "logits") -> list[np.ndarray | None]:
+    def run_many(self, batches: Sequence[Batch], entry: str = "main", output: str | None = "logits",
+                 choices: Sequence[Sequence[Any]] | None = None) -> list[np.ndarray | None]:
         """Run batches one after the other, several of them at the same time where the plan has several groups: a group
         goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
+
+        choices: of each batch, how the tokens of its wanted rows are picked, where the program has `sample`.
         """
         owners, _ = self._facts(entry, output)
         results = self._each("run_all", [
-            (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1))
+            (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1), choices)
             for part in self.parts])
         return next((result for result in results if result is not None), [None] * len(batches))
 
@@ -223,8 +236,7 @@ class PlanProgram:
         view = self.network.outputs[output]
         if not any(view.buffer == y.buffer for step in self.network.entries[entry] for y in step.outputs):
             raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
-        here = {part.index for part in self.parts}
-        return tuple(index for index in self.plan.owners(output) if index in here)
+        return tuple(index for index in self.plan.owners(output) if index in self._here)
 
     def _all(self, name: str, *args: Any) -> list[Any]:
         """The same command for every device: a method, or an attribute to read. Their answers."""

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from numflow.errors import DeviceError, NumflowError
 from numflow.ops import Batch
 
@@ -27,10 +29,20 @@ class Resident:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)
 
-    def run_all(self, batches: Sequence[Batch], entry: str, output: str | None, wanted: bool) -> list | None:
-        """Run the batches one after the other; their results only if they are wanted."""
-        results = [self._program.run(batch, entry, output) for batch in batches]
-        return results if wanted else None
+    def run_all(self, batches: Sequence[Batch], entry: str, output: str | None, wanted: bool,
+                choices: Sequence[Sequence[Any]] | None = None) -> list | None:
+        """Run the batches one after the other; their results only if they are wanted: the output, or with choices the
+        tokens that these pick from it."""
+        if choices is None or not wanted:
+            results = [self._program.run(batch, entry, output) for batch in batches]
+            return results if wanted else None
+        return [self._sample(batch, entry, output, some) for batch, some in zip(batches, choices, strict=True)]
+
+    def _sample(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any]) -> np.ndarray:
+        if choices:
+            return self._program.sample(batch, choices, entry)
+        self._program.run(batch, entry, output)
+        return np.zeros(0, np.int32)
 
 
 class ThreadWorker:

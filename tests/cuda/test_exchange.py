@@ -1,4 +1,4 @@
-"""Several GPUs: tiny models cut by layer and by tensor over simulated ones, and over streams of a driver that is lazy."""
+"""Several GPUs: a tiny model cut by layer and by tensor over simulated ones, and over queues of a lazy driver."""
 
 from collections import deque
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import numflow
+from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError, RequestError
+from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
+from numflow.ops import Batch
 from numflow.partition import micro
 from numflow.partition.cpu_layers import with_cpu_layers
 from numflow.partition.cut import partition
@@ -20,7 +23,7 @@ from tests.specs.case import run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 NEAR = 1e-4  # two executors; tiny models magnify rounding
-FAMILIES = {"qwen2": ("cpu;0", "0;cpu", "cpu;0&1"),
+FAMILIES = {"qwen2": ("cpu;0", "0;cpu"),
             "mixtral": ("cpu;0",), "m2m100": ("0;cpu",)}  # experts; an encoder and a decoder
 
 
@@ -55,14 +58,19 @@ def test_the_processor_beside_gpus(name):
         assert error(logits(built, checkpoint, devices, given), expected) < NEAR, devices
 
 
-def test_long_batches_follow_each_other_through_both(monkeypatch):
-    built, checkpoint, given = short_model("qwen2")
-    expected = one_device(built, checkpoint, "cpu", **given)
+def test_groups_of_gpus_beside_the_processor(monkeypatch):
+    """... with long batches that follow each other through the groups, and tokens picked where the logits are."""
+    built, checkpoint = random_network(Shape(2, 32, 2, 2, 32, 40, 64), "F16", fuse=False)
+    ids = [3, 9, 27]
+    expected = one_device(built, checkpoint, "cpu", ids=ids)
     monkeypatch.setattr(micro, "ROWS", 1)
-    program = mixed(built, checkpoint, "cpu;0")
-    assert error(run(program, output="logits", **given), expected) < NEAR
+    program = mixed(built, checkpoint, "cpu;0&1")
+    assert error(run(program, output="logits", ids=ids), expected) < NEAR
+    each = np.arange(3)
+    batch = Batch(np.array(ids), each, np.array([0, 3]), np.array([[0]]), each[1:])
+    np.testing.assert_array_equal(program.sample(batch, [Choice(), Choice()]), expected.argmax(1)[1:])
     assert program.threads == 1
-    assert len(program.device_weights_bytes) == 2 and min(program.device_weights_bytes) > 0
+    assert len(program.device_weights_bytes) == 3 and min(program.device_weights_bytes) > 0
     program.close()
 
 
@@ -105,8 +113,6 @@ def test_cpu_layers_of_encoder_and_decoder():
 
 
 def _four_layers():
-    from numflow.lab.shapes import Shape, random_network
-
     return random_network(Shape(4, 32, 2, 1, 32, 40, 64), "F16", fuse=False)[0]
 
 
@@ -126,6 +132,7 @@ def test_the_same_greedy_tokens(monkeypatch, folder, options):
         expected = model.generate(prompt, **kept).ids
     with numflow.load(folder, "cuda", **same, **options) as model:
         assert {part.executor for part in model.program.plan.devices} == {"cpu", "cuda"}
+        assert hasattr(model.program, "sample") == (options.get("cpu_layers") == 1)  # where the logits are
         assert model.generate(prompt, **kept).ids == expected
 
 
