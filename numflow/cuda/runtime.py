@@ -132,7 +132,7 @@ class Gpu:
                   self._stream)
 
     def _befriend(self, other: "Gpu") -> None:
-        """Let copies come straight from the other GPU where the machine can do that; else they take the driver's way."""
+        """Let copies come straight from the other GPU where the machine can do that; else the driver finds a way."""
         self._peers.add(other.index)
         if self._ask("cuDeviceCanAccessPeer", self._device, other._device):
             (code,) = self._cu.cuCtxEnablePeerAccess(other._context, 0)
@@ -300,7 +300,7 @@ class Gpu:
         if int(code):
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:
-                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes; fewer would do with --cpu-layers, "
-                                  "--host-kv-percent, --host-embeddings or --context")
+                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
+                                  "--cpu-layers, --host-kv-percent, --host-embeddings or --context")
             raise DeviceError(f"the GPU's driver says {what} to {name}")
         return results[0] if len(results) == 1 else results or None
