@@ -82,6 +82,8 @@ def quantize(
         print_json(report)
         return
     _print_kinds(report)
+    for pattern in report["idle"]:
+        print(f"the recipe's pattern {pattern!r} fits no matrix")
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
         print(f"{name} stays as it is: {why}")

@@ -14,6 +14,7 @@ from numflow.engine.perplexity import PROTOCOLS, summary, windows_of
 from numflow.errors import RequestError
 from numflow.quant.threads import default_threads
 
+SAMPLE = 10_000  # characters on which vocabularies are compared
 QUANTILES = {"median": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
@@ -79,6 +80,10 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
         if model.vocabulary != base.vocabulary:
             raise RequestError(f"divergence needs one vocabulary: {name or 'the model'} has {model.vocabulary} tokens, "
                                f"the base has {base.vocabulary}")
+        sample = text[:SAMPLE]
+        if model.tokenizer.encode(sample, parse_special=False) != base.tokenizer.encode(sample, parse_special=False):
+            raise RequestError(f"divergence needs one vocabulary: {name or 'the model'} cuts the text into other "
+                               f"tokens than the base")
     found = {name: Divergence() for name in models}
     with ThreadPoolExecutor(default_threads()) as pool:
         for done, ids in enumerate(windows, 1):

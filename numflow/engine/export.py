@@ -41,4 +41,5 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     total = sum(row.nbytes for row in rows)
     gguf_writer.write(Path(target), source.files["weights"][0], entries, lambda done: written(done, total))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
-            "calibration": None, **totals(rows), "kept": dict(plan.kept), "tensors": [row.facts for row in rows]}
+            "calibration": None, **totals(rows), "kept": dict(plan.kept), "idle": list(plan.idle),
+            "tensors": [row.facts for row in rows]}

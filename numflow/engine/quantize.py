@@ -20,7 +20,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type, to_f32
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
-from numflow.network.quantise import Plan, encoded, plan_of
+from numflow.network.quantise import Plan, check_calibration, encoded, plan_of
 from numflow.quant.recipe import Recipe
 
 _PART = 1 << 22      # weights whose error is measured at a time
@@ -46,13 +46,15 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     plan = plan_of(network.build(chosen, source, fuse=False), source, recipe)
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
+    if calibration is not None:
+        check_calibration(calibration, plan, source)
     rows = [Row(tensor, plan, calibration, threads) for tensor in source.tensors.values()]
     specs = [container.Attached(path, f"spec/{path.name}", "" if i else "spec") for i, path in enumerate(chosen.chain)]
     files = [*container.attached(source.files), *specs]
     attached = {file.name: _file_bytes(file.path) for file in files}
     report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
               "calibration": dict(calibration.facts) if calibration else None, **totals(rows),
-              "kept": dict(plan.kept),
+              "kept": dict(plan.kept), "idle": list(plan.idle),
               "files": {name: _sha(data) for name, data in attached.items()}, "tensors": [row.facts for row in rows]}
     size = len(json.dumps(report)) + _SLACK * len(rows)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from numflow import network
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.calibration import read_calibration
-from numflow.network.quantise import plan_of, quantised
+from numflow.network.quantise import check_calibration, plan_of, quantised
 from numflow.quant.recipe import read_recipe
 
 
@@ -18,7 +18,7 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
     progress: say on standard error which matrices stay as they are, and why.
 
     Raises:
-        RequestError: no such recipe. FormatError: a calibration file that is none.
+        RequestError: no such recipe, or a calibration of another model. FormatError: a calibration file that is none.
         SpecError: as `network.build`.
     """
     recipe = read_recipe(weights)
@@ -26,4 +26,6 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
     if progress and (line := plan.says()):
         print(line, file=sys.stderr, flush=True)
     calibration = None if imatrix is None else read_calibration(Path(imatrix))
+    if calibration is not None:
+        check_calibration(calibration, plan, checkpoint)
     return quantised(checkpoint, plan, calibration, threads)

@@ -20,9 +20,9 @@ from numflow.engine.model import Model
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Tensor
 from numflow.network.calibration import Calibration
-from numflow.network.quantise import plan_of, quantised
+from numflow.network.quantise import check_calibration, plan_of, quantised
 from numflow.quant import ROW_SCHEMES, decode, encode
-from numflow.quant.recipe import KEEP, Recipe
+from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
 PROBE = "q3"
 DEPTHS = 4
@@ -59,11 +59,13 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     chosen = network.choose_spec(checkpoint, spec)
     found = groups(network.build(chosen, checkpoint, fuse=False), checkpoint, calibration)
     check_size(found, bits)
+    plan = plan_of(network.build(chosen, checkpoint, fuse=False), checkpoint, Recipe("probe", PROBE))
+    check_calibration(calibration, plan, checkpoint)
     schemes = allocate(found, sensitivities(chosen, checkpoint, found, calibration, samples, progress), bits)
     if set(schemes) == {KEEP}:
         raise RequestError(f"{checkpoint.path} takes no more than {bits:g} bits per weight as it is")
     rules = tuple((module, scheme) for group, scheme in zip(found, schemes) for module in group.modules)
-    return Recipe(f"auto-{bits:g}", PROBE, rules)
+    return Recipe(f"{AUTOMATIC}{bits:g}", PROBE, rules)
 
 
 def groups(built, checkpoint, calibration: Calibration | None = None) -> list[Group]:

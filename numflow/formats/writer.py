@@ -1,6 +1,7 @@
 """Writing a safetensors file tensor by tensor: whole or not at all, and never more than one tensor in memory."""
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -51,6 +52,7 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    _remove_left_over(path)
     total = len(header) + sum(entry.nbytes for entry in entries)
     try:
         room = shutil.disk_usage(path.parent).free
@@ -66,6 +68,28 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove what runs that were killed have left of this file."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        pid = part.suffixes[-2].removeprefix(".")
+        if pid.isdigit() and not _runs(int(pid)):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is a process of that number, as far as can be known."""
+    if os.name != "posix":  # where kill does more than ask
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _fill(file, header: bytes, entries: Iterable[Entry], written: Callable[[int], None]) -> None:

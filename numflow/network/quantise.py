@@ -29,20 +29,23 @@ class Plan:
 
     schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
     modules: names in the network of the tensors in `schemes` and `kept`.
+    idle: patterns of the recipe that fit no matrix.
     """
 
     recipe: Recipe
     schemes: Mapping[str, str]
     kept: Mapping[str, str]
     modules: Mapping[str, tuple[str, ...]]
+    idle: tuple[str, ...] = ()
 
     def says(self) -> str:
-        """One line about what was kept against the recipe's word, "" if nothing was."""
+        """One line about where the recipe's word has no effect, "" if it has everywhere."""
         against = {name: why for name, why in self.kept.items() if why}
-        if not against:
-            return ""
-        name, why = next(iter(against.items()))
-        return (f"{len(against)} of {len(self.modules)} matrices stay as they are, such as {name}: {why}")
+        lines = [f"the recipe's pattern {pattern!r} fits no matrix" for pattern in self.idle]
+        if against:
+            name, why = next(iter(against.items()))
+            lines.append(f"{len(against)} of {len(self.modules)} matrices stay as they are, such as {name}: {why}")
+        return "; ".join(lines)
 
 
 def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
@@ -61,7 +64,7 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
             kept[name] = why
         else:
             schemes[name] = scheme
-    return Plan(recipe, schemes, kept, modules)
+    return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]))
 
 
 def matrices(network: Network) -> dict[str, tuple[str, ...]]:
@@ -102,6 +105,22 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
     except RequestError as error:
         return str(error)
     return ""
+
+
+def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoint) -> None:
+    """Refuse a calibration of another model, which would be of no use or do harm.
+
+    Raises:
+        RequestError: it knows none of the matrices, or inputs of another width.
+    """
+    of = f"the calibration is of another model ({calibration.facts.get('model', 'unknown')})"
+    known = [name for name in plan.schemes if calibration.importance(name) is not None]
+    if plan.schemes and not known:
+        raise RequestError(f"{of}: it knows none of {len(plan.schemes)} matrices, such as {next(iter(plan.schemes))}")
+    for name in known:
+        columns, found = checkpoint.tensors[name].columns, calibration.importances[name].shape[-1]
+        if found != columns:
+            raise RequestError(f"{of}: {name} has {columns} columns, the calibration {found}")
 
 
 def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,

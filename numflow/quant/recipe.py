@@ -13,7 +13,7 @@ inspect`), which is the same for every file format, and with its name in the fil
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +23,7 @@ from numflow.errors import RequestError, did_you_mean
 from numflow.quant import SCHEMES, find
 
 KEEP = "keep"
+AUTOMATIC = "auto-"  # how names of recipes begin that were found by measuring
 
 # Tables that are read and multiplied with need more bits than the rest, values and down-projections a few more.
 PRESETS: dict[str, tuple[str, dict[str, str]]] = {
@@ -50,6 +51,13 @@ class Recipe:
             if any(fnmatchcase(name, pattern) for name in names):
                 return scheme
         return self.weights
+
+    def idle(self, matrices: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        """Patterns of a recipe file that fit none of the matrices, each given by its names."""
+        if self.name in PRESETS or self.name.startswith(AUTOMATIC):
+            return ()
+        names = [name for found in matrices for name in found]
+        return tuple(pattern for pattern, _ in self.rules if not any(fnmatchcase(name, pattern) for name in names))
 
     def as_dict(self) -> dict[str, Any]:
         """The content of its TOML file."""

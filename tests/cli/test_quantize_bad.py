@@ -1,0 +1,149 @@
+"""What can go wrong while a model is quantised: one line that says it, an exit code, and never half a model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from numflow.formats import writer
+from tests.quant.small import TEXT, write_model
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda t: t[UP].__setitem__((3, 5), np.nan), f"{UP} cannot be quantised: row 3, column 5 is nan"),
+    (lambda t: t[UP].__setitem__((3, 5), -np.inf), f"{UP} cannot be quantised: row 3, column 5 is -inf"),
+    (lambda t: t[UP].__setitem__((3, 5), 1e30), f"{UP} has weights up to 1e+30; 2^27 is the most"),
+    (lambda t: t.__setitem__(UP, np.zeros((0, 64), np.float32)), f"'{UP}' is [0, 64], but spec 'llama' expects"),
+])
+def test_weights_that_cannot_be(run, tmp_path, change, message):
+    bad = write_model(tmp_path / "bad", change=change)
+    done = run("quantize", bad, tmp_path / "x", "--weights", "q3h")
+    assert done.code == 1 and message in done.err and done.err.count("\n") <= 2
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["bad"]
+
+
+@pytest.mark.parametrize("change", ["cut", "short", "empty", "bit", "header", "length"])
+def test_damaged_files_are_noticed(run, source, tmp_path, change):
+    file = tmp_path / "x"
+    assert run("quantize", source, file, "--weights", "q4").code == 0
+    data = file.read_bytes()
+    half = len(data) // 2
+    file.write_bytes({"cut": data[:half], "short": data[:5], "empty": b"", "header": data[:20] + b"\xff" + data[21:],
+                      "bit": data[:half] + bytes([data[half] ^ 1]) + data[half + 1:],
+                      "length": b"\xff" * 8 + data[8:]}[change])
+    done = run("verify", file)
+    assert done.code == 1 and str(file) in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("bits", ["1", "0", "-3", "nan"])
+def test_sizes_out_of_reach(run, source, text, tmp_path, bits):
+    done = run("quantize", source, tmp_path / "x", "--target-bpw", bits, "--imatrix", text, "--context", 64,
+               "--chunks", 2)
+    assert done.code == 1 and f"{float(bits):g} bits per weight are too few: q2 alone takes 2.6200" in done.err
+
+
+def test_a_calibration_of_another_model(run, source, text, tmp_path):
+    made, renamed, wide = (tmp_path / name for name in ("made", "renamed", "wide"))
+    assert run("imatrix", "-m", source, "--text", text, "-o", made, "--context", 64, "--chunks", 2).code == 0
+    save_file({f"x{name}": value for name, value in load_file(made).items()}, renamed,
+              metadata={"kind": "numflow calibration", "facts": json.dumps({"model": "somebody"})})
+    done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", renamed)
+    assert done.code == 1 and "calibration is of another model (somebody): it knows none of 16 matrices" in done.err
+    other = write_model(tmp_path / "other", ffn=128)
+    assert run("imatrix", "-m", other, "--text", text, "-o", wide, "--context", 64, "--chunks", 2).code == 0
+    for words in (("quantize", source, tmp_path / "x", "--weights", "q4"),
+                  ("generate", "-m", source, "--weights", "q4", "--device", "reference", "hi")):
+        done = run(*words, "--imatrix", wide)
+        assert done.code == 1 and "down_proj.weight has 96 columns, the calibration 128" in done.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_patterns_that_fit_nothing_are_told(run, source, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('weights = "q4"\n[tensors]\n"blk.7.*" = "q6"\n"blk.1.*" = "q5"\n')
+    done = run("quantize", source, tmp_path / "x", "--recipe", recipe)
+    assert done.code == 0 and "the recipe's pattern 'blk.7.*' fits no matrix" in done.out
+    assert "blk.1" not in done.out
+    done = run("perplexity", "-m", source, "--weights", recipe, "--text", recipe, "--device", "reference")
+    assert "the recipe's pattern 'blk.7.*' fits no matrix" in done.err
+
+
+def test_a_base_that_reads_other_tokens(run, source, text, tmp_path):
+    other = write_model(tmp_path / "other")
+    table = json.loads((other / "tokenizer.json").read_text())
+    words = table["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (other / "tokenizer.json").write_text(json.dumps(table))
+    done = run("perplexity", "-m", source, "--text", text, "--kl-against", other, "--context", 64, "--chunks", 1,
+               "--device", "reference")
+    assert done.code == 1 and "one vocabulary: the model cuts the text into other tokens than the base" in done.err
+
+
+def test_what_killed_runs_left_goes(run, source, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, running = (tmp_path / f".x.{pid}.part" for pid in (ended.pid, os.getppid()))
+    other = tmp_path / ".y.1.part"
+    for path in (left, running, other):
+        path.write_bytes(b"half a model")
+    assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
+    assert not left.exists() and running.exists() and other.exists()
+
+
+_START = "import sys; from numflow.cli.app import app; app(sys.argv[1:])"
+_LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
+
+
+def start(source, target, before=""):
+    return subprocess.Popen([sys.executable, "-c", before + _START, "quantize", str(source), str(target), "--weights",
+                             "q4", "--force"], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits and signals of POSIX")
+def test_a_disk_that_fills(source, tmp_path):
+    target = tmp_path / "x"
+    target.write_bytes(b"what was there")
+    process = start(source, target, _LIMITED)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"{target}: cannot be written: File too large" in err
+    assert target.read_bytes() == b"what was there" and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupt(tmp_path, sent, code):
+    source, target = write_model(tmp_path / "source", ffn=64 * 1024), tmp_path / "out" / "x"
+    target.parent.mkdir()
+    target.write_bytes(b"what was there")
+    process, limit = start(source, target), time.monotonic() + 60
+    while not list(target.parent.glob(".x.*.part")) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    process.send_signal(sent)
+    process.communicate(timeout=60)
+    assert process.returncode == code and target.read_bytes() == b"what was there"
+    if sent == signal.SIGINT:
+        assert list(target.parent.iterdir()) == [target]
+    else:  # nothing could be tidied up: the next run does
+        writer._remove_left_over(target)
+        assert list(target.parent.iterdir()) == [target]
