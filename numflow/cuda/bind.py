@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from numflow.cuda import act, attention, cache_write, embed, linear, moe, norm, rope, select
+from numflow.cuda.cache_host import take_rooms, with_copies
 from numflow.cuda.call import Call
 from numflow.cuda.context import Context
 from numflow.cuda.exchange import Meeting, bind_exchange
@@ -29,6 +30,7 @@ def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True) -> list[t
     """
     bound = []
     ctx.begin()
+    take_rooms(steps, ctx)
     taken = fused(steps, ctx, BINDERS) if together else {}
     for index, step in enumerate(steps):
         binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
@@ -37,4 +39,4 @@ def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True) -> list[t
         bound.append((step, taken[index]() if index in taken else binder(step, ctx)))
         for view in step.outputs:
             ctx.written(view)
-    return bound
+    return with_copies(bound, ctx)

@@ -56,16 +56,16 @@ class Context:
     device:      where the program runs.     batch: the batch in its memory (batch.py).
     caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
     world, index: where the devices of a plan meet, and which of them this is; None without a plan.
-    host_embeddings: whether tables of tokens stay with the host.
+    host_embeddings: whether tables of tokens stay with the host. rooms: where its caches have theirs (cache_host.py).
     capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
     """
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
                  capacity: dict[str, int], activations: str, world=None, index: int = 0,
-                 host_embeddings: bool = False):
+                 host_embeddings: bool = False, rooms=None):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
         self.activations, self.world, self.index = activations, world, index
-        self.host_embeddings = host_embeddings
+        self.host_embeddings, self.rooms = host_embeddings, rooms
         self.vector, self.matrix = weights.vector, weights.matrix
         self._memory: list[Memory] = []
         self.spare: dict[Hashable, deque] = defaultdict(deque)  # memory of exchanged values (exchange.py)

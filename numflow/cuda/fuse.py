@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from numflow.cuda import act, linear, norm, rope
 from numflow.cuda.cache_code import PIECE
-from numflow.cuda.cache_code import width
 from numflow.cuda.call import Call
 from numflow.cuda.operand import UNIT
 from numflow.network.fusing import adds_taken_over, dead_after, overlap, readers
@@ -79,14 +78,15 @@ def _produce(step: Step, ctx, plan: dict[str, tuple[str | None, bool]], plain: C
 def _turns(steps: Sequence[Step], index: int, ctx) -> tuple[Step, Step] | None:
     """The ropes of queries and of keys right before a cache_write that can do both."""
     write, before = steps[index], steps[max(index - 2, 0):index]
-    if [step.op for step in before] != ["rope", "rope"]:
+    cache = ctx.caches[param(write, "cache")]
+    if [step.op for step in before] != ["rope", "rope"] or cache.host:
         return None
-    (k, v), cache = write.inputs, ctx.caches[param(write, "cache")]
+    (k, v), shape = write.inputs, cache.shape
     query, key = before if before[1].outputs[0] == k else before[::-1]
     alike = all(param(query, name) == param(key, name) for name in ("pairing", "head_dim", "start"))
     apart = not any(overlap(query.outputs[0], view) for view in (k, v, key.inputs[0]))
-    whole = not any(size % PIECE for size in (cache.shape.k_dim, cache.shape.v_dim))  # rows are not padded
-    fits = whole and cache.shape.k_dim == param(key, "head_dim") and {*cache.types} <= {"f32", "f16"}
+    whole = not any(size % PIECE for size in (shape.k_dim, shape.v_dim))  # rows are not padded
+    fits = whole and shape.k_dim == param(key, "head_dim") and {*cache.types} <= {"f32", "f16"}
     if (key.outputs[0] == k and query.inputs[1] == key.inputs[1] and alike and apart and fits
             and dead_after(steps, index, k)):
         return query, key

@@ -8,6 +8,7 @@ import numpy as np
 
 from numflow.cuda.bind import bind
 from numflow.cuda.cache import KVCache
+from numflow.cuda.cache_host import JOIN, Rooms, on_host
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
@@ -30,14 +31,14 @@ class Program:
     activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
     threads:     accepted because every executor has it; a GPU has its own.
     block_size:  tokens per KV block.
-    kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16) for K and V; kv_k, kv_v: for one.
+    kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (fuse.py); numbers may differ in their last bits.
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
                  for each batch.
-    host_kv_percent: share of the layers whose keys and values are in pinned memory of the host, the last ones; kernels
-                 read them over the bus.
+    host_kv_percent: share of the layers whose keys and values are in pinned memory of the host; what a batch reads of
+                 them is copied to the device while other layers are computed (cache_host.py).
     world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
                  there are share them, each with a stream and memory of its own.
     progress:    called as progress("weights", done, total) while the program is made.
@@ -71,8 +72,8 @@ class Program:
         auto = "f32" if activations == "f32" else "f16"
         kinds = tuple(auto if value == "auto" else value for value in types.values())
         self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
-        first = round(len(network.caches) * (1 - host_kv_percent / 100))
-        self._caches = {name: KVCache(self.device, cache, block_size, *kinds, host=index >= first)
+        hosted = on_host(len(network.caches), host_kv_percent)
+        self._caches = {name: KVCache(self.device, cache, block_size, *kinds, host=index in hosted)
                         for index, (name, cache) in enumerate(network.caches.items())}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
@@ -80,9 +81,10 @@ class Program:
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
+        self._rooms = Rooms(self.device, network, self._caches)
         self._graphs = Graphs(self.device)
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
-                            device, host_embeddings)
+                            device, host_embeddings, self._rooms)
         self._bind()
 
     @property
@@ -114,6 +116,7 @@ class Program:
         """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
         moved = [cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
                  for cache in self._caches.values()]
+        moved.append(self._rooms.resize())
         self.blocks, self.cross_blocks = blocks, cross_blocks
         if any(moved):
             self._bind()
@@ -215,7 +218,7 @@ class Program:
     def launches(self, sizes: Sizes) -> list[Launch]:
         """What runs for a batch of these sizes, all entries one after the other."""
         return [work for bound in self._bound.values() for _, calls in bound for call in calls
-                for work in call.launches(sizes)]
+                for work in call.launches(sizes) if isinstance(work, Launch)]
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
@@ -242,10 +245,14 @@ class Program:
 
     def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
         """Run the calls; of decode steps, those between two that the host takes part in are a graph."""
+        parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, Meeting))]
         graphs = self.device.graphs and is_decode(sizes)
-        for number, (by_host, some) in enumerate(groupby(calls, lambda call: isinstance(call, Meeting))):
+        if self._rooms.count:  # a graph must have both queues to their end
+            parts[-1][1].extend(JOIN)
+            graphs = graphs and sum(not by_host for by_host, _ in parts) == 1
+        for number, (by_host, some) in enumerate(parts):
             if graphs and not by_host:
-                self._graphs.run((*what, number), list(some), rounded(sizes, self._routes))
+                self._graphs.run((*what, number), some, rounded(sizes, self._routes))
                 continue
             for call in some:
                 self._launch(call, sizes)
@@ -260,7 +267,7 @@ class Program:
     @staticmethod
     def _where(calls: list[Call], sizes: Sizes) -> str:
         """file:line of the last kernel."""
-        works = [work for call in calls for work in call.launches(sizes)]
+        works = [work for call in calls for work in call.launches(sizes) if isinstance(work, Launch)]
         return works[-1].kernel.location if works else "-"
 
     def _end(self, entry: str, output: str | None) -> int:

@@ -42,7 +42,7 @@ def test_memory_of_the_host():
     assert fewer < weights
     assert device.host_bytes
     fake = FakeDriver()
-    np.testing.assert_array_equal(run(Gpu(fake, 0, fake_binary), host_embeddings=True, host_kv_percent=100)[0], hosted)
+    np.testing.assert_array_equal(run(Gpu(fake, 0, fake_binary), host_embeddings=True)[0], hosted)
     assert fake.replays == 2  # what the host brings comes before the graph
     assert fake.memory == {}
 
