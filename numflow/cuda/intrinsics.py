@@ -220,7 +220,8 @@ def _land(remaining):
 
 @builtin("atomic_add")
 def atomic_add(pointer, index: int, value: int) -> int:
-    """Add to a u32 or i32 in memory; what was there before."""
-    before = pointer[index]
-    pointer[index] = before + value
+    """Add to an integer in memory, which wraps; what was there before."""
+    before, bits = pointer[index], 8 * pointer.array.itemsize
+    total = (before + value) % (1 << bits)
+    pointer[index] = total - (1 << bits) if pointer.array.dtype.kind == "i" and total >> (bits - 1) else total
     return before

@@ -17,18 +17,8 @@ from numflow.cuda.intrinsic import SharedArray
 from numflow.cuda.intrinsics import block_y, lane_index, load4, shuffle_xor, sync_block, thread_index
 from numflow.cuda.kernel import device, kernel
 from numflow.cuda.reduce import better_of_warp
-from numflow.cuda.sample_set import (
-    BUCKETS,
-    MOST_TOKENS,
-    NOWHERE,
-    THREADS,
-    WARPS,
-    WIDEST,
-    draw,
-    memory,
-    narrower,
-    score_of,
-)
+from numflow.cuda.sample_row import BUCKETS, MOST_TOKENS, NOWHERE, THREADS, WARPS, memory, score_of
+from numflow.cuda.sample_set import draw, narrower
 from numflow.cuda.scalar import f32, i32, u32, u64
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
@@ -37,6 +27,7 @@ from numflow.ops import View
 NONE, MIN_P, TOP_K, TOP_P = range(4)
 WORDS = 12
 LOWEST = -3.4028235e38
+WIDEST = 64.0  # distance from the best score that the buckets reach over at most
 _values, _places, _lows = SharedArray(f32, WARPS), SharedArray(i32, WARPS), SharedArray(f32, WARPS)
 _top_k, _top_p = narrower(True), narrower(False)
 
@@ -86,18 +77,20 @@ def _survey(row, width):
     value, index, low, bad = f32(LOWEST), i32(0x7FFFFFFF), f32(-LOWEST), False
     i = u32(4 * thread)
     while i < width:
-        next_ = u32(i + 4 * THREADS)
+        b, c, d = u32(i + 4 * THREADS), u32(i + 8 * THREADS), u32(i + 12 * THREADS)
         a0, a1, a2, a3 = load4(row, i)
-        b0, b1, b2, b3 = load4(row, next_ if next_ < width else i)
-        both = (a0, a1, a2, a3, b0, b1, b2, b3)
-        for j in range(8):
-            here, at = both[j], u32((i if j < 4 else next_) + (j & 3))
+        b0, b1, b2, b3 = load4(row, b if b < width else i)
+        c0, c1, c2, c3 = load4(row, c if c < width else i)
+        d0, d1, d2, d3 = load4(row, d if d < width else i)
+        some = (a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3)
+        for j in range(16):
+            here, at = some[j], u32(i + 4 * THREADS * (j >> 2) + (j & 3))
             if at < width:
                 bad = bad or not here <= f32(-LOWEST)  # NaN or infinite
                 if here > value or (here == value and i32(at) < index):
                     value, index = here, i32(at)
                 low = fmin(low, here)
-        i = u32(i + 8 * THREADS)
+        i = u32(i + 16 * THREADS)
     index = i32(-1) if bad else index
     value = -f32(LOWEST) if bad else value  # so that it is found
     value, index = better_of_warp(value, index)
@@ -140,17 +133,18 @@ def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts:
     room, top = memory(), score_of(peak, peak, t)
     reach = fmin(top - score_of(low, peak, t), f32(WIDEST))
     per = f32(BUCKETS - 1) / (reach if reach > f32(1e-3) else f32(1e-3))
-    least, border, i = f32(LOWEST), u64(NOWHERE), u32(2)
+    least, border, listed, i = f32(LOWEST), u64(NOWHERE), u32(0), u32(2)
     while own[i] != NONE:
         what = (peak, t, top, per, least, border, u32(0), u32(64), u64(0))
         if own[i] == MIN_P:
             least = float_of(own[i + 1])
         elif own[i] == TOP_K:
-            border = _top_k(source, width, what, own[i + 1], room)
+            border, listed = _top_k(source, width, what, own[i + 1], listed, room)
         else:
-            border = _top_p(source, width, what, own[i + 1], room)
+            border, listed = _top_p(source, width, what, own[i + 1], listed, room)
         i = u32(i + 2)
-    chosen = draw(source, width, (peak, t, top, per, least, border, u32(0), u32(64), u64(0)), own[1], room)
+    what = (peak, t, top, per, least, border, u32(0), u32(64), u64(0))
+    chosen = draw(source, width, what, own[1], listed, room)
     if thread_index() == 0:
         ids[row] = i32(chosen)
 

@@ -1,256 +1,240 @@
-"""The tokens of a row that may come: narrowed by filters, and one of them drawn; without sorting the vocabulary.
+"""The candidates of a row narrowed by filters, and one of them drawn, without sorting the vocabulary (sample_row.py).
 
-Candidates are ordered as on the host: the largest score first, of equal ones the lower id. The place of one in this
-order is a number of 52 bits made of its score and its id. What a filter leaves is always the leading ones, up to one of
-them, the border.
+What a filter leaves is always the leading candidates, up to one of them, the border. It is found by counting: all
+candidates are counted, and their weights summed up, in buckets of equal width by their distance from the best one; the
+bucket that the border lies in is counted again by digits of the places until few enough are left to be listed and
+compared with each other. As soon as all that is left fits into the list, nobody walks over the row any more.
 
-The border is found by counting. All candidates are counted, and their weights summed up, in buckets of equal width by
-their distance from the best one; the bucket that the border lies in is counted again by digits of the places until few
-enough are left to be compared with each other. Weights are fixed-point numbers, so that sums are exact and the same
-whatever the order of threads.
-
-A block works on a row. What it knows of the row, `what` in the functions below, is a tuple:
-    peak, t, top, per      the best logit; the temperature; the best score; buckets per unit of score
-    least                  candidates are at most this far below the best one (a number below 0)
-    border                 the place of the last candidate
-    bucket, shift, prefix  of what is counted: the bucket that it lies in, the digits of the place that are known
-
-`room` is the block's shared memory, declared once: each place that calls a declaration gets memory of its own.
+bucket, shift, prefix: candidates of the bucket (shift ONE_BUCKET) or of it and those before it (UP_TO_BUCKET); else
+those of the bucket whose place begins with `prefix`, the bits from `shift` on.
 """
 
-from numflow.cuda.arithmetic import bits_of, exp, fmin
-from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import atomic_add, lane_index, load4, shuffle, sync_block, thread_index
+from numflow.cuda.arithmetic import fmin
+from numflow.cuda.intrinsics import atomic_add, lane_index, sync_block, thread_index
 from numflow.cuda.kernel import DeviceFunction, device
+from numflow.cuda.sample_row import (
+    BUCKETS,
+    ID_BITS,
+    LISTED,
+    THREADS,
+    WARPS,
+    over,
+    part_of,
+    stand,
+    sums_before,
+    weight_of,
+)
 from numflow.cuda.scalar import f32, u32, u64
 
-THREADS = 512
-WARPS = THREADS // 32
-ONE = 2.0**43         # the weight of the best candidate
-MOST_TOKENS = 1 << 20  # of a vocabulary: sums of weights are below 2**64, ids take 20 bits
-ID_BITS = 20
-BUCKETS = 2048        # 4 for each thread
-DIGIT = 11            # bits that choose one of them
-WIDEST = 64.0         # distance that the buckets reach over at most
-LISTED = THREADS      # candidates that are compared with each other, one for each thread
-
-_counts, _sums = SharedArray(u32, BUCKETS), SharedArray(u64, BUCKETS)  # of each bucket
-_places, _weights = SharedArray(u64, LISTED), SharedArray(u64, LISTED)
-_warps, _found, _border = SharedArray(u64, WARPS), SharedArray(u32, 4), SharedArray(u64, 2)
-NOWHERE = (1 << 64) - 1  # a border behind all candidates
+DIGIT = 11  # bits that choose one of the buckets
+FIRST_SHIFT = 44  # of the digits of a place
+ONE_BUCKET, UP_TO_BUCKET = 64, 65
 
 
 @device
-def memory():
-    """`room`, to be called once."""
-    return _counts(), _sums(), _places(), _weights(), _warps(), _found(), _border()
-
-
-@device
-def score_of(x, peak, t):
-    """What the temperature makes of a logit; the same operations as on the host."""
-    return x + f32(0) if t == f32(1) else (x - peak) / t
-
-
-@device
-def place_of(score, id):
-    """The place in the order of candidates."""
-    bits = bits_of(score)
-    falling = bits if bits >> u32(31) else u32(bits ^ u32(0x7FFFFFFF))
-    return u64(u64(u64(falling) << u64(ID_BITS)) | u64(id))
-
-
-@device
-def part_of(total, share):
-    """total * share / 2**32, rounded down."""
-    high, low = u64(total >> u64(32)), u64(total & u64(0xFFFFFFFF))
-    return u64(u64(high * u64(share)) + u64(u64(low * u64(share)) >> u64(32)))
-
-
-@device
-def _look(x, id, what):
-    """Whether a token is a candidate, its weight, its bucket, and its place."""
-    peak, t, top, per, least, border, _, _, _ = what
-    score = score_of(x, peak, t)
-    below, place = score - top, place_of(score, id)
-    good = below >= least and place <= border
-    bucket = u32(fmin(-below * per, f32(BUCKETS - 1)))
-    return good, u64(exp(below) * f32(ONE)), bucket, place
+def _bucket(depth, what):
+    return u32(fmin(-depth * what[3], f32(BUCKETS - 1)))
 
 
 @device
 def _weigh(x, id, what, room):
-    good, weight, _, _ = _look(x, id, what)
-    return weight if good else u64(0)
+    depth, _, good = stand(x, id, what)
+    return weight_of(depth) if good else u64(0)
 
 
 def _counter(by_count: bool) -> DeviceFunction:
-    """Adds a candidate to its bucket: one that has the digits that are known, by its next digit."""
+    """Adds a candidate to its bucket: one that has the digits that are known, to that of its next digit."""
     @device
     def count(x, id, what, room):
-        good, weight, bucket, place = _look(x, id, what)
-        inside, shift, prefix = what[6], what[7], what[8]
-        if shift < u32(64):
+        depth, place, good = stand(x, id, what)
+        bucket, inside, shift, prefix = _bucket(depth, what), what[6], what[7], what[8]
+        if shift < u32(ONE_BUCKET):
             good = good and bucket == inside and u64(place >> u64(shift + DIGIT)) == prefix
             bucket = u32(u64(place >> u64(shift)) & u64(BUCKETS - 1))
         if good:
-            atomic_add(room[0], bucket, u32(1))
-            atomic_add(room[1], bucket, u64(1) if by_count else weight)
+            counts, lows, highs = room[0], room[1], room[2]
+            weight = u64(1) if by_count else weight_of(depth)
+            if weight > u64(0):
+                atomic_add(counts, bucket, u32(1))
+                if not by_count:
+                    low, high = u32(weight & u64(0xFFFFFFFF)), u32(weight >> u64(32))
+                    before = atomic_add(lows, bucket, low)
+                    atomic_add(highs, bucket, u32(high + (u32(1) if u32(before + low) < low else u32(0))))
         return u64(0)
     return count
 
 
-@device
-def _list(x, id, what, room):
-    """Writes down the candidates that have all known digits."""
-    good, weight, bucket, place = _look(x, id, what)
-    inside, shift, prefix = what[6], what[7], what[8]
-    if good and bucket == inside and (shift >= u32(64) or u64(place >> u64(shift)) == prefix):
-        places, weights, found = room[2], room[3], room[5]
-        slot = atomic_add(found, 2, u32(1))
-        places[slot], weights[slot] = place, weight
-    return u64(0)
-
-
-def over(visit: DeviceFunction) -> DeviceFunction:
-    """The sum of visit(logit, id, what, room) over ids begin .. begin + 3, and on by `stride`, below `end`; begin and
-    stride are multiples of 4."""
+def _lister(by_count: bool) -> DeviceFunction:
+    """Writes down the candidates that are looked for."""
     @device
-    def walk(row, begin, end, stride, what, room):
-        total, i = u64(0), u32(begin)
-        while i < end:  # loads of 16 bytes, 4 of them on their way at once
-            b, c, d = u32(i + stride), u32(i + 2 * stride), u32(i + 3 * stride)
-            a0, a1, a2, a3 = load4(row, i)
-            b0, b1, b2, b3 = load4(row, b if b < end else i)
-            c0, c1, c2, c3 = load4(row, c if c < end else i)
-            d0, d1, d2, d3 = load4(row, d if d < end else i)
-            total = u64(total + _four(a0, a1, a2, a3, i, end, what, room))
-            total = u64(total + _four(b0, b1, b2, b3, b, end, what, room))
-            total = u64(total + _four(c0, c1, c2, c3, c, end, what, room))
-            total = u64(total + _four(d0, d1, d2, d3, d, end, what, room))
-            i = u32(i + 4 * stride)
-        return total
-
-    @device
-    def _four(x0, x1, x2, x3, i, end, what, room):
-        total = u64(0)
-        if i < end:
-            total = visit(x0, i, what, room)
-        if i + 1 < end:
-            total = u64(total + visit(x1, u32(i + 1), what, room))
-        if i + 2 < end:
-            total = u64(total + visit(x2, u32(i + 2), what, room))
-        if i + 3 < end:
-            total = u64(total + visit(x3, u32(i + 3), what, room))
-        return total
-
-    return walk
-
-
-_weigh_all, _list_all = over(_weigh), over(_list)
+    def put(x, id, what, room):
+        depth, place, good = stand(x, id, what)
+        bucket, inside, shift, prefix = _bucket(depth, what), what[6], what[7], what[8]
+        if shift >= u32(ONE_BUCKET):
+            good = good and (bucket == inside or (shift == u32(UP_TO_BUCKET) and bucket < inside))
+        else:
+            good = good and bucket == inside and u64(place >> u64(shift)) == prefix
+        if good:
+            places, depths, weights, found = room[3], room[4], room[5], room[7]
+            weight = weight_of(depth)
+            if by_count or weight > u64(0):
+                slot = atomic_add(found, 2, u32(1))
+                places[slot], depths[slot], weights[slot] = place, depth, weight
+        return u64(0)
+    return put
 
 
 @device
-def shuffle_u64(value, lane):
-    """A lane's value."""
-    low, high = shuffle(u32(value & u64(0xFFFFFFFF)), lane), shuffle(u32(value >> u64(32)), lane)
-    return u64(u64(u64(high) << u64(32)) | u64(low))
-
-
-@device
-def _sums_before(value, warps):
-    """The sum over all threads before this one, and over all."""
-    lane, sum_here = u32(lane_index()), value
-    for k in range(5):
-        step = u32(1 << k)
-        other = shuffle_u64(sum_here, u32(lane - step) & u32(31))
-        if lane >= step:
-            sum_here = u64(sum_here + other)
-    sync_block()
-    if lane == 31:
-        warps[thread_index() >> u32(5)] = sum_here
-    sync_block()
-    before, total = u64(sum_here - value), u64(0)
-    for warp in range(WARPS):
-        if warp < thread_index() >> u32(5):
-            before = u64(before + warps[warp])
-        total = u64(total + warps[warp])
-    return before, total
+def _is_listed(slot, listed, what, room):
+    """Whether a slot of the list holds a candidate."""
+    places, depths = room[3], room[4]
+    return slot < listed and places[slot] <= what[5] and depths[slot] >= what[4]
 
 
 def narrower(by_count: bool) -> DeviceFunction:
-    """narrow(row, width, what, wanted, room) -> the border of the `wanted` leading candidates (by_count), or of the
-    fewest that have at least wanted / 2**32 of all weight."""
-    count_all = over(_counter(by_count))
+    """narrow(row, width, what, wanted, listed, room) -> (border, listed): the border of the `wanted` leading candidates
+    (by_count), or of the fewest that have at least wanted / 2**32 of all weight.
+
+    listed: length of the list, if it has all candidates, else 0.
+    """
+    count_all, list_all = over(_counter(by_count)), over(_lister(by_count))
 
     @device
-    def narrow(row, width, what, wanted, room):
+    def fill(row, width, what, wanted, room):
+        """List what the border is among: (length of the list, whether it has all candidates up to there, what is
+        wanted of it; 0: all candidates are to stay)."""
         peak, t, top, per, least, border, _, _, _ = what
-        counts, sums, places, weights, warps, found, shared = room
+        counts, lows, highs, _, _, _, warps, found, shared = room
         thread = u32(thread_index())
-        bucket, shift, prefix, goal, level = u32(0), u32(64), u64(0), u64(0), u32(0)
+        first, level = u32(4 * thread), u32(0)
+        bucket, shift, prefix, goal = u32(0), u32(ONE_BUCKET), u64(0), u64(0)
         while True:
             for i in range(BUCKETS // THREADS):
-                counts[thread + THREADS * i], sums[thread + THREADS * i] = u32(0), u64(0)
+                at = u32(thread + THREADS * i)
+                counts[at], lows[at], highs[at] = u32(0), u32(0), u32(0)
             if thread == 0:
                 found[2] = u32(0)
             sync_block()
             what = (peak, t, top, per, least, border, bucket, shift, prefix)
-            count_all(row, u32(4 * thread), width, u32(4 * THREADS), what, room)
+            count_all(row, first, width, u32(4 * THREADS), what, room)
             sync_block()
-            first = u32(4 * thread)
-            here = u64(u64(sums[first] + sums[first + 1]) + u64(sums[first + 2] + sums[first + 3]))
-            before, total = _sums_before(here, warps)
-            if level == 0:
-                goal = u64(wanted) if by_count else part_of(total, wanted)
-                goal = goal if goal > u64(0) else u64(1)
-                if goal >= total:  # all of them
-                    return border
+            many, here = u64(0), u64(0)
             for i in range(4):
-                after = u64(before + sums[first + i])
+                many = u64(many + u64(counts[first + i]))
+                here = u64(here + _sum_of(counts, lows, highs, u32(first + i)))
+            many_before, many = sums_before(many, warps)
+            before, total = sums_before(here, warps)
+            if level == 0:
+                goal = _goal(total, wanted)
+                if goal >= total:
+                    return u32(0), False, u64(0)
+            for i in range(4):
+                after = u64(before + _sum_of(counts, lows, highs, u32(first + i)))
+                many_before = u64(many_before + u64(counts[first + i]))
                 if before < goal and goal <= after:
-                    found[0], found[1], shared[0] = u32(first + i), counts[first + i], before
+                    found[0], found[1], found[3] = u32(first + i), counts[first + i], u32(many_before)
+                    shared[0] = before
                 before = after
             sync_block()
-            goal = u64(goal - shared[0])
-            if level == 0:
-                bucket = found[0]
-            else:
-                prefix = u64(u64(prefix << u64(DIGIT)) | u64(found[0]))
-            many = found[1]
+            chosen, many_inside, many_up_to, passed = found[0], found[1], found[3], shared[0]
             sync_block()
-            if many <= LISTED:
+            whole = level == 0 and many_up_to <= LISTED
+            if level == 0:
+                bucket = chosen
+            else:
+                prefix = u64(u64(prefix << u64(DIGIT)) | u64(chosen))
+            if whole:
+                shift = u32(UP_TO_BUCKET)
                 break
-            shift, level = u32(44) if level == 0 else u32(shift - DIGIT), u32(level + 1)
+            goal = u64(goal - passed)
+            if many_inside <= LISTED:
+                break
+            shift, level = u32(FIRST_SHIFT) if level == 0 else u32(shift - DIGIT), u32(level + 1)
         what = (peak, t, top, per, least, border, bucket, shift, prefix)
-        _list_all(row, u32(4 * thread), width, u32(4 * THREADS), what, room)
+        list_all(row, first, width, u32(4 * THREADS), what, room)
         sync_block()
-        if thread < many:
+        return u32(found[2]), whole, goal
+
+    @device
+    def _sum_of(counts, lows, highs, bucket):
+        if by_count:
+            return u64(counts[bucket])
+        return u64(u64(u64(highs[bucket]) << u64(32)) | u64(lows[bucket]))
+
+    @device
+    def _goal(total, wanted):
+        goal = u64(wanted) if by_count else part_of(total, wanted)
+        return goal if goal > u64(0) else u64(1)
+
+    @device
+    def narrow(row, width, what, wanted, listed, room):
+        thread, places, weights, shared = u32(thread_index()), room[3], room[5], room[8]
+        length, whole, goal = listed, True, u64(0)
+        if listed == 0:
+            length, whole, goal = fill(row, width, what, wanted, room)
+        own, good = u64(0), _is_listed(thread, length, what, room)
+        if good:
+            own = u64(1) if by_count else weights[thread]
+        if listed > 0:
+            _, total = sums_before(own, room[6])
+            goal = _goal(total, wanted)
+            if goal >= total:
+                goal = u64(0)
+        if goal == u64(0):
+            return what[5], listed
+        if good:
             ahead, other = u64(0), u32(0)
-            while other < many:
-                if places[other] < places[thread]:
+            while other < length:
+                if places[other] < places[thread] and _is_listed(other, length, what, room):
                     ahead = u64(ahead + (u64(1) if by_count else weights[other]))
                 other = u32(other + 1)
-            if ahead < goal and goal <= u64(ahead + (u64(1) if by_count else weights[thread])):
+            if ahead < goal and goal <= u64(ahead + own):
                 shared[1] = places[thread]
         sync_block()
-        return shared[1]
+        return shared[1], length if whole else u32(0)
 
     return narrow
 
 
+_weigh_all = over(_weigh)
+
+
 @device
-def draw(row, width, what, share, room):
+def draw(row, width, what, share, listed, room):
     """The id at share / 2**32 of the candidates' weights, in the order of ids; the same in every thread."""
+    return _draw_listed(what, share, listed, room) if listed > 0 else _draw_of_all(row, width, what, share, room)
+
+
+@device
+def _draw_listed(what, share, listed, room):
+    thread, places, weights, shared = u32(thread_index()), room[3], room[5], room[8]
+    last = u64((1 << ID_BITS) - 1)
+    own = weights[thread] if _is_listed(thread, listed, what, room) else u64(0)
+    _, total = sums_before(own, room[6])
+    goal, ahead, other = part_of(total, share), u64(0), u32(0)
+    if own > u64(0):
+        id = u64(places[thread] & last)
+        while other < listed:
+            if u64(places[other] & last) < id and _is_listed(other, listed, what, room):
+                ahead = u64(ahead + weights[other])
+            other = u32(other + 1)
+        if ahead <= goal and goal < u64(ahead + own):
+            shared[0] = id
+    sync_block()
+    return u32(shared[0])
+
+
+@device
+def _draw_of_all(row, width, what, share, room):
     thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
-    sums, warps = room[1], room[4]
+    warps, weights = room[6], room[5]
     begin, end, goal, level = u32(0), u32(width), u64(0), u32(0)
     while level == 0 or u32(end - begin) > 128:  # each warp sums up a piece; go on in the one that holds the goal
         piece = u32((u32(end - begin) + (WARPS * 128 - 1)) // (WARPS * 128) * 128)
         first = u32(begin + warp * piece)
         stop = u32(first + piece) if first + piece < end else end
         here = _weigh_all(row, u32(first + 4 * lane), stop, u32(128), what, room)
-        _, total = _sums_before(here, warps)  # leaves what each warp has in `warps`
+        _, total = sums_before(here, warps)
         if level == 0:
             goal = part_of(total, share)
         chosen, before = u32(0), u64(0)
@@ -260,10 +244,10 @@ def draw(row, width, what, share, room):
         end = u32(begin + piece) if begin + piece < end else end
     i = u32(begin + thread)
     if i < end:
-        sums[thread] = _weigh(row[i], i, what, room)
+        weights[thread] = _weigh(row[i], i, what, room)
     sync_block()
-    i, before = u32(0), sums[0]
+    i, before = u32(0), weights[0]
     while before <= goal and u32(begin + i) + 1 < end:
         i = u32(i + 1)
-        before = u64(before + sums[i])
+        before = u64(before + weights[i])
     return u32(begin + i)

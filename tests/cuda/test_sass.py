@@ -6,7 +6,7 @@ import pytest
 
 from numflow.cuda.layout import NATIVE, SCHEMES
 from numflow.cuda.sass import disassembler, instructions
-from tests.cuda.kernels import binaries, compiler_is_there
+from tests.cuda.kernels import GROUPED, binaries, compiler_is_there
 from tests.cuda.matrices import QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -39,3 +39,19 @@ def test_tensor_cores(kind, capability):
         assert found(name, r"LDSM\.16\.M88\.4", capability)
         assert found(name, r"LDGSTS\.E\.BYPASS\.\S*128", capability)
         assert not found(name, "LDL|STL", capability)
+
+
+@pytest.mark.parametrize("kind", sorted({NATIVE.get(kind, kind.lower()) for kind in GROUPED}))
+def test_grouped_tensor_cores(kind):
+    for tokens in (16, 64, 128):
+        name = f"gemm_{kind}_{tokens}_grouped"
+        assert found(name, r"HMMA\.16816\.F32") == tokens // 2
+        assert found(name, r"LDGSTS\.E\.BYPASS\.\S*128")
+        assert not found(name, "LDL|STL")
+
+
+def test_choosing_tokens():
+    """Rows are read 16 bytes a lane; buckets are filled without loops that try again."""
+    for name in ("argmax", "sample"):
+        assert found(name, r"LDG\.E\.128")
+        assert not found(name, "LDL|STL|DADD|DMUL|DFMA")
