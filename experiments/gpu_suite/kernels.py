@@ -90,7 +90,7 @@ def attention(setting: Setting) -> None:
     """Decoding over contexts and batches, and prompts; 32 query heads over 8 of keys and values of 128 columns."""
     heads, groups, size = (4, 2, 16) if setting.quick else (32, 8, 128)
     contexts = (40,) if setting.quick else (512, 4096, 16384, 65536)
-    for kv in ("f16",) if setting.quick else ("f16", "f32"):
+    for kv in ("f16", "q4") if setting.quick else ("f16", "q8", "q4", "q3h", "f32"):
         b = Builder("attention")
         q, k, v = b.inputs(heads * size, groups * size, groups * size)
         y, cache = b.buffer(heads * size), b.cache(kv_heads=groups, k_dim=size)
@@ -101,13 +101,14 @@ def attention(setting: Setting) -> None:
             for batch, tokens in ((1, 1), (2, 1)) if setting.quick else ((1, 1), (8, 1), (64, 1), (1, 512)):
                 if setting.is_over:
                     return
-                _attend(setting, case, kv, context, batch, tokens, 2 * groups * size * (2 if kv == "f16" else 4))
+                _attend(setting, case, kv, context, batch, tokens)
 
 
-def _attend(setting, case, kv, context, batch, tokens, key_bytes):
+def _attend(setting, case, kv, context, batch, tokens):
     program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kv)
-    blocks = -(-context // program.block_size)
+    blocks, key_bytes = -(-context // program.block_size), program.block_bytes / program.block_size
     if batch * context * key_bytes > 32 << 30:
+        program.close()
         return
     program.reserve(batch * blocks)
     table = np.arange(batch * blocks).reshape(batch, blocks)

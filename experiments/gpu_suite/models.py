@@ -35,9 +35,9 @@ def speed(setting: Setting) -> None:
             program.close()
 
 
-def _program(setting: Setting, shape: Shape, kind: str) -> Program:
+def _program(setting: Setting, shape: Shape, kind: str, **options) -> Program:
     network, checkpoint = random_network(shape, kind)
-    program = Program(network, WeightSource(network, checkpoint), gpu=setting.device())
+    program = Program(network, WeightSource(network, checkpoint), gpu=setting.device(), **options)
     program.reserve((64 if not setting.quick else 2) * -(-2112 // program.block_size))
     return program
 
@@ -71,7 +71,7 @@ def _wall(program: Program, work, repeats: int) -> float:
 
 
 def offload(setting: Setting) -> None:
-    """KV blocks to the host and back."""
+    """KV blocks to the host and back, then decoding with a share of the layers' keys and values kept there."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
     program = _program(setting, shape, "q4")
     for count in (1, 2) if setting.quick else (1, 8, 64):
@@ -82,6 +82,18 @@ def offload(setting: Setting) -> None:
         setting.add(model=name, blocks=count, megabytes=saved.nbytes / 1e6,
                     out_gigabytes_per_s=saved.nbytes / out / 1e9, back_gigabytes_per_s=saved.nbytes / back / 1e9)
     program.close()
+    for percent in (0, 100) if setting.quick else (0, 10, 25, 50, 100):
+        program = _program(setting, shape, "q4", host_kv_percent=percent)
+        for context in (8,) if setting.quick else (512, 2048, 8000):
+            if setting.is_over:
+                return
+            batch = _batch(program, shape, 1, context, 1)
+            for _ in range(3):
+                program.run(batch, output=None)
+            took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 2 if setting.quick else 20)
+            setting.add(model=name, host_kv_percent=percent, context=context, tokens_per_s=1 / took,
+                        milliseconds=took * 1e3)
+        program.close()
 
 
 def several(setting: Setting) -> None:

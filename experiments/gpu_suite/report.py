@@ -16,6 +16,7 @@ def write(out: Path) -> None:
     if any(part["simulator"] for part in parts):
         lines += ["**Parts marked simulator ran without a GPU: their times are those of Python and mean nothing.**", ""]
     figures = draw(out, parts)
+    lines += goals({part["part"]: part["rows"] for part in parts})
     for part in parts:
         lines += [f"## {part['part']}", "", f"{part['device']}{', simulator' * part['simulator']}"
                   f"{', toy sizes' * part['quick']}; {part['seconds']} s"
@@ -25,6 +26,36 @@ def write(out: Path) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in parts[-1]["versions"].items())
     lines += ["## Versions", "", f"Python {parts[-1]['python']}, {versions}"]
     (out / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def goals(found: dict[str, list[dict]]) -> list[str]:
+    """What was hoped for beside what was measured, as far as the parts for it were run at full size."""
+    rows = []
+
+    def first(part: str, **wanted) -> dict | None:
+        return next((row for row in found.get(part, []) if all(row.get(k) == v for k, v in wanted.items())), None)
+
+    copies = [row["gigabytes_per_s"] for row in found.get("copies", []) if row.get("what") == "copy on the device"]
+    for kind, goal in (("F16", 85), ("q8", 80), ("q4", 70), ("q3h", 65)):
+        row = first("speed", model="8b", weights=kind, what="decode", batch=1)
+        if row and copies:
+            rows.append((f"8B, {kind}, one token: share of the copy bandwidth", f"{goal} %",
+                         f"{100 * row['gigabytes_per_s'] / max(copies):.0f} %"))
+    one, many = (first("speed", model="8b", weights="q4", what="decode", batch=batch) for batch in (1, 64))
+    if one and many:
+        rows.append(("8B, q4: tokens/s of 64 sequences over one", "20",
+                     f"{many['tokens_per_s'] / one['tokens_per_s']:.1f}"))
+    ours, theirs = (first("matrices", weights=kind, matrix="gate+up", tokens=2048) for kind in ("BF16", "torch bf16"))
+    if ours and theirs:
+        rows.append(("BF16, gate+up, 2048 tokens: share of cuBLAS", "70 %",
+                     f"{100 * ours['tflops'] / theirs['tflops']:.0f} %"))
+    ours = first("speed", model="8b", weights="F16", what="decode", batch=1)
+    theirs = first("peer", model="8b", what="graph", batch=1)
+    if ours and theirs:
+        rows.append(("8B, 16 bits, one token: tokens/s over torch with graphs", "1",
+                     f"{ours['tokens_per_s'] / theirs['tokens_per_s']:.2f}"))
+    head = ["## Goals", "", "| what | goal | found |", "|---|---|---|"]
+    return [*head, *("| " + " | ".join(row) + " |" for row in rows), ""] if rows else []
 
 
 def _table(rows: list[dict]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.cuda.compat import versions
+from numflow.cuda.compat import driver, versions
 from numflow.cuda.device import Device, Launch, Simulated, open_device
 
 LIMIT_S = 600.0  # of a part
@@ -55,10 +55,19 @@ class Setting:
             error = f"{type(problem).__name__}: {problem}"
             print(f"  FAILED {error}", flush=True)
         facts = {"part": name, "device": self.device().name, "simulator": self.simulator, "quick": self.quick,
+                 "driver": driver_version(self.simulator),
                  "seconds": round(time.perf_counter() - self.begun, 1), "complete": not (error or self.is_over),
                  "error": error, "python": platform.python_version(), "versions": versions(), "rows": self.rows}
         self.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=1))
+
+
+def driver_version(simulator: bool) -> str:
+    """What the GPU's driver calls itself, "13.0" for 13000."""
+    if simulator:
+        return "none"
+    found = int(driver().cuDriverGetVersion()[1])
+    return f"{found // 1000}.{found % 1000 // 10}"
 
 
 def seconds(device: Device, work: Callable[[], None], repeats: int = 10) -> float:
