@@ -15,6 +15,8 @@ from numflow.partition import micro
 from numflow.partition.cpu_layers import with_cpu_layers
 from numflow.partition.cut import partition
 from numflow.partition.devices import executors_of, parse_devices
+from numflow.partition.hardware import Cluster, Device, Link
+from numflow.partition.price import Holding, Prices
 from numflow.partition.program import PlanProgram
 from tests.engine.tiny import write_checkpoint
 from tests.partition.plans import error, executor, model_of, one_device
@@ -122,12 +124,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("options", [
-    {"cpu_layers": 1}, {"cpu_layers": -1, "host_embeddings": True, "host_kv_percent": 100}, {"devices": "0;cpu"}],
+    {"cpu_layers": 1}, {"cpu_layers": -1, "host_embeddings": True, "host_kv_percent": 100}, {"devices": "0;cpu", "kv_k": "q8", "kv_v": "q4"}],
     ids=str)
 def test_the_same_greedy_tokens(monkeypatch, folder, options):
+    options = dict(options)
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
     prompt, kept = [1, 7, 30, 4], {"max_tokens": 5, "ignore_eos": True}
-    same = {"activations": "f32", "threads": 1, "kv_k": "f16", "kv_v": "f32"}
+    kv = {"kv_k": options.pop("kv_k", "f16"), "kv_v": options.pop("kv_v", "f32")}
+    same = {"activations": "f32", "threads": 1, **kv}
     with numflow.load(folder, **same) as model:
         expected = model.generate(prompt, **kept).ids
     with numflow.load(folder, "cuda", **same, **options) as model:
@@ -177,3 +181,21 @@ def test_the_planner_prices_both(capsys):
     best = found[0]
     assert best["fits"] and set(best["memory"]) == {"cpu", "0"} and best["devices"].startswith("cpu*")
     assert not next(c for c in found if c["devices"] == "0")["fits"]
+
+
+@pytest.mark.parametrize("weights", ["F16", "q4"])
+def test_memory_is_told_as_each_executor_holds_it(weights):
+    from numflow.cpu import estimate as cpu
+    from numflow.cuda import estimate as cuda
+
+    network, checkpoint = random_network(Shape(2, 32, 2, 1, 32, 40, 64), weights, fuse=False)
+    program = mixed(network, checkpoint, "cpu;0", kv_k="f16", kv_v="f32")
+    device = Device("some", 1e9, 1e9, 1e9)
+    prices = Prices(program.plan, Cluster("here", {"cpu": device, "0": device}, Link(1e9, 0)), holdings={
+        name: Holding(of.weight_bytes, lambda cache, of=of: of.cache_bytes(cache, "f16", "f32"))
+        for name, of in (("cpu", cpu), ("cuda", cuda))})
+    program.reserve(3)
+    predicted = prices.memory(3 * program.block_size, 1).values()
+    assert [memory.weights for memory in predicted] == pytest.approx(program.device_weights_bytes, rel=0.01)
+    assert [memory.cache for memory in predicted] == pytest.approx(program.device_kv_bytes, rel=0.01)
+    program.close()
