@@ -76,8 +76,8 @@ def _writable_root() -> Path:
 def _fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
     digest = hashlib.sha256(_compiler().encode())
-    for path in sorted(_sources(module)):
-        digest.update(str(path.relative_to(_PACKAGE.parent)).encode() + read(path))
+    for name in sorted(_sources(module)):
+        digest.update(name.encode() + read(_modules()[name]))
     return digest.hexdigest()[:16]
 
 
@@ -111,30 +111,42 @@ def _version(package: str) -> str:
     return source.read_text() if source is not None and source.exists() else package
 
 
-def _sources(module: str) -> set[Path]:
-    """Files of `module` and of all numflow modules it imports, directly or not."""
+def _sources(module: str) -> set[str]:
+    """`module` and all numflow modules it imports, directly or not; none where it is not numflow's."""
     found, todo = set(), [module]
     while todo:
-        path = source_of(todo.pop())
-        if path is None or path in found:
-            continue
-        found.add(path)
-        todo += _imported(path)
+        name = todo.pop()
+        if name not in found and name in _modules():
+            found.add(name)
+            todo += _imported(name)
     return found
 
 
 @functools.cache
-def _imported(path: Path) -> tuple[str, ...]:
-    """Names that a source file imports from numflow: modules, and what may be one or something inside one."""
-    return tuple(name for source, names, plain in _IMPORT.findall(read(path).decode())
-                 for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", names))))
+def _imported(module: str) -> tuple[str, ...]:
+    """Modules that a module imports from numflow. What is imported from one may be a module or something inside it."""
+    text = read(_modules()[module]).decode()
+    names = (name for source, inside, plain in _IMPORT.findall(text)
+             for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", inside))))
+    return tuple(name for name in names if name in _modules())
 
 
 @functools.cache
+def _modules() -> dict[str, Path]:
+    """Source files of numflow by the names of their modules."""
+    found = {}
+    for folder, _, files in os.walk(_PACKAGE):
+        package = ".".join(Path(folder).relative_to(_PACKAGE.parent).parts)
+        for file in files:
+            if file.endswith(".py"):
+                name = package if file == "__init__.py" else f"{package}.{file[:-3]}"
+                found[name] = Path(folder, file)
+    return found
+
+
 def source_of(module: str) -> Path | None:
-    """Source file of a numflow module; None where `module` names something inside a module."""
-    path = os.path.join(_PACKAGE.parent, *module.split("."))
-    return next((Path(p) for p in (f"{path}.py", os.path.join(path, "__init__.py")) if os.path.isfile(p)), None)
+    """Source file of a numflow module; None where there is none."""
+    return _modules().get(module)
 
 
 @functools.cache

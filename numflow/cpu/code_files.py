@@ -31,7 +31,7 @@ def load(module: str, name: str) -> MachineCode | None:
 
 
 def save(module: str, name: str, compiled: Any) -> None:
-    """Keep what Numba has just made ready, if this platform can load it."""
+    """Keep what Numba has just compiled, if it is one of `kept`."""
     path = _path(module, name)
     if path is None:
         return
@@ -41,14 +41,19 @@ def save(module: str, name: str, compiled: Any) -> None:
     try:
         MachineCode(elf, _ENTRY)
     except UnknownCodeError:
-        return  # Numba has it in files of its own
+        return  # it will be compiled at every start
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_bytes(elf + hashlib.sha256(elf).digest())
     part.replace(path)
 
 
+def kept(module: str) -> bool:
+    """Whether kernels of a module are kept here: numflow's own, on a platform whose objects are known.
+
+    A folder's name does not tell of the sources of other people's kernels, Numba's own files do.
+    """
+    return machine_code.supported() and kernel_cache.source_of(module) is not None
+
+
 def _path(module: str, name: str) -> Path | None:
-    """The file of a kernel; None for other people's kernels, whose sources the folder's name does not tell of."""
-    if not machine_code.supported() or kernel_cache.source_of(module) is None:
-        return None
-    return kernel_cache.folder(module) / f"{name}.o"
+    return kernel_cache.folder(module) / f"{name}.o" if kept(module) else None

@@ -18,12 +18,15 @@ for _name, _function in NAMED.items():
     binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
 
 
-def compile_kernel(fn: Callable[[int, int, int], None]) -> tuple[Any, bool]:
-    """The compiled function, which has an `address`, and whether Numba had it on disk."""
+def compile_kernel(fn: Callable[[int, int, int], None], keep: bool) -> tuple[Any, bool]:
+    """The compiled function, which has an `address`, and whether Numba had it on disk.
+
+    keep: let Numba keep it there. What is not kept can be had as an object_file.
+    """
     config: Any = numba.config
     saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
     try:
-        compiled: Any = numba.cfunc(_SIGNATURE, cache=True, fastmath=FASTMATH, error_model="numpy")(fn)
+        compiled: Any = numba.cfunc(_SIGNATURE, cache=keep, fastmath=FASTMATH, error_model="numpy")(fn)
     finally:
         config.CACHE_DIR = saved
     return compiled, compiled.cache_hits > 0

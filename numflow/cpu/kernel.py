@@ -57,7 +57,6 @@ FASTMATH = False
 
 Argument = int | float | bool | np.ndarray
 
-_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _lock = threading.RLock()
 
 # Called as listener(kernel name, seconds, loaded from disk) after each kernel has been made ready.
@@ -70,6 +69,8 @@ class Kernel:
 
     line: where it begins in the module's source. fn: the function; None: imported once it has to be compiled.
     """
+
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
     def __init__(self, module: str, function: str, line: int, fn: Callable[[int, int, int], None] | None = None):
         self.module, self.function, self.name, self._line = module, function, function.lstrip("_"), line
@@ -108,7 +109,7 @@ class Kernel:
             with _lock, held_back():
                 if self._call is None:
                     self._code = self._make()
-                    self._call = _PROTOTYPE(self._code.address)
+                    self._call = self.prototype(self._code.address)
 
     def _make(self) -> Any:
         """Anything with an `address`."""
@@ -118,7 +119,7 @@ class Kernel:
         if code is None:
             from numflow.cpu.compiler import compile_kernel  # numba
 
-            code, loaded = compile_kernel(self.fn)
+            code, loaded = compile_kernel(self.fn, keep=not code_files.kept(self.module))
             code_files.save(self.module, self.name, code)
         seconds = time.perf_counter() - begin
         compile_seconds["loaded" if loaded else "compiled"] += seconds

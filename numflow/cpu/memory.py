@@ -1,20 +1,30 @@
 """Memory of a program: arrays on cache-line boundaries, and the buffers of a network with padded rows."""
 
+import mmap
+
 import numpy as np
 
 from numflow.ops import Network, View
 
 LINE = 64     # bytes of a cache line and of the widest vector register
 LANES = 16    # elements of 4 bytes in a line: rows start on lines, so whole vectors can be read past a row's end
+_LARGE = 1 << 19
 
 
 def aligned(shape: int | tuple[int, ...], dtype: type | np.dtype, spare: int = LINE) -> np.ndarray:
     """Zeros on a cache-line boundary, followed by at least `spare` more bytes that may be read."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = np.zeros(size + spare + LINE, np.uint8)
+    memory = _zeros(size + spare + LINE)
     begin = -memory.ctypes.data % LINE
     return memory[begin:begin + size].view(dtype).reshape(shape)
+
+
+def _zeros(nbytes: int) -> np.ndarray:
+    """uint8 [nbytes]. What is large comes from the system itself: pages that nobody writes to take no memory."""
+    if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def padded(width: int) -> int:

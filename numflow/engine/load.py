@@ -12,6 +12,7 @@ from numflow.engine.model import Model
 from numflow.engine.placed import FileWeights, placed_program
 from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.formats.mapped import release_memory
 from numflow.partition.plan import single_device
 
 # Executors by name; a module is imported only when its executor is chosen.
@@ -84,6 +85,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     if draft is not None:
         _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,
                                               progress=progress))
+    release_memory()
     model.load_s = time.perf_counter() - begin
     return model
 
@@ -136,7 +138,12 @@ def _limited(built, context):
 def _tokenizer(checkpoint, spec):
     from numflow.tokenizer import load_tokenizer
 
-    return load_tokenizer(checkpoint, spec.section("tokenizer"))
+    tokenizer = load_tokenizer(checkpoint, spec.section("tokenizer"))
+    if checkpoint.format == "gguf":  # its vocabulary is held by the tokenizer now
+        for key in ("tokens", "merges", "scores", "token_type"):
+            checkpoint.config.pop(f"tokenizer.ggml.{key}", None)
+    release_memory()
+    return tokenizer
 
 
 def _recipe(checkpoint, spec):

@@ -1,9 +1,12 @@
 """A file mapped into memory, and tensors as ranges of it. Every range is checked before it is used."""
 
+import ctypes
 import json
 import math
 import mmap
 import stat
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from numflow.formats.checkpoint import Tensor, TensorType
 
 MAX_DIMS = 32  # NumPy's own limit is 64
 MAX_JSON_BYTES = 100_000_000
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def show(value: object) -> str:
@@ -42,6 +46,18 @@ def release_pages(array: np.ndarray) -> None:
     base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)
 
 
+def release_memory() -> None:
+    """Let go of what loading leaves behind: pages of all mapped files, which can be read again, and the C heap's.
+
+    Around a page that is read the system maps its neighbours too, whose release_pages has been before.
+    """
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in list(_maps):
+            mapped.madvise(mmap.MADV_DONTNEED)
+    if sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "malloc_trim"):  # not in every C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class MappedFile:
     """A regular file, read-only. `data` is uint8 [size]; nothing is read before it is touched."""
 
@@ -57,6 +73,7 @@ class MappedFile:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise FormatError(f"{path}: cannot be read: {error}") from None
+        _maps.add(self.map)
         self.data = np.frombuffer(self.map, np.uint8)
         self.size = len(self.data)
 

@@ -112,7 +112,7 @@ def package(tmp_path, monkeypatch):
 
 
 def _forget():
-    for function in (kernel_cache.folder, kernel_cache.read, kernel_cache._imported, kernel_cache.source_of,
+    for function in (kernel_cache.folder, kernel_cache.read, kernel_cache._imported, kernel_cache._modules,
                      kernel_cache._writable_root, kernel_cache.prune):
         function.cache_clear()
 
