@@ -71,6 +71,9 @@ def test_groups_of_gpus_beside_the_processor(monkeypatch):
     each = np.arange(3)
     batch = Batch(np.array(ids), each, np.array([0, 3]), np.array([[0]]), each[1:])
     np.testing.assert_array_equal(program.sample(batch, [Choice(), Choice()]), expected.argmax(1)[1:])
+    with pytest.raises(RequestError, match="token id 99"):  # one request that is wrong hurts no other
+        program.run(Batch(np.array([99]), each[:1], np.array([0, 1]), np.array([[0]]), each[:1]))
+    assert error(run(program, output="logits", ids=ids), expected) < NEAR
     assert program.threads == 1
     assert len(program.device_weights_bytes) == 3 and min(program.device_weights_bytes) > 0
     program.close()
