@@ -85,7 +85,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
     left, right = LocalArray(u32, 4 * m_tiles), LocalArray(u32, 2 * n_tiles)
     put = _put_sums(m_tiles, n_tiles, inverse, grouped)
     chunks = max(tokens * 4 // 128, 1)       # of 16 bytes of activations that each thread copies
-    sources = LocalArray(u32, chunks)
+    sources, plus = LocalArray(u32, chunks), LocalArray(f32, 2 * m_tiles)
 
     @kernel(f"gemm_{kind}_{tokens}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
     def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
@@ -159,12 +159,13 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
             sync_block()
             unit = u32(unit + 1)
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
-        if parts > 1:
-            put(acc, partial + block_z() * count * n, n, scales, bias, u32(0), n, count, lane_row,
-                u32(first_token + lane_token), above_row, order, by_token)
+        own, place = plus(), u32(first_token + lane_token)
+        _load_bias(own, bias + above_row if grouped and has_bias != 0 else bias, has_bias != 0 and parts == 1, lane_row,
+                   n, m_tiles)
+        if not grouped and parts > 1:
+            put(acc, partial + block_z() * count * n, n, scales, own, n, count, lane_row, place, order, by_token)
         else:
-            put(acc, y, y_stride, scales, bias, has_bias, n, count, lane_row, u32(first_token + lane_token), above_row,
-                order, by_token)
+            put(acc, y, y_stride, scales, own, n, count, lane_row, place, order, by_token)
 
     return _gemm
 
@@ -223,41 +224,46 @@ def _code_stage(kind: str) -> DeviceFunction:
     return stage
 
 
-def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> DeviceFunction:
-    """Writes the sums of a warp. Made of a function for each m, whose indices are constants: sums stay in registers."""
+@device
+def _load_bias(plus, bias, wanted, row, n, m_tiles):
+    """What is added to rows `row` and `row` + 8 of each m; zeros if none is wanted."""
+    for i in range(2 * m_tiles):
+        plus[i] = f32(0)
+        if wanted and row + 8 * i < n:
+            plus[i] = bias[row + 8 * i]
 
-    def for_rows(m: int) -> DeviceFunction:
+
+def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> DeviceFunction:
+    """Writes the sums of a warp. Made of a function for each j, whose indices are constants: sums stay in registers."""
+
+    def for_tokens(j: int) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token):
-            above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
-            plus, plus_below = f32(0), f32(0)
-            if has_bias != 0:
-                plus = bias[above_row + above] if above < n else f32(0)
-                plus_below = bias[above_row + below] if below < n else f32(0)
-            for j in range(n_tiles):
-                for i in range(2):
-                    t = u32(token + 8 * j + i)
-                    if t < count:
-                        source = t
-                        if grouped:
-                            route, token_of = load2(order, u32(2 * t))
-                            t = u32(route)
-                            source = u32(token_of) if by_token != 0 else t
-                        scale, to = scales[source] * f32(inverse), y + t * pitch
+        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
+            for i in range(2):
+                t = u32(token + 8 * j + i)
+                if t < count:
+                    source = t
+                    if grouped:
+                        route, token_of = load2(order, u32(2 * t))
+                        t = u32(route)
+                        source = u32(token_of) if by_token != 0 else t
+                    scale, to = scales[source] * f32(inverse), y + t * pitch
+                    for m in range(m_tiles):
+                        above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
                         if above < n:
-                            to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus
+                            to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus[2 * m]
                         if below < n:
-                            to[below] = acc[4 * (m * n_tiles + j) + 2 + i] * scale + plus_below
+                            to[below] = acc[4 * (m * n_tiles + j) + 2 + i] * scale + plus[2 * m + 1]
         return put
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
-        def put(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token):
-            first(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token)
-            second(acc, y, pitch, scales, bias, has_bias, n, count, row, token, above_row, order, by_token)
+        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
+            first(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
+            second(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
         return put
 
-    return functools.reduce(both, map(for_rows, range(m_tiles)))
+    return functools.reduce(both, map(for_tokens, range(n_tiles)))
 
 
 @kernel("gemm_sum", 128)
