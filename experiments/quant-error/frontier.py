@@ -16,7 +16,7 @@ from numflow.errors import NumflowError
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.recipe import KEEP
 
-from . import mixing, outputs, peer
+from . import drawing, mixing, outputs, peer
 
 PLAIN = ("q3h", "q4")
 PEERS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0 pure", "Q5_0 pure")
@@ -34,8 +34,7 @@ of tokens, which is shipped as Q8_0, as it is: so do most of llama.cpp's types, 
 the layers may not stay as they are here, though --target-bpw would leave them, else every size above the shipped file's
 own would be that file. KL is in nats per token, with the standard error over windows."""
 TOGETHER = 8  # models that run beside the base at a time
-FAMILIES = {"numflow": "tab:blue", "numflow, mixed": "tab:cyan", "numflow, not calibrated": "tab:purple",
-            "Inferflow": "tab:orange", "GGUF": "tab:green"}
+CALIBRATED = ("numflow", "numflow, auto")
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,9 @@ def frontier(lab, places):
             lab.write()
         except NumflowError as error:
             lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
+    if lab.results.get("frontier"):
+        lab.heading("All language models")
+        _picture(lab, lab.results["frontier"])
 
 
 def _model(lab, places, name: str, text: str) -> None:
@@ -110,7 +112,7 @@ def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[C
     def auto(bits: float) -> Candidate:
         chosen = {tensor: scheme for group, scheme in zip(groups, allocate(groups, costs, bits))
                   for tensor in group.tensors if scheme != KEEP}
-        return Candidate(f"auto {bits:g}", "numflow, mixed", partial(files.mixed, f"auto-{bits:g}", chosen))
+        return Candidate(f"auto {bits:g}", "numflow, auto", partial(files.mixed, f"auto-{bits:g}", chosen))
 
     return [*map(auto, sizes), *(candidate for candidate, _ in peers),
             *(Candidate(scheme, "numflow", partial(files.whole, scheme)) for scheme in ROW_SCHEMES),
@@ -201,13 +203,12 @@ def _report(lab, name, rows):
               [[r["name"], r["family"], f"{r['bits']:.4f}", f"{r['kl']['mean']:.5f}", f"{r['kl']['stderr']:.5f}",
                 f"{r['kl']['median']:.5f}", f"{r['kl']['p99.9']:.3f}", f"{r['kl']['max']:.3f}",
                 f"{100 * r['same_top']:.2f} %", f"{r['perplexity']:.3f}"] for r in rows])
-    _picture(lab, name, rows)
     _verdict(lab, name, rows)
 
 
 def _verdict(lab, name, rows):
     """Each of llama.cpp's types beside our best that is no larger."""
-    ours = [r for r in rows if r["family"] in ("numflow", "numflow, mixed")]
+    ours = [r for r in rows if r["family"] in CALIBRATED]
     table, lost = [], []
     for theirs in sorted((r for r in rows if r["family"] == "GGUF"), key=lambda r: r["bits"]):
         fitting = [r for r in ours if r["bits"] <= theirs["bits"] + 1e-6]
@@ -231,22 +232,22 @@ def _verdict(lab, name, rows):
     lab.results.setdefault("verdict", {})[name] = {"lost": lost, "compared": len(table)}
 
 
-def _picture(lab, name, rows):
+def _picture(lab, models):
+    """KL against bits, one panel for each model: what meets a size is joined by a line."""
     plt = lab.pyplot()
-    figure, axis = plt.subplots(figsize=(9, 6))
-    for family, color in FAMILIES.items():
-        points = sorted((r["bits"], r["kl"]["mean"], r["kl"]["stderr"], r["name"]) for r in rows
-                        if r["family"] == family)
-        if not points:
-            continue
-        bits, kl, error, names = zip(*points)
-        axis.errorbar(bits, kl, error, fmt="o-" if family == "numflow" else "o", color=color, markersize=4, capsize=2,
-                      label=family)
-        for at, label in zip(zip(bits, kl), names):
-            axis.annotate(label, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
-    axis.set(xlabel="bits per weight, all matrices", ylabel="KL divergence from the base, nats per token", yscale="log",
-             title=name)
-    axis.grid(alpha=0.3, which="both")
-    axis.legend()
-    lab.figure(figure, f"kl_against_bits_{name}", f"{name}: left and below is better; bars are standard errors")
+    figure, axes = plt.subplots(1, len(models), squeeze=False, figsize=(7.5 * len(models), 6.5), layout="constrained")
+    for axis, (name, rows) in zip(axes.flat, models.items()):
+        for family in drawing.STYLES:
+            found = sorted((r["bits"], r["kl"]["mean"], r["kl"]["stderr"]) for r in rows if r["family"] == family)
+            if found:
+                drawing.points(axis, family, *zip(*found), line=family == "numflow, auto",
+                               label="llama.cpp, its importance matrix" if family == "GGUF" else None)
+        axis.set(xlabel="bits per weight, all matrices", yscale="log", title=name)
+        axis.grid(alpha=0.3, which="both")
+    axes[0, 0].set_ylabel("KL divergence from the base, nats per token")
+    axes[0, -1].legend(loc="upper right", fontsize=9)
+    for axis, rows in zip(axes.flat, models.values()):
+        drawing.names(axis, [(r["bits"], r["kl"]["mean"], r["name"].removeprefix("auto "), r["family"]) for r in rows])
+    lab.figure(figure, "kl_against_bits", "Left and below is better; bars are standard errors, red numbers the sizes "
+                                          "that --target-bpw was to meet")
     plt.close(figure)

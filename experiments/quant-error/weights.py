@@ -9,9 +9,9 @@ from numflow.errors import NumflowError
 from numflow.quant import SCHEMES, decode, encode, find
 from numflow.quant.layout import ROW_SCHEMES
 
-from . import peer
+from . import drawing, peer
 
-COLORS = {"numflow": "tab:blue", "Inferflow": "tab:orange", "GGUF": "tab:green"}
+APART = ("q2+1%", "q3h+0.5%", "q4+0.5%")
 
 
 def weight_error(lab, places):
@@ -63,6 +63,10 @@ def _encoders(lab, places):
     for name, scheme in SCHEMES.items():
         family = "numflow" if name in ROW_SCHEMES else "Inferflow"
         yield family, name, lambda x, s=scheme: decode(encode(x, s), s, x.shape[1]), scheme.bits_per_weight
+    for name in APART:
+        scheme = find(name)
+        yield "numflow, outliers apart", name, lambda x, s=scheme: decode(
+            encode(x, s), s, x.shape[1]), scheme.bits_per_weight
     library = peer.library(places["llama_cpp"])
     if library is None:
         lab.text("llama.cpp's library was not at hand: GGUF's types are left out of this part.")
@@ -111,56 +115,70 @@ def _frontier(lab, rows, labels):
                                          "a file's own type holds exactly is below the picture")):
         plt = lab.pyplot()
         height = -(-len(labels) // 3)
-        figure, axes = plt.subplots(height, 3, squeeze=False, figsize=(15, 4.5 * height), layout="constrained")
-        for axis, label in zip(axes.flat, labels):
-            _panel(axis, rows, label, flat)
+        figure, axes = plt.subplots(height, 3, squeeze=False, sharex=True, sharey=True, figsize=(15, 5 * height),
+                                    layout="constrained")
+        shown = [_panel(axis, rows, label, flat) for axis, label in zip(axes.flat, labels)]
         for axis in axes.flat[len(labels):]:
             axis.set_visible(False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel("rms error / rms weight" + " × 2^bits" * flat)
+        axes.flat[0].legend(loc="upper right")
+        for axis, found in zip(axes.flat, shown):
+            drawing.names(axis, found)
         lab.figure(figure, name, caption)
         plt.close(figure)
 
 
-def _panel(axis, rows, label, flat):
-    for family, color in COLORS.items():
+def _panel(axis, rows, label, flat) -> list[tuple[float, float, str, str]]:
+    """Draw one set's points; returns (bits, error, name, family) of those that are in the picture."""
+    low, high = (1, 6) if flat else (2e-3, 0.6)
+    shown = []
+    for family in ("numflow", "numflow, outliers apart", "Inferflow", "GGUF"):
         points = sorted((r["bits"][label], r["errors"][label] * (2 ** r["bits"][label] if flat else 1), r["scheme"])
                         for r in rows if r["family"] == family and r["errors"][label])
-        if not points:
-            continue
-        bits, errors, names = zip(*points)
-        axis.plot(bits, errors, "o-" if family == "numflow" else "o", color=color, markersize=4, label=family)
-        for at, name in zip(zip(bits, errors), names):
-            axis.annotate(name, at, fontsize=6, xytext=(2, 3), textcoords="offset points", clip_on=True)
-    axis.set(title=label, xlabel="bits per weight", yscale="log", ylim=(1, 6) if flat else (2e-3, 0.6),
-             ylabel="rms error / rms weight" + " * 2^bits" * flat)
+        if points:
+            bits, errors, _ = zip(*points)
+            drawing.points(axis, family, bits, errors, line=family == "numflow")
+            shown += [(x, y, name, family) for x, y, name in points if low < y < high]
+    axis.set(title=label, xlabel="bits per weight", yscale="log", xlim=(2, 9.4), ylim=(low, high))
     axis.grid(alpha=0.3, which="both" if flat else "major")
-    axis.legend(loc="upper right")
+    return shown
 
 
 def _tensors(lab, sets):
-    """Heat map of q3h's error by layer and kind of matrix, for each real model."""
+    """Heat map of q3h's error by layer and kind of matrix, for each real model, all in the same colours."""
     plt, scheme = lab.pyplot(), find("q3h")
     models = {label: matrices for label, matrices in sets.items() if len(matrices) > 1}
     if not models:
         return
-    figure, axes = plt.subplots(1, len(models), squeeze=False, figsize=(6 * len(models), 6))
-    for axis, (label, matrices) in zip(axes.flat, models.items()):
-        errors = {}
-        for name, x in matrices.items():
-            parts = name.split(".")
-            at = next(i for i, part in enumerate(parts) if part.isdigit())
-            kind = ".".join(parts[at + 1:]).removesuffix(".weight")
-            error, whole = _relative(x, decode(encode(x, scheme), scheme, x.shape[1]))
-            errors[int(parts[at]), kind] = (error / whole) ** 0.5
-        kinds = list(dict.fromkeys(kind for _, kind in errors))
-        layers = sorted({layer for layer, _ in errors})
-        image = axis.imshow([[errors.get((layer, kind), np.nan) for kind in kinds] for layer in layers], aspect="auto")
-        axis.set(title=label, ylabel="layer", xticks=range(len(kinds)))
-        axis.set_xticklabels(kinds, rotation=60, ha="right", fontsize=7)
-        figure.colorbar(image, ax=axis)
+    figure, axes = plt.subplots(len(models), 1, squeeze=False, figsize=(9, 2.3 * len(models)), layout="constrained")
+    tables = {label: _by_layer(matrices, scheme) for label, matrices in models.items()}
+    everything = [error for errors in tables.values() for error in errors.values()]
+    limits = {"vmin": np.quantile(everything, 0.01), "vmax": np.quantile(everything, 0.99)}
+    for axis, (label, errors) in zip(axes.flat, tables.items()):
+        kinds, layers = list(dict.fromkeys(kind for _, kind in errors)), sorted({layer for layer, _ in errors})
+        image = axis.imshow([[errors.get((layer, kind), np.nan) for layer in layers] for kind in kinds], aspect="auto",
+                            cmap="viridis", **limits)
+        axis.set(title=label, xlabel="layer", yticks=range(len(kinds)))
+        axis.set_yticklabels(kinds, fontsize=8)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         lab.results.setdefault("q3h_by_tensor", {})[label] = {f"{a}.{b}": e for (a, b), e in errors.items()}
+    figure.colorbar(image, ax=axes, label="rms error / rms weight", extend="both")
     lab.heading("q3h by tensor")
-    lab.figure(figure, "error_by_tensor", "Relative rms error of q3h in each matrix")
+    lab.figure(figure, "error_by_tensor", "Relative rms error of q3h in each matrix; the same colours for all models")
     plt.close(figure)
+
+
+def _by_layer(matrices, scheme) -> dict[tuple[int, str], float]:
+    """(layer, kind of matrix) -> relative rms error."""
+    errors = {}
+    for name, x in matrices.items():
+        parts = name.split(".")
+        at = next(i for i, part in enumerate(parts) if part.isdigit())
+        kind = ".".join(parts[at + 1:]).removesuffix(".weight")
+        error, whole = _relative(x, decode(encode(x, scheme), scheme, x.shape[1]))
+        errors[int(parts[at]), kind] = (error / whole) ** 0.5
+    return errors
 
 
 def _codes(lab, sets):
@@ -170,7 +188,7 @@ def _codes(lab, sets):
     from numflow.quant.search_kernels import search
 
     plt, x = lab.pyplot(), sets["normal"]["normal"]
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.5))
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
     used = {}
     for axis, (ours, theirs) in zip(axes, (("q3h", "q3h_b64t1"), ("q4", "q4_b64t1"), ("q6", "q6_b64t1"))):
         scheme, other = find(ours), find(theirs)
@@ -180,13 +198,18 @@ def _codes(lab, sets):
             codes = np.stack([codes % PAIR_LEVELS, codes // PAIR_LEVELS])
         for name, values in ((ours, search(x, scheme).codes), (theirs, codes)):
             shares = np.bincount(values.ravel(), minlength=scheme.levels) / values.size
-            axis.step(np.arange(len(shares)), shares, where="mid", label=name)
-            used[name] = {"entropy": float(-np.sum(shares[shares > 0] * np.log2(shares[shares > 0]))),
-                          "levels": int(np.count_nonzero(shares))}
-        axis.set(xlabel="code", ylabel="share of weights")
-        axis.legend()
+            entropy = float(-np.sum(shares[shares > 0] * np.log2(shares[shares > 0])))
+            used[name] = {"entropy": entropy, "levels": int(np.count_nonzero(shares))}
+            family = "numflow" if name == ours else "Inferflow"
+            axis.stairs(shares, np.arange(len(shares) + 1) - 0.5, fill=name == ours, alpha=0.45 if name == ours else 1,
+                        linewidth=1.5, color=drawing.STYLES[family][0], label=f"{name}: {entropy:.2f} bits of entropy")
+        axis.axhline(1 / scheme.levels, color="gray", linewidth=0.8, linestyle=":")
+        axis.set(xlabel="code", title=f"{scheme.levels} levels", ylim=(0, 2.2 / scheme.levels))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.legend(loc="upper right", fontsize=8)
+    axes[0].set_ylabel("share of weights")
     lab.results["codes"] = used
     lab.heading("Distribution of codes")
     lab.table(["scheme", "levels used", "entropy, bits"], [[n, u["levels"], u["entropy"]] for n, u in used.items()])
-    lab.figure(figure, "codes", "Share of each code, on normal weights")
+    lab.figure(figure, "codes", "Share of each code, on normal weights; a dotted line where all were used alike")
     plt.close(figure)

@@ -3,9 +3,9 @@
 Matrices are grouped by what they are and by where in the depth of the model they stand. Each group in turn is quantised
 to PROBE, and the divergence of the model's predictions from what they were is measured on a sample of the calibration
 text. Divergence grows with the square of the weights' error, which is measured for each scheme on some rows of each
-matrix; so what every scheme would do to a group follows from the one measurement of divergence. From the smallest
-scheme everywhere, the group and scheme that save most divergence per byte are taken until nothing more fits. A matrix
-that is quantised already may also stay as it is: to quantise it anew would add an error and save nothing.
+matrix; so what every scheme would do to a group follows from the one measurement of divergence. Of all ways to choose
+that meet the size, the one with the least sum is taken. A matrix that is quantised already may also stay as it is: to
+quantise it anew would add an error and save nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
 PROBE = "q3"
 DEPTHS = 4
+_BINS = 20_000     # that the bytes are counted in when schemes are chosen
 SAMPLED_ROWS = 32  # of each matrix, on which the error of each scheme is measured
 
 
@@ -169,7 +170,7 @@ def _worth_it(group: Group) -> list[str]:
 
 
 def allocate(found: list[Group], costs: list[float], bits: float) -> list[str]:
-    """What each group becomes.
+    """What each group becomes so that the sum of what is foreseen is least (a knapsack, solved by its table).
 
     costs: divergence when a group is quantised to PROBE.
 
@@ -177,20 +178,40 @@ def allocate(found: list[Group], costs: list[float], bits: float) -> list[str]:
         RequestError: fewer bits than the smallest scheme takes.
     """
     check_size(found, bits)
-    budget = bits * sum(group.weights for group in found) / 8
     names = [_worth_it(group) for group in found]
-    taken = [0] * len(found)
-    used = sum(group.sizes[options[0]] for group, options in zip(found, names))
+    more = [[group.sizes[name] - group.sizes[options[0]] for name in options] for group, options in zip(found, names)]
+    spare = bits * sum(group.weights for group in found) / 8
+    spare -= sum(group.sizes[options[0]] for group, options in zip(found, names))
+    room = _BINS + len(found)  # bytes of each group are rounded up, so that all together may still fit
+    bins = [[0 if not extra else int(np.ceil(extra / spare * _BINS)) if extra <= spare else room + 1 for extra in row]
+            for row in more]
+    foreseen = [[cost * group.errors[name] / max(group.errors[PROBE], 1e-30) for name in options]
+                for group, cost, options in zip(found, costs, names)]
+    taken = _table(bins, foreseen, room)
+    for capacity in range(room, _BINS - 1, -1):
+        chosen = _walk_back(taken, bins, capacity)
+        if sum(row[option] for row, option in zip(more, chosen)) <= spare:
+            break
+    return [options[option] for options, option in zip(names, chosen)]
 
-    def foreseen(index: int, option: int) -> float:
-        errors = found[index].errors
-        return costs[index] * errors[names[index][option]] / max(errors[PROBE], 1e-30)
 
-    while True:
-        steps = [(saved / more, i, s, more) for i, group in enumerate(found) for s in range(taken[i] + 1, len(names[i]))
-                 if used + (more := group.sizes[names[i][s]] - group.sizes[names[i][taken[i]]]) <= budget
-                 and (saved := foreseen(i, taken[i]) - foreseen(i, s)) > 0]
-        if not steps:
-            return [options[option] for options, option in zip(names, taken)]
-        _, index, option, more = max(steps)
-        taken[index], used = option, used + more
+def _table(bins: list[list[int]], foreseen: list[list[float]], room: int) -> np.ndarray:
+    """uint8 [groups, room + 1]: the option that a group takes when it and those before it may fill so many bins."""
+    least, taken = np.zeros(room + 1), np.zeros((len(bins), room + 1), np.uint8)
+    for sizes, values, choice in zip(bins, foreseen, taken):
+        before, least = least, np.full(room + 1, np.inf)
+        for option, (size, value) in enumerate(zip(sizes, values)):
+            if size <= room:
+                total = before[:room + 1 - size] + value
+                better = total < least[size:]
+                least[size:][better], choice[size:][better] = total[better], option
+    return taken
+
+
+def _walk_back(taken: np.ndarray, bins: list[list[int]], capacity: int) -> list[int]:
+    """The option of each group when all together may fill `capacity` bins."""
+    chosen = []
+    for choice, sizes in zip(taken[::-1], bins[::-1]):
+        chosen.append(int(choice[capacity]))
+        capacity -= sizes[chosen[-1]]
+    return chosen[::-1]
