@@ -14,7 +14,7 @@ import math
 from numflow.cuda.attention_exact import exact_kernel
 from numflow.cuda.attention_few import few_kernel
 from numflow.cuda.attention_join import join
-from numflow.cuda.attention_many import ROWS, WIDEST, many_kernel
+from numflow.cuda.attention_many import ROWS, WIDEST, many_kernel, warps_across
 from numflow.cuda.cache_code import width
 from numflow.cuda.call import N_SEQUENCES, N_TOKENS, Call, Sizes, ceil
 from numflow.cuda.device import Launch
@@ -24,7 +24,8 @@ PART_KEYS = 128   # keys of a part, at least
 MOST_PARTS = 64
 EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
-FEW_ROWS = 16     # of a key head, that attention_few works on at a time
+FEW_ROWS = 16     # of a key head, up to which a sequence has few
+NARROW = 64       # columns of heads of which attention_few has registers for 16 rows at a time; of wider ones, for 8
 ANY = 2**31 - 1   # tokens of a sequence
 
 
@@ -73,6 +74,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
     """The calls for sequences with few and with many tokens, and how many parts there are."""
     group = heads // kv_heads
     few = max(FEW_ROWS // group, 1)  # tokens
+    rows = ROWS // warps_across(sizes_of[1], sizes_of[3])
 
     def longest(sizes: Sizes) -> int:
         return max(sizes.rows[N_TOKENS] - sizes.rows[N_SEQUENCES] + 1, 1)
@@ -84,7 +86,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
         return longest(sizes) > few
 
     def tiles(sizes: Sizes) -> int:  # of rows of many tokens; each sequence has a last one that is not full
-        return ceil(sizes.rows[N_TOKENS] * group, ROWS) + sizes.rows[N_SEQUENCES] - 1
+        return ceil(sizes.rows[N_TOKENS] * group, rows) + sizes.rows[N_SEQUENCES] - 1
 
     def parts(sizes: Sizes) -> int:
         blocks = kv_heads * (has_few(sizes) * sizes.rows[N_SEQUENCES] + has_many(sizes) * tiles(sizes))
@@ -92,7 +94,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
         return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1)))
 
     def attend_few(sizes: Sizes) -> Launch:
-        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= WIDEST // 2
+        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW
         limit = few if has_many(sizes) else ANY
         return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags),
                       (kv_heads, sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))

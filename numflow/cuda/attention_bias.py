@@ -6,7 +6,6 @@ from numflow.cuda.arithmetic import log, tanh
 from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.scalar import f32, i32, u32
 
-
 LOG2_E = 1.4426950408889634
 
 

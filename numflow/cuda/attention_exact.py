@@ -20,8 +20,6 @@ from numflow.cuda.scalar import f32, i32, u32
 from numflow.quant.kv import CODED
 
 
-
-
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
                  has_sinks: bool, has_buckets: bool) -> Kernel:
@@ -32,7 +30,8 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     parts, queries = LocalArray(f32, columns), SharedArray(f32, -(-k_width // 32) * 32)
     weights, blocks_of, places_of = SharedArray(f32, 32), SharedArray(u32, 32), SharedArray(u32, 32)
     key_of, value_of = floats(k_type, k_dim), element(v_type, v_dim)
-    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets, 1.0)
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
 
@@ -62,7 +61,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
             peak, total = sinks[head], f32(1)
         shares = u32(grid_z())
         if shares > 1 and first < end:
-            share = u32((u32(end - first) + 32 * shares - 1) // u32(32 * shares) * 32)
+            share = u32(u32(u32(end - first) + 32 * shares - 1) // u32(32 * shares) * 32)
             first = i32(first + block_z() * share)
             end = i32(first + share) if first + share < end else end
         begin = first

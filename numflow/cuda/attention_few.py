@@ -1,8 +1,9 @@
 """Attention of few rows over many keys, on tensor cores: decoding, from the paged cache in any type but float32.
 
 A block has a sequence, a head of keys and one of the parts that its keys are cut into, and works for all rows of that
-head: the query heads of its group, of all the sequence's new tokens, 8 or 16 at a time. So every key is read once. Its 4
-warps take 32 keys in turn and join their sums in shared memory; attention_join.py joins the parts.
+head: the query heads of its group, of all the sequence's new tokens, 8 or 16 at a time. So every key is read once. Its
+4 warps take 32 keys in turn (16 where registers are scarce) and join their sums in shared memory; attention_join.py
+joins the parts.
 
 With keys as the left and queries as the right side of a product, a lane needs whole pieces of 8 columns of two keys,
 which is what memory has side by side: keys and values go from the cache to registers, are decoded there and multiplied,
@@ -40,24 +41,25 @@ from numflow.cuda.scalar import f32, i32, u32
 from numflow.quant.kv import CODED
 
 WARPS = 4
-STEP = 32  # keys of a warp at a time: they lie in one block of the cache
 
 
 @functools.cache
 def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has_cap: bool,
                has_slopes: bool, has_sinks: bool, has_buckets: bool) -> Kernel:
     """Grid (key heads, sequences, parts); tiles: of 8 rows at a time."""
+    halves = 2 if tiles * width(k_type, k_dim) <= 128 else 1  # of 16 keys, of a warp at a time
+    step, s_count = 16 * halves, 4 * halves * tiles
     rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // 64)
     turned_back = v_type in CODED
-    queries, scores, factors = LocalArray(u32, tiles * rounds * 4), LocalArray(f32, 8 * tiles), LocalArray(f32, 2 * tiles)
+    queries, scores = SharedArray(u32, 128 * tiles * rounds), LocalArray(f32, s_count)
     sums, eight = LocalArray(f32, v_rounds * 16 * tiles), LocalArray(f32, 8)
-    peaks_of, totals_of = LocalArray(f32, 2 * tiles), LocalArray(f32, 2 * tiles)
+    peaks_of, totals_of, factors = (LocalArray(f32, 2 * tiles) for _ in range(3))
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2 * tiles) for _ in range(4))
     shared = SharedArray(f32, 2 * 32 * (v_rounds * 16 * tiles + 4 * tiles))
-    handed = SharedArray(u32, 128 * tiles * rounds)
-    keys_at, values_at, bias = region(k_type, k_dim), region(v_type, v_dim), biased(has_cap, has_slopes, has_buckets, LOG2_E)
-    take_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles)
-    value_products, join_warps = _value_products(v_type, v_dim, tiles), _join_warps(v_rounds * 16, tiles)
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
+    make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
+    value_products, join_warps = _value_products(v_type, v_dim, tiles, halves), _join_warps(v_rounds * 16, tiles)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
 
@@ -80,7 +82,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
         peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
         first_row = u32(0)
         while first_row < rows:
-            take_queries(query, handed(), x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
+            make_queries(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
                          lane)
             for i in range(2 * tiles):
                 row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
@@ -97,18 +99,18 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             last_row = u32(first_row + 8 * tiles - 1) if first_row + 8 * tiles - 1 < rows else u32(rows - 1)
             first, _ = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
             _, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
-            first = i32(u32(first) & u32(0xFFFFFFFF - STEP + 1))
-            share = i32(u32(u32(end - first) + STEP * shares - 1) // u32(STEP * shares) * STEP)
+            first = i32(u32(first) & u32(0xFFFFFFFF - step + 1))
+            share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
             first = i32(first + i32(block_z()) * share)
             end = i32(first + share) if first + share < end else end
-            at = i32(first + STEP * i32(warp))
+            at = i32(first + step * i32(warp))
             while at < end:
                 block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
                 last = u32(end - at - 1)
                 key_products(s, query, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
                 for i in range(2 * tiles):
                     largest = f32(LOWEST)
-                    for key in range(4):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
+                    for key in range(2 * halves):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         where = i32(at + 8 * key + i32(lane >> u32(2)))
                         score = bias(s[n], scale, cap, slopes, buckets, i32(where - spots[i]), u32(own[i]), heads,
@@ -120,14 +122,13 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                     largest = fmax(fmax(largest, shuffle_xor(largest, 16)), peaks[i])
                     fades[i], peaks[i] = exp2(peaks[i] - largest), largest
                     totals[i] *= fades[i]
-                    for key in range(4):
+                    for key in range(2 * halves):
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
                         totals[i] += s[n]
-                for i in range(v_rounds * 16 * tiles):
-                    acc[i] *= fades[i // 4 % tiles * 2 + i % 2]
-                value_products(acc, s, values_at(v, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
-                at = i32(at + STEP * WARPS)
+                value_products(acc, fades, s, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
+                               last, lane)
+                at = i32(at + step * WARPS)
             for i in range(2 * tiles):
                 totals[i] += shuffle_xor(totals[i], 4)
                 totals[i] += shuffle_xor(totals[i], 8)
@@ -136,9 +137,10 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             if warp == 0:
                 for i in range(2 * tiles):
                     row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
-                    token = u32(begin_token + row // group)
-                    part = partial + ((token * heads + own[i]) * shares + block_z()) * (v_dim + 2)
-                    to, factor = y + (token * y_stride + own[i] * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
+                    token, head = u32(begin_token + row // group), u32(kv_head * group + row % group)
+                    part = partial + ((token * heads + head) * shares + block_z()) * (v_dim + 2)
+                    to = y + (token * y_stride + head * v_dim)
+                    factor = f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
                     if shares > 1:
                         to, factor = part + 2, f32(1)
                         if row < rows and lane < 4:
@@ -160,11 +162,11 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
 def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:
     """Rows of queries as the right side of products, rotated where keys are: lane has piece 4 r + t of row g.
 
-    Each warp makes some of them for all, through shared memory.
+    They stay in shared memory; each warp makes some of them.
     """
 
     @device
-    def take(query, memory, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp, lane):
+    def make(memory, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp, lane):
         item = warp
         while item < tiles * rounds:
             row = u32(first_row + item // u32(rounds) * 8 + (lane >> u32(2)))
@@ -178,55 +180,57 @@ def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:
                    pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
             item = u32(item + WARPS)
         sync_block()
-        for i in range(tiles * rounds):
-            query[4 * i], query[4 * i + 1], query[4 * i + 2], query[4 * i + 3] = load4(memory, u32(4 * (32 * i + lane)))
 
-    return take
+    return make
 
 
-def _key_products(k_type: str, k_dim: int, tiles: int) -> DeviceFunction:
-    """Products of 32 keys and all rows; keys beyond the `last` stand for it."""
+def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceFunction:
+    """Products of 16 or 32 keys and all rows; keys beyond the `last` stand for it."""
     pieces = width(k_type, k_dim) // 8
     rounds, whole = -(-pieces // 4), pieces % 4 == 0
-    fetch, halves = fetcher(k_type, k_dim), halver(k_type)
+    fetch, halves, words = fetcher(k_type, k_dim), halver(k_type), LocalArray(u32, 4 * tiles)
 
     @device
     def multiply(s, query, keys, block_size, place, last, lane):
-        for n in range(8 * tiles):
+        b = words()
+        for n in range(4 * sixteens * tiles):
             s[n] = f32(0)
-        for m in range(2):
-            near, far = u32(16 * m + (lane >> u32(2))), u32(16 * m + 8 + (lane >> u32(2)))
-            near, far = u32(place + (near if near < last else last)), u32(place + (far if far < last else last))
-            for r in range(rounds):
-                piece = u32(4 * r + (lane & u32(3)))
-                a0, a1, a2, a3 = u32(0), u32(0), u32(0), u32(0)
-                b0, b1, b2, b3 = u32(0), u32(0), u32(0), u32(0)
+        for r in range(rounds):
+            piece = u32(4 * r + (lane & u32(3)))
+            for j in range(tiles):
+                at = 4 * j
+                b[at], b[at + 1], b[at + 2], b[at + 3] = load4(query, u32(4 * (32 * (j * rounds + r) + lane)))
+            for m in range(sixteens):
+                near, far = u32(16 * m + (lane >> u32(2))), u32(16 * m + 8 + (lane >> u32(2)))
+                near, far = u32(place + (near if near < last else last)), u32(place + (far if far < last else last))
+                n0, n1, n2, n3 = u32(0), u32(0), u32(0), u32(0)
+                f0, f1, f2, f3 = u32(0), u32(0), u32(0), u32(0)
                 if whole or piece < pieces:
-                    a0, a1, a2, a3 = fetch(keys, block_size, near, piece)
-                    b0, b1, b2, b3 = fetch(keys, block_size, far, piece)
-                    a0, a1, a2, a3 = halves(a0, a1, a2, a3, piece)
-                    b0, b1, b2, b3 = halves(b0, b1, b2, b3, piece)
+                    n0, n1, n2, n3 = fetch(keys, block_size, near, piece)
+                    f0, f1, f2, f3 = fetch(keys, block_size, far, piece)
+                    n0, n1, n2, n3 = halves(n0, n1, n2, n3, piece)
+                    f0, f1, f2, f3 = halves(f0, f1, f2, f3, piece)
                 for j in range(tiles):
-                    n, c = 4 * (j * rounds + r), 4 * (m * tiles + j)
-                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(a0, b0, a1, b1, query[n], query[n + 1],
+                    at, c = 4 * j, 4 * (m * tiles + j)
+                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(n0, f0, n1, f1, b[at], b[at + 1],
                                                                  s[c], s[c + 1], s[c + 2], s[c + 3])
-                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(a2, b2, a3, b3, query[n + 2], query[n + 3],
+                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(n2, f2, n3, f3, b[at + 2], b[at + 3],
                                                                  s[c], s[c + 1], s[c + 2], s[c + 3])
 
     return multiply
 
 
-def _value_products(v_type: str, v_dim: int, tiles: int) -> DeviceFunction:
-    """Adds the values of 32 keys, weighted by what the scores have become."""
+def _value_products(v_type: str, v_dim: int, tiles: int, sixteens: int) -> DeviceFunction:
+    """Fades the sums, and adds the values of 16 or 32 keys, weighted by what the scores have become."""
     pieces = width(v_type, v_dim) // 8
     rounds, whole = -(-pieces // 8), pieces % 8 == 0
     fetch, halves = fetcher(v_type, v_dim), halver(v_type)
     weights, words = LocalArray(u32, 2 * tiles), LocalArray(u32, 16)
 
     @device
-    def multiply(acc, s, values, block_size, place, last, lane):
+    def multiply(acc, fades, s, values, block_size, place, last, lane):
         w, p = words(), weights()
-        for m in range(2):
+        for m in range(sixteens):
             for j in range(tiles):
                 c = 4 * (m * tiles + j)
                 p[2 * j] = transpose_matrix(pack_halves(s[c], s[c + 1]))
@@ -246,6 +250,9 @@ def _value_products(v_type: str, v_dim: int, tiles: int) -> DeviceFunction:
                     c, d = prmt(w[4 * u + 2], w[4 * u + 3], u32(0x5410)), prmt(w[4 * u + 2], w[4 * u + 3], u32(0x7632))
                     for j in range(tiles):
                         n = ((4 * r + u) * tiles + j) * 4
+                        if m == 0:
+                            for i in range(4):
+                                acc[n + i] *= fades[2 * j + i % 2]
                         acc[n], acc[n + 1], acc[n + 2], acc[n + 3] = mma_f16(
                             a, b, c, d, p[2 * j], p[2 * j + 1], acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 

@@ -1,8 +1,10 @@
 """Attention of many rows, on tensor cores: prompts, over the paged cache in any type but float32.
 
-A block has 64 rows, pairs of a token and a query head of one group, and walks over the keys that they see, 64 at a time
-(32 where heads are wide). The sums of a row stay in registers: the largest score so far, the sum of weights, the
-weighted values; a larger score fades what was there (online softmax).
+A block has 64 rows, pairs of a token and a query head of one group, 16 for each of its 4 warps, and walks over the keys
+that they see, 64 at a time (32 where heads are wide). Where values have more than 128 columns, registers hold half of
+them: a block has 32 rows, and two warps work for the same 16. The sums of
+a row stay in registers: the largest score so far, the sum of weights, the weighted values; a larger score fades what
+was there (online softmax).
 
     S [rows, keys] = Q K^T      O [rows, columns] = fade * O + exp2(S - peak) V
 
@@ -13,11 +15,13 @@ and attention_join.py joins what they leave.
 """
 
 import functools
+from collections.abc import Callable
 
 from numflow.cuda.arithmetic import exp2, fmax, load_columns, load_matrices, mma_f16, pack_halves
 from numflow.cuda.attention_bias import LOG2_E, biased, seen
 from numflow.cuda.attention_join import LOWEST
-from numflow.cuda.cache_code import fetcher, halver, pitch, region, width
+from numflow.cuda.attention_tile import query_taker, sixteens, stager
+from numflow.cuda.cache_code import pitch, region
 from numflow.cuda.call import N_SEQUENCES
 from numflow.cuda.hadamard import rotate_eight
 from numflow.cuda.intrinsic import LocalArray, SharedArray
@@ -25,14 +29,11 @@ from numflow.cuda.intrinsics import (
     block_x,
     block_y,
     block_z,
-    copy_async,
-    copy_commit,
     copy_wait,
     grid_x,
     grid_z,
     lane_index,
     shuffle_xor,
-    store4,
     sync_block,
     thread_index,
 )
@@ -40,13 +41,13 @@ from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.quant.kv import CODED
 
-ROWS = 64        # of a block: 16 for each of 4 warps
-WIDEST = 256     # columns of a head
+ROWS = 64     # of a block, at most
+WIDEST = 256  # columns of a head
 
 
-def sixteens(kind: str, columns: int) -> int:
-    """Steps of 16 columns of a row in shared memory."""
-    return -(-width(kind, columns) // 16)
+def warps_across(v_type: str, v_dim: int) -> int:
+    """Warps that share the columns of 16 rows; a block has ROWS / warps_across rows."""
+    return 2 if sixteens(v_type, v_dim) > 8 else 1
 
 
 @functools.cache
@@ -55,19 +56,22 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
     """Grid (tiles of all sequences, key heads, parts)."""
     k_steps, v_steps = sixteens(k_type, k_dim), sixteens(v_type, v_dim)
     keys = 64 if max(k_steps, v_steps) <= 8 else 32
-    n_tiles, v_tiles = keys // 8, -(-v_steps // 2) * 4
+    across = warps_across(v_type, v_dim)
+    most_rows, n_tiles, v_tiles = ROWS // across, keys // 8, -(-v_steps // (2 * across)) * 4
     k_pitch, v_pitch = 8 * k_steps + 4, 8 * v_steps + 4  # words of a row: 4 more, so that no banks collide
     k_memory, v_memory = SharedArray(u32, keys * k_pitch), SharedArray(u32, keys * v_pitch)
     queries, scores, sums = LocalArray(u32, 4 * k_steps), LocalArray(f32, 4 * n_tiles), LocalArray(f32, 4 * v_tiles)
     eight, peaks_of, totals_of, fades_of = (LocalArray(f32, n) for n in (8, 2, 2, 2))
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2) for _ in range(4))
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
-    take_queries, put_sums = _queries(k_type, k_dim, keys, k_pitch), _put_sums(v_type in CODED, v_tiles)
-    key_words, fetch_keys, put_keys = _stage(k_type, k_dim, keys, k_pitch)
-    value_words, fetch_values, put_values = _stage(v_type, v_dim, keys, v_pitch)
-    products, weigh = _products(k_steps, n_tiles, k_pitch), _weigh(keys // 16, v_steps, v_pitch)
+    take_queries = query_taker(k_type, k_dim, keys, k_pitch, most_rows)
+    put_sums = _put_sums(v_type in CODED, v_tiles)
+    key_words, fetch_keys, put_keys = stager(k_type, k_dim, keys, k_pitch)
+    value_words, fetch_values, put_values = stager(v_type, v_dim, keys, v_pitch)
+    products, weigh = _products(k_steps, n_tiles, k_pitch), _weigh(keys // 16, min(v_steps, v_tiles // 2), v_pitch)
     soften = _soften(n_tiles, biased(has_cap, has_slopes, has_buckets, LOG2_E))
     staged_k, staged_v = LocalArray(u32, key_words), LocalArray(u32, value_words)
+    clear, fade = _in_runs(4 * v_tiles, _clear), _in_runs(4 * v_tiles, _fade)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
 
@@ -82,7 +86,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         rows, sequences = u32(0), u32(counts[N_SEQUENCES])
         while sequence < sequences:  # the last tiles come first: they see the most keys
             tokens = u32(starts[sequence + 1] - starts[sequence])
-            tiles = u32((tokens * group + u32(ROWS - 1)) // u32(ROWS)) if tokens > most else u32(0)
+            tiles = u32(u32(tokens * group + u32(most_rows - 1)) // u32(most_rows)) if tokens > most else u32(0)
             if tile < tiles:
                 rows = u32(tokens * group)
                 break
@@ -90,13 +94,15 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         if rows == 0:
             return
         begin_token, length = u32(starts[sequence]), i32(lengths[sequence])
-        blocks, shares, first_row = table + sequence * table_stride, u32(grid_z()), u32(tile * u32(ROWS))
+        blocks, shares, first_row = table + sequence * table_stride, u32(grid_z()), u32(tile * u32(most_rows))
         query, s, acc, x = queries(), scores(), sums(), eight()
         peaks, totals, fades = peaks_of(), totals_of(), fades_of()
         spots, lows, highs, own = spots_of(), lows_of(), highs_of(), heads_of()
         k_tile, v_tile, k_words, v_words = k_memory(), v_memory(), staged_k(), staged_v()
-        row = u32(first_row + 16 * (thread >> u32(5)) + (lane >> u32(2)))
-        take_queries(query, k_tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, lane)
+        warp, columns = u32((thread >> u32(5)) // u32(across)), u32((thread >> u32(5)) % u32(across) * (8 * v_tiles))
+        row = u32(first_row + 16 * warp + (lane >> u32(2)))
+        take_queries(query, k_tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, warp,
+                     lane)
         for i in range(2):
             mine = u32(row + 8 * i)
             there = mine < rows
@@ -107,9 +113,8 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
             peaks[i], totals[i] = f32(LOWEST), f32(0)
             if has_sinks and block_z() == 0 and there:
                 peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane & u32(3) == u32(0) else f32(0)
-        for i in range(4 * v_tiles):
-            acc[i] = f32(0)
-        last_row = u32(first_row + u32(ROWS - 1)) if first_row + u32(ROWS - 1) < rows else u32(rows - 1)
+        clear(acc, fades)
+        last_row = u32(first_row + u32(most_rows - 1)) if first_row + u32(most_rows - 1) < rows else u32(rows - 1)
         first, all_to = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
         all_from, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
         first = i32(u32(first) & u32(0xFFFFFFFF - keys + 1))
@@ -137,11 +142,11 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
                 block, place = u32(blocks[u32(following) // block_size]), u32(u32(following) % block_size)
                 fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
                            u32(end - following - 1), thread)
-            soften(s, peaks, totals, fades, spots, lows, highs, own, at < all_from or following > all_to, at, scale, cap,
-                   slopes, buckets, heads, n_buckets, spread, causal, lane)
-            for i in range(4 * v_tiles):
-                acc[i] *= fades[i // 2 % 2]
-            weigh(acc, s, v_tile, lane)
+            edge = at < all_from or following > all_to
+            soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, scale, cap, slopes, buckets, heads,
+                   n_buckets, spread, causal, lane)
+            fade(acc, fades)
+            weigh(acc, s, v_tile, columns, lane)
             if following < end:
                 put_keys(k_words, k_tile, thread)
             copy_wait()
@@ -151,108 +156,45 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
             totals[i] += shuffle_xor(totals[i], 1)
             totals[i] += shuffle_xor(totals[i], 2)
             token = u32(begin_token + u32(row + 8 * i) // group)
-            part = partial + ((token * heads + own[i]) * shares + block_z()) * (v_dim + 2)
-            to, factor = y + (token * y_stride + own[i] * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
+            head = u32(kv_head * group + u32(row + 8 * i) % group)
+            part = partial + ((token * heads + head) * shares + block_z()) * (v_dim + 2)
+            to, factor = y + (token * y_stride + head * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
             if shares > 1:
                 to, factor = part + 2, f32(1)
-                if row + 8 * i < rows and lane & u32(3) == u32(0):
+                if row + 8 * i < rows and lane & u32(3) == u32(0) and columns == 0:
                     part[0], part[1] = peaks[i] * f32(1 / LOG2_E), totals[i]
-            put_sums(to, x, acc, i, factor, row + 8 * i < rows, v_dim, lane)
+            put_sums(to, x, acc, i, factor, row + 8 * i < rows, columns, v_dim, lane)
 
     return _many
 
 
-def _queries(k_type: str, k_dim: int, at_once: int, row_pitch: int) -> DeviceFunction:
-    """Rows of queries as the left side of products, rotated where keys are; they come through the keys' tile."""
-    steps, turned = sixteens(k_type, k_dim), k_type in CODED
+def _in_runs(count: int, make: Callable[[int], DeviceFunction]) -> DeviceFunction:
+    """What is made for runs of 32 sums, one after the other: a loop over all of them would not become registers."""
 
+    def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
+        @device
+        def run(a, b):
+            first(a, b)
+            second(a, b)
+        return run
+
+    return functools.reduce(both, map(make, range(0, count, 32)))
+
+
+def _clear(first: int) -> DeviceFunction:
     @device
-    def put(tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread):
-        own = u32(thread >> u32(2))
-        while own < at_once:
-            row = u32(first_row + own) if first_row + own < rows else u32(rows - 1)
-            source = q + ((begin_token + row // group) * q_stride + (kv_head * group + row % group) * k_dim)
-            piece = u32(thread & u32(3))
-            while piece < 2 * steps:
-                column = u32(8 * piece)
-                for n in range(8):
-                    x[n] = source[column + n] if column + n < k_dim else f32(0)
-                if turned:
-                    rotate_eight(x, thread, 2, 1)
-                store4(tile, u32(own * row_pitch + 4 * piece), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
-                       pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
-                piece = u32(piece + 4)
-            own = u32(own + 32)
+    def clear(acc, unused):
+        for i in range(32):
+            acc[first + i] = f32(0)
+    return clear
 
+
+def _fade(first: int) -> DeviceFunction:
     @device
-    def take(query, tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, lane):
-        # Lane l names row l % 8 of matrix l // 8: of rows (0, 8) x columns (0, 8), rows first.
-        warp = u32(thread >> u32(5))
-        mine = u32(((lane & u32(15)) + 16 * warp) % u32(at_once) * row_pitch + 4 * (lane >> u32(4)))
-        begin = u32(0)
-        while begin < u32(ROWS):
-            put(tile, x, q, q_stride, begin_token, group, kv_head, u32(first_row + begin), rows, k_dim, thread)
-            sync_block()
-            if 16 * warp >= begin and 16 * warp < begin + at_once:
-                for i in range(steps):
-                    query[4 * i], query[4 * i + 1], query[4 * i + 2], query[4 * i + 3] = load_matrices(
-                        tile, u32(mine + 8 * i))
-            sync_block()
-            begin = u32(begin + at_once)
-
-    return take
-
-
-def _stage(kind: str, columns: int, keys: int, row_pitch: int) -> tuple[int, DeviceFunction, DeviceFunction]:
-    """Words of a thread, fetch and put: from the cache towards shared memory, and the rest of the way.
-
-    4 threads have a key, and every fourth piece of it. Keys beyond the `last` stand for it. Columns that only fill the
-    last step of 16 are zero.
-    """
-    pieces, step = width(kind, columns) // 8, pitch(kind, columns)
-    each, passes, fill = -(-pieces // 4), keys // 32, pieces % 2 == 1
-    fetch, halves = fetcher(kind, columns), halver(kind)
-
-    @device
-    def copy(words, tile, cache, block_size, place, last, thread):
-        for i in range(passes):
-            key = u32(32 * i + (thread >> u32(2)))
-            source = u32((place + (key if key < last else last)) * step)
-            for n in range(each):
-                piece = u32(4 * n + (thread & u32(3)))
-                if piece < pieces:
-                    copy_async(tile, u32(key * row_pitch + 4 * piece), cache, u32(source + 4 * piece))
-                elif fill and piece == pieces:
-                    store4(tile, u32(key * row_pitch + 4 * piece), u32(0), u32(0), u32(0), u32(0))
-        copy_commit()
-
-    @device
-    def nothing(words, tile, thread):
-        return
-
-    if kind == "f16":
-        return 1, copy, nothing
-
-    @device
-    def fetch_all(words, tile, cache, block_size, place, last, thread):
-        for i in range(passes):
-            key = u32(32 * i + (thread >> u32(2)))
-            key = u32(place + (key if key < last else last))
-            for n in range(each):
-                at = 4 * (i * each + n)
-                words[at], words[at + 1], words[at + 2], words[at + 3] = fetch(cache, block_size, key,
-                                                                               u32(4 * n + (thread & u32(3))))
-
-    @device
-    def put_all(words, tile, thread):
-        for i in range(passes):
-            key = u32(32 * i + (thread >> u32(2)))
-            for n in range(each):
-                at, piece = 4 * (i * each + n), u32(4 * n + (thread & u32(3)))
-                a, b, c, d = halves(words[at], words[at + 1], words[at + 2], words[at + 3], piece)
-                store4(tile, u32(key * row_pitch + 4 * piece), a, b, c, d)
-
-    return 4 * each * passes, fetch_all, put_all
+    def fade(acc, fades):
+        for i in range(32):
+            acc[first + i] *= fades[i // 2 % 2]
+    return fade
 
 
 def _products(steps: int, n_tiles: int, row_pitch: int) -> DeviceFunction:
@@ -281,8 +223,8 @@ def _soften(n_tiles: int, bias: DeviceFunction) -> DeviceFunction:
     """Scores become weights; `edge`: some of the keys are not for some of the rows."""
 
     @device
-    def soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, scale, cap, slopes, buckets, heads, n_buckets,
-               spread, causal, lane):
+    def soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, scale, cap, slopes, buckets, heads,
+               n_buckets, spread, causal, lane):
         for i in range(2):
             largest = peaks[i]
             for n in range(2 * n_tiles):
@@ -312,12 +254,13 @@ def _soften(n_tiles: int, bias: DeviceFunction) -> DeviceFunction:
 
 
 def _weigh(steps: int, columns: int, row_pitch: int) -> DeviceFunction:
-    """Adds the values of the tile, weighted; steps: of 16 keys, columns: of 16."""
+    """Adds values of the tile, weighted, from a column on; steps: of 16 keys, columns: of 16."""
 
     @device
-    def multiply(acc, s, tile, lane):
+    def multiply(acc, s, tile, column, lane):
         # Lane l names row l % 8 of matrix l // 8: of keys (0, 8) x columns (0, 8), keys first.
-        mine = u32(((lane & u32(7)) + 8 * (lane >> u32(3) & u32(1))) * row_pitch + 4 * (lane >> u32(4)))
+        row = u32((lane & u32(7)) + 8 * (lane >> u32(3) & u32(1)))
+        mine = u32(row * row_pitch + 4 * (lane >> u32(4)) + column // u32(2))
         for step in range(steps):
             n = 8 * step
             p0, p1 = pack_halves(s[n], s[n + 1]), pack_halves(s[n + 2], s[n + 3])
@@ -336,16 +279,24 @@ def _weigh(steps: int, columns: int, row_pitch: int) -> DeviceFunction:
 def _put_sums(turned: bool, v_tiles: int) -> DeviceFunction:
     """Writes the values of row `i` of the lane's two."""
 
-    @device
-    def put(to, x, acc, i, factor, there, v_dim, lane):
-        for four in range(v_tiles // 4):
+    def of(four: int) -> DeviceFunction:
+        @device
+        def put(to, x, acc, i, factor, there, first_column, v_dim, lane):
             for n in range(8):
                 x[n] = acc[4 * (4 * four + n // 2) + 2 * i + n % 2]
             if turned:
                 rotate_eight(x, lane, 1, 2)
             for n in range(8):
-                column = u32(32 * four + 8 * (n // 2) + n % 2 + 2 * (lane & u32(3)))
+                column = u32(first_column + 32 * four + 8 * (n // 2) + n % 2 + 2 * (lane & u32(3)))
                 if there and column < v_dim:
                     to[column] = x[n] * factor
+        return put
 
-    return put
+    def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
+        @device
+        def put(to, x, acc, i, factor, there, first_column, v_dim, lane):
+            first(to, x, acc, i, factor, there, first_column, v_dim, lane)
+            second(to, x, acc, i, factor, there, first_column, v_dim, lane)
+        return put
+
+    return functools.reduce(both, map(of, range(v_tiles // 4)))
