@@ -20,3 +20,11 @@ def parse_bytes(size: int | float | str, what: str = "memory") -> int:
     if match is None or not (count := int(float(match[1]) * _UNITS[match[2]])):
         raise RequestError(f'{what} should be a size such as "24GB" or "512MiB", is {size!r}')
     return count
+
+
+def in_words(size: float) -> str:
+    """Bytes for people: "4.2 GB", "310 MB"."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}" if size < 10 * scale else f"{size / scale:.0f} {unit}"
+    return f"{size:.0f} bytes"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from numflow.errors import DeviceError, NumflowError, RequestError
 from numflow.network.cost import Load, weight_bytes
@@ -12,6 +13,7 @@ from numflow.partition.events import Simulator
 from numflow.partition.hardware import Cluster
 from numflow.partition.plan import Plan, single_device
 from numflow.partition.price import NUMFLOW, Holding, Memory, Prices, Style
+from numflow.sizes import in_words
 
 OBJECTIVES = ("latency", "throughput")
 CHUNK = 512    # rows of a prompt that run at once
@@ -208,10 +210,12 @@ def _with_reason(c: Candidate, best: Candidate, goal: Goal) -> Candidate:
 def _too_large(c: Candidate, goal: Goal) -> str:
     """Which device lacks memory, and what would fit."""
     name, worst = max((c.memory or {}).items(), key=lambda item: item[1].used / item[1].limit)
-    text = (f"does not fit: device {name} needs {worst.used / 1e9:.1f} GB of {worst.limit / 1e9:.1f} (weights "
-            f"{worst.weights / 1e9:.1f}, keys and values {worst.cache / 1e9:.1f}, scratch {worst.scratch / 1e9:.1f})")
+    text = (f"does not fit: device {name} needs {in_words(worst.used)} of {in_words(worst.limit)} (weights "
+            f"{in_words(worst.weights)}, keys and values {in_words(worst.cache)}, scratch {in_words(worst.scratch)})")
     left = worst.limit - worst.weights - worst.scratch
     if left > 0 and worst.cache > 0:
         tokens = int(goal.batch * goal.context * left / worst.cache)
-        text += f"; {tokens} tokens of all queries together would"
-    return text
+        return text + f"; {tokens} tokens of all queries together would"
+    memory = (c.memory or {}).values()
+    used, smallest = sum(m.used for m in memory), min(m.limit for m in memory)
+    return text + f"; about {ceil(used / smallest)} devices like that would hold it, or weights of fewer bits"

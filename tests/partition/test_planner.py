@@ -103,8 +103,11 @@ def test_what_does_not_fit_says_what_would():
     found = rank(NETWORK, small, "01", Goal(8, 4096, "throughput"))
     assert not found[-1].fits
     reason = next(c for c in found if c.devices == "0;1").reason
-    assert "does not fit: device 1 needs 4.2 GB of 3.0 (weights 1.9" in reason
+    assert "does not fit: device 1 needs 4.2 GB of 3.0 GB (weights 1.9" in reason
     assert "tokens of all queries together would" in reason
+    tiny = replace(CLUSTER, devices={str(i): replace(GPU, memory=3e8) for i in range(2)})
+    reason = next(c for c in rank(NETWORK, tiny, "01", Goal(1, 64)) if c.devices == "0;1").reason
+    assert "of 300 MB" in reason and "devices like that would hold it, or weights of fewer bits" in reason
 
 
 def test_mistakes():
