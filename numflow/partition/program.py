@@ -137,11 +137,11 @@ class PlanProgram:
         """As the `sample` of the Program that has the logits, which picks the tokens."""
         return self._run(batch, entry, "logits", choices)
 
-    def _run(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any] | None) -> np.ndarray | None:
+    def _run(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any] | None) -> Any:
         """One batch, whole or in pieces. choices: one for each wanted row, whose tokens are to be picked."""
         pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._facts(entry, output)[1] else 1
         cut = [(batch, np.arange(len(batch.logit_rows)))] if pieces == 1 else cut_batch(batch, pieces)
-        own = None if choices is None else [[choices[i] for i in wanted] for _, wanted in cut]
+        own = None if choices is None else [[choices[int(i)] for i in wanted] for _, wanted in cut]
         results = self.run_many([piece for piece, _ in cut], entry, output, own)
         if len(cut) == 1 or results[0] is None:
             return results[0]
