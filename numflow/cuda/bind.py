@@ -22,8 +22,11 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 }
 
 
-def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True) -> list[tuple[Step, list[Call | Meeting]]]:
-    """Every step with its calls, in order; together: let kernels do neighbouring steps (fuse.py).
+def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True,
+         units: bool = True) -> list[tuple[Step, list[Call | Meeting]]]:
+    """Every step with its calls, in order.
+
+    together: let kernels do neighbouring steps; units: also where blocks must own 32 results for that (fuse.py).
 
     Raises:
         NetworkError: a step that this executor has no kernel for.
@@ -31,7 +34,7 @@ def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True) -> list[t
     bound = []
     ctx.begin()
     take_rooms(steps, ctx)
-    taken = fused(steps, ctx, BINDERS) if together else {}
+    taken = fused(steps, ctx, BINDERS, units) if together else {}
     for index, step in enumerate(steps):
         binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
         if binder is None:

@@ -88,6 +88,8 @@ class Context:
         """A new list of steps begins: no operand is made yet."""
         self._made: set[tuple[View, str, str]] = set()
         self._produced: set[tuple[View, str, str]] = set()
+        self._late: dict[View, tuple[Ref, int, float]] = {}
+        self._delayed: dict[View, tuple[Ref, int, float]] = {}
 
     @staticmethod
     def stride(width: int) -> int:
@@ -135,17 +137,34 @@ class Context:
         self._made.add((view, kind, runs))
         return before
 
-    def produce(self, view: View, kind: str, runs: str) -> tuple[Ref, Ref]:
-        """Where a step is to put its output as an operand, besides or instead of the view it is about to write."""
+    def place(self, view: View, kind: str) -> tuple[Ref, Ref]:
+        """Where a view's operand of a kind is: x, and what goes with it."""
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
         x = self.scratch(f"{view} as {kind}", size + more)
-        self._produced.add((view, kind, runs))
         return x, x + size
 
+    def produce(self, view: View, kind: str, runs: str) -> tuple[Ref, Ref]:
+        """`place` of a view that a step is about to write, which puts its operand there besides or instead."""
+        self._produced.add((view, kind, runs))
+        return self.place(view, kind)
+
+    def squares(self, view: View) -> Ref:
+        """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear_unit.py)."""
+        return self.scratch(f"squares of {view}", ceil(self.room(view), 8) * view.width // 8)
+
+    def delay(self, view: View, eps: float) -> None:
+        """The step about to write a view leaves its norm to the readers, in runs of few tokens."""
+        self._delayed[view] = self.squares(view), view.width // 32, eps
+
+    def lateness(self, view: View) -> tuple[Ref | None, int, float]:
+        """`squares`, their number for a row and eps of the norm that readers of a view still have to take."""
+        return self._late.get(view, (None, 0, 0.0))
+
     def written(self, view: View) -> None:
-        """A step writes these columns: operands made of them are stale, except those it has made itself."""
+        """A step writes these columns: what was made of them is stale, except what it has made itself."""
         self._made = {made for made in self._made if not overlap(made[0], view)} | self._produced
-        self._produced = set()
+        self._late = {other: late for other, late in self._late.items() if not overlap(other, view)} | self._delayed
+        self._produced, self._delayed = set(), {}
 
     def _alloc(self, nbytes: int) -> Ref:
         self._memory.append(self.device.alloc(nbytes))

@@ -4,6 +4,9 @@ linear, add              the residual is added where the product is stored (few 
 norm, then linears       the norm stores what those matrices read: int8, or 16-bit numbers for tensor cores
 act or act_mul, linears  the same
 rope, rope, cache_write  one kernel turns queries and keys, and stores keys and values
+linear, add, rms_norm    blocks that own 32 results make the norm's operand and leave its scale to its readers; few
+                         tokens (linear_unit.py)
+linear, act_mul          the same for gate and up
 
 What a step would have written is left out where nobody else reads it. Numbers may differ from the steps on their own
 by the order of a norm's sum.
@@ -11,7 +14,7 @@ by the order of a norm's sum.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from numflow.cuda import act, linear, norm, rope
+from numflow.cuda import act, linear, linear_unit, norm, rope
 from numflow.cuda.cache_code import PIECE
 from numflow.cuda.call import Call
 from numflow.cuda.operand import UNIT
@@ -24,10 +27,10 @@ PRODUCERS = {"rms_norm": norm.into_operand, "layer_norm": norm.into_operand, "ac
 KINDS = {"int8", "f16", "bf16"}  # of operands that a producer can make
 
 
-def fused(steps: Sequence[Step], ctx, binders: Mapping[str, Callable]) -> dict[int, Bound]:
+def fused(steps: Sequence[Step], ctx, binders: Mapping[str, Callable], units: bool = True) -> dict[int, Bound]:
     """By index of a step, what binds it in place of its own binder; a step that another one does has no calls.
 
-    binders: of the ops on their own.
+    binders: of the ops on their own. units: whether blocks may own 32 results.
     """
     outputs, found = tuple(ctx.network.outputs.values()), {}
     for index, step in enumerate(steps):
@@ -43,7 +46,69 @@ def fused(steps: Sequence[Step], ctx, binders: Mapping[str, Callable]) -> dict[i
     for index, add in adds_taken_over(steps, outputs).items():
         if not overlap(steps[add].outputs[0], steps[index].inputs[0]):
             found |= {index: lambda step=steps[index], add=steps[add]: linear.linear(step, ctx, add), add: list}
+            if units:
+                found |= _norm_of_units(steps, index, ctx, outputs)
+    for index in range(len(steps) - 1) if units else ():
+        if steps[index].op == "linear" and steps[index + 1].op == "act_mul":
+            found |= _act_of_units(steps, index, ctx, outputs)
     return found
+
+
+def _norm_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> dict[int, Bound]:
+    """Binders of linear, add and rms_norm from `index` on, if blocks that own 32 results can do them."""
+    if index + 2 >= len(steps) or steps[index + 2].op != "rms_norm":
+        return {}
+    product, add, norm = steps[index:index + 3]
+    kind = _kind_of_unit(steps, index + 2, ctx, outputs)
+    if kind is None or norm.inputs != add.outputs or not _fits(norm, ctx) or not _fits(add, ctx) or overlap(
+            norm.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1:
+        return {}
+    plan = _plan(steps, index + 2, ctx, outputs)
+
+    def make() -> list[Call]:
+        calls = linear_unit.into_norm(product, ctx, add, norm, kind)
+        return [*linear.limited(calls, "few", ctx.rows(norm.outputs[0])), *linear.many(product, ctx, add)]
+
+    def leave() -> list[Call]:
+        ctx.delay(norm.outputs[0], param(norm, "eps"))
+        return _left(norm, ctx, plan, kind)
+
+    return {index: make, index + 2: leave}
+
+
+def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> dict[int, Bound]:
+    """Binders of linear and act_mul from `index` on, likewise."""
+    product, act_mul = steps[index:index + 2]
+    (gate, up), (y,), kind = act_mul.inputs, product.outputs, _kind_of_unit(steps, index + 1, ctx, outputs)
+    side_by_side = (gate, up) == (View(y.buffer, y.start, y.width // 2), View(y.buffer, y.start + y.width // 2,
+                                                                              y.width // 2))
+    if (kind is None or not side_by_side or not _fits(act_mul, ctx) or not dead_after(steps, index + 1, y)
+            or any(overlap(view, y) for view in (*outputs, act_mul.outputs[0]))
+            or overlap(act_mul.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
+        return {}
+    plan = _plan(steps, index + 1, ctx, outputs)
+
+    def make() -> list[Call]:
+        calls = linear_unit.into_act(product, ctx, act_mul, kind)
+        return [*linear.limited(calls, "few", ctx.rows(y)), *linear.many(product, ctx)]
+
+    return {index: make, index + 1: lambda: _left(act_mul, ctx, plan, kind)}
+
+
+def _kind_of_unit(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> str | None:
+    """What few tokens want of a step as an operand: "int8", or "rows"; None: not one kind alone."""
+    wanted = {demand for reader in readers(steps, index) for demand in linear.demands(steps[reader], ctx)}
+    kinds = {kind for kind, runs in wanted if runs != "many"}
+    kept = any(overlap(steps[index].outputs[0], view) for view in outputs)
+    return None if kept or len(kinds) != 1 or ("all" in {runs for _, runs in wanted}) else min(
+        kinds & {"int8", "rows"}, default=None)
+
+
+def _left(step: Step, ctx, plan: dict[str, tuple[str | None, bool]], kind: str) -> list[Call]:
+    """What is left of a step whose operand for few tokens comes from the product before it."""
+    if kind == "int8":
+        ctx.produce(step.outputs[0], kind, "few")
+    return _produce(step, ctx, {"many": plan["many"]}, None)
 
 
 def _fits(step: Step, ctx) -> bool:

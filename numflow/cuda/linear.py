@@ -33,17 +33,25 @@ def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
     to = ctx.view(add.outputs[0] if add else y)
     residual = (*ctx.view(add.inputs[0]), param(add, "scale")) if add else None
 
+    late = ctx.lateness(x)
+
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual)
+        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late)
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
     if exact:
         return [*operand.calls, Call(step, few)]
-    many = [*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())]
-    return [*limited([*operand.calls, Call(step, few)], "few", field), *limited(many, "many", field)]
+    return [*limited([*operand.calls, Call(step, few)], "few", field), *many(step, ctx, add)]
+
+
+def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
+    """The calls of `linear` for more than a few tokens."""
+    weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
+    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
+    return limited([*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())], "many", field)
 
 
 def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
@@ -74,7 +82,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     operand = ctx.operand(x, *demands(step, ctx)[1])
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
     args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
-            ctx.batch.counts, field, y.width, units, None, None, 1)
+            ctx.batch.counts, field, y.width, units, None, None, 0)
 
     def parts(sizes: Sizes) -> int:
         return parts_of(y.width, sizes.rows[field], units)
@@ -110,12 +118,12 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
 
 
 def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
-              field: int, n: int, routes: int, residual: tuple | None = None) -> tuple:
+              field: int, n: int, routes: int, residual: tuple | None = None, late: tuple = (None, 0, 0.0)) -> tuple:
     """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
 
-    residual: (address, stride, factor): y = residual + factor * product.
+    residual: (address, stride, factor): y = residual + factor * product. late: Context.lateness of x.
     """
-    added = (*residual, 1) if residual else (None, 0, 1.0, 0)
+    added = (*(residual or (None, 0, 1.0)), int(residual is not None), *late)
     tail = (bias, int(bias is not None), ids, counts, field, n)
     if weight.is_float:
         return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes, *added

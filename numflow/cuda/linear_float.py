@@ -8,7 +8,8 @@ import functools
 from numflow.cuda.arithmetic import float_of, high_half, low_half
 from numflow.cuda.intrinsic import LocalArray
 from numflow.cuda.intrinsics import block_x, block_y, lane_index, load4, stream4, thread_index
-from numflow.cuda.kernel import Kernel, device, kernel
+from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.linear_gemv import late_scale
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u32
 
@@ -35,14 +36,12 @@ def high_bfloat(word):
 @functools.cache
 def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
     """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
-    sums = LocalArray(f32, tokens)
-    full, low, high = kind == "f32", *((low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat))
-    step = 128 if full else 256
+    sums, add_row = LocalArray(f32, tokens), float_row_adder(kind, tokens)
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
               ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32, residual: f32.ptr,
-              residual_stride: u32, factor: f32, has_residual: u32):
+              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32):
         lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
         first, count = u32(block_y() * tokens), u32(counts[rows])
         if row >= n or first >= count:
@@ -57,21 +56,12 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
-        k = u32(lane * (4 if full else 8))
-        words = weight + (place * pitch if full else place * (pitch >> u32(1)))
-        while k < pitch:
-            a, b, c, d = stream4(words, k if full else k >> u32(1))
-            for t in range(tokens):
-                if first + t < count:
-                    at = (source + t) * x_pitch + k
-                    if full:
-                        acc[t] += dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))
-                    else:
-                        acc[t] += dot4(x, at, low(a), high(a), low(b), high(b))
-                        acc[t] += dot4(x, at + 4, low(c), high(c), low(d), high(d))
-            k = u32(k + step)
+        add_row(acc, x, x, x_pitch, weight, weight, weight, weight, weight, weight, weight, place, u32(lane), pitch,
+                source, count - first)
         for t in range(tokens):
             total = warp_sum(acc[t])
+            if norm_parts != 0 and first + t < count:
+                total *= late_scale(squares, u32(first + t), norm_parts, eps)
             if lane == 0 and first + t < count:
                 if has_bias != 0:
                     total += bias[place]
@@ -80,3 +70,29 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
                 y[(first + t) * y_stride + row] = total
 
     return _gemv
+
+
+@functools.cache
+def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
+    """add_row as linear_gemv.row_adder has it, with the lane for `unit` and the columns of a row for `units`; of the
+    planes the first is the matrix, the others are not used."""
+    full, low_of, high_of = kind == "f32", *((low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat))
+    step = 128 if full else 256
+
+    @device
+    def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
+        k = u32(unit * (4 if full else 8))
+        words = low + (place * units if full else place * (units >> u32(1)))
+        while k < units:
+            a, b, c, d = stream4(words, k if full else k >> u32(1))
+            for t in range(tokens):
+                if t < left:
+                    at = (source + t) * x_pitch + k
+                    if full:
+                        acc[t] += dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))
+                    else:
+                        acc[t] += dot4(x, at, low_of(a), high_of(a), low_of(b), high_of(b))
+                        acc[t] += dot4(x, at + 4, low_of(c), high_of(c), low_of(d), high_of(d))
+            k = u32(k + step)
+
+    return add_row

@@ -7,7 +7,7 @@ The row is read once for up to 8 tokens.
 
 import functools
 
-from numflow.cuda.arithmetic import dp4a_us, float_of
+from numflow.cuda.arithmetic import dp4a_us, float_of, sqrt
 from numflow.cuda.intrinsic import LocalArray, SharedArray
 from numflow.cuda.intrinsics import as_words, block_x, block_y, lane_index, load4, stream4, sync_block, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
@@ -31,21 +31,18 @@ def split_of(n: int, units: int) -> int:
 def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel:
     """grid (N * split / 4, rows / tokens). split: warps that share a row.
 
-    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them.
+    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. residual: see linear.gemv_args.
+    squares, parts, eps: of a norm that is taken late (linear_unit.py), if there are parts.
     """
-    scheme = SCHEMES[kind]
-    sums, codes, partial = LocalArray(f32, tokens), LocalArray(u32, 8), SharedArray(f32, WARPS * tokens)
-    by_row, add_unit = "row" in scheme.parts, _unit(scheme, int8, tokens)
-    unroll, step = UNROLL[tokens], 32 * split
-    ahead, stride = step * (unroll - 1), step * unroll
-
+    sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
+    add_row = row_adder(kind, int8, tokens, split)
     name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}{'_routed' * routed}"
 
     @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
               one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
               ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32, residual: f32.ptr,
-              residual_stride: u32, factor: f32, has_residual: u32):
+              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32):
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
         first, count = u32(block_y() * tokens), u32(counts[rows])
@@ -58,34 +55,16 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
                     y[first * y_stride + row] = f32(0)
                 return
             place, source = u32(ids[first] * n + row), u32(first // routes)
-        base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
-        if by_row:
-            base, step_, z_bits, dz_bits = stream4(per_row, u32(4 * place))
-            z, dz = float_of(z_bits), float_of(dz_bits)
-        acc, words = sums(), codes()
+        acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
-        unit = u32(lane + 32 * warp) if split > 1 else u32(lane)
-        at = u32(place * units)
-        if unroll > 1:  # written out: a loop would be left as one
-            while unit + ahead < units:
-                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, count - first,
-                         base, step_, z, dz)
-                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + step), units, source,
-                         count - first, base, step_, z, dz)
-                if unroll > 2:
-                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 2 * step), units,
-                             source, count - first, base, step_, z, dz)
-                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 3 * step), units,
-                             source, count - first, base, step_, z, dz)
-                unit = u32(unit + stride)
-        while unit < units:
-            add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, count - first, base,
-                     step_, z, dz)
-            unit = u32(unit + step)
+        add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place,
+                u32(lane + 32 * warp) if split > 1 else u32(lane), units, source, count - first)
         parts = partial()
         for t in range(tokens):
             total = warp_sum(acc[t])
+            if norm_parts != 0 and first + t < count:
+                total *= late_scale(squares, u32(first + t), norm_parts, eps)
             if split > 1:
                 if lane == 0:
                     parts[t * 4 + warp] = total
@@ -107,6 +86,52 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
                 y[(first + t) * y_stride + row] = total
 
     return _gemv
+
+
+@device
+def late_scale(squares, token, parts, eps):
+    """1 / sqrt(mean(x^2) + eps) of a token, of the sums of squares of each 32 columns; all lanes of a warp call it."""
+    total, part = f32(0), u32(lane_index())
+    while part < parts:
+        total += squares[token * parts + part]
+        part = u32(part + 32)
+    return f32(1) / sqrt(warp_sum(total) / f32(32 * parts) + eps)
+
+
+@functools.cache
+def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
+    """add_row(acc, x, aux, x_pitch, planes .., place, unit, units, source, left): products of a row of the matrix with
+    the tokens, those of a lane from its `unit` on; x_pitch: not used here. left: tokens that are there."""
+    scheme = SCHEMES[kind]
+    codes, by_row, add_unit = LocalArray(u32, 8), "row" in scheme.parts, _unit(scheme, int8, tokens)
+    unroll, step = UNROLL[tokens], 32 * split
+    ahead, stride = step * (unroll - 1), step * unroll
+
+    @device
+    def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
+        base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step_, z_bits, dz_bits = stream4(per_row, u32(4 * place))
+            z, dz = float_of(z_bits), float_of(dz_bits)
+        words, at = codes(), u32(place * units)
+        if unroll > 1:  # written out: a loop would be left as one
+            while unit + ahead < units:
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, left, base,
+                         step_, z, dz)
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + step), units, source,
+                         left, base, step_, z, dz)
+                if unroll > 2:
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 2 * step), units,
+                             source, left, base, step_, z, dz)
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 3 * step), units,
+                             source, left, base, step_, z, dz)
+                unit = u32(unit + stride)
+        while unit < units:
+            add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, left, base, step_,
+                     z, dz)
+            unit = u32(unit + step)
+
+    return add_row
 
 
 @functools.cache

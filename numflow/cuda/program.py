@@ -34,6 +34,7 @@ class Program:
     kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (fuse.py); numbers may differ in their last bits.
+    units:       also where blocks must own 32 neighbouring results for that (linear_unit.py).
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
                  for each batch.
@@ -53,7 +54,7 @@ class Program:
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,
-                 host_embeddings: bool = False, host_kv_percent: float = 0.0,
+                 units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  world: World | None = None, device: int = 0):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
         for name, value, known in (("activations", activations, ("int8", "f32")),
@@ -67,7 +68,7 @@ class Program:
         if world is not None:
             world.devices[device] = self.device
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
-        self.activations, self._fused = activations, fused
+        self.activations, self._fused, self._units = activations, fused, units
         report = progress or (lambda what, done, total: None)
         auto = "f32" if activations == "f32" else "f16"
         kinds = tuple(auto if value == "auto" else value for value in types.values())
@@ -241,7 +242,8 @@ class Program:
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
         self._graphs.clear()
-        self._bound = {entry: bind(steps, self._ctx, self._fused) for entry, steps in self.network.entries.items()}
+        self._bound = {entry: bind(steps, self._ctx, self._fused, self._units)
+                       for entry, steps in self.network.entries.items()}
 
     def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
         """Run the calls; of decode steps, those between two that the host takes part in are a graph."""

@@ -101,13 +101,13 @@ def test_a_decoder(kind, kv_type):
     assert np.array_equal(found[0].argmax(1), found[1].argmax(1))
 
 
-@pytest.mark.parametrize(("kind", "alone", "together"), [("q4", 18, 10), ("F16", 14, 9)])
-def test_launches_of_a_layer(kind, alone, together):
+@pytest.mark.parametrize(("kind", "alone", "neighbours", "units"), [("q4", 18, 10, 7), ("F16", 14, 9, 6)])
+def test_launches_of_a_layer(kind, alone, neighbours, units):
     """One token whose keys are not shared out; what a third layer adds, for in the last only wanted rows go on."""
-    for fused, expected in ((False, alone), (True, together)):
+    for options, expected in (({"fused": False}, alone), ({"units": False}, neighbours), ({}, units)):
         counts = []
         for layers in (2, 3):
-            program = model(layers, kind, gpu=Notebook(), fused=fused)
+            program = model(layers, kind, gpu=Notebook(), **options)
             counts.append(len(program.launches(Sizes((1,) * 4, 40))))
             program.close()
         assert counts[1] - counts[0] == expected
