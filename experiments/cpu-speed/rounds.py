@@ -18,14 +18,23 @@ SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at onc
 
 
 class Samples:
-    """Lists of numbers by key, in a file; a run that was broken off goes on where it stopped."""
+    """Lists of numbers by key, in a file; a run that was broken off goes on where it stopped.
 
-    def __init__(self, path: Path, rounds: int, resume: bool):
-        self._path, self.rounds = path, rounds
+    again: what is asked for is measured anew, other samples stay.
+    """
+
+    def __init__(self, path: Path, rounds: int, resume: bool, again: bool = False):
+        self._path, self.rounds, self._again = path, rounds, again
+        self._asked: set[tuple] = set()
+        resume = resume or again
         self.values: dict[str, list[float]] = json.loads(path.read_text()) if resume and path.exists() else {}
 
     def missing(self, *key) -> bool:
         """Whether a key has fewer samples than there are rounds."""
+        if self._again and key[:-1] not in self._asked:
+            self._asked.add(key[:-1])
+            group = _text(key[:-1])
+            self.values = {k: v for k, v in self.values.items() if k.rpartition("|")[0] != group}
         return len(self.of(*key)) < self.rounds
 
     def of(self, *key) -> list[float]:
@@ -221,6 +230,7 @@ def start(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> No
             peer.bench(path, threads, "-p", PROMPT, "-n", STEPS)
             samples.add(peer.peak_mib, *key, "peer memory")
         samples.add(result["peak_rss_mib"], *key, "memory")
+        samples.add(result["weights_bytes"] / 2**20, *key, "weights")
         samples.add(result["first_token_s"], *key, "first token")
     _say(lab, samples, key, ("first token", "memory"))
 

@@ -8,6 +8,7 @@ what is not there is left out. The machine's limits are measured by kernels in t
 The synthetic model has random weights: its speed does not depend on them.
 """
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,8 @@ from .peers import LlamaCpp
 from .report import write
 
 # Lists have commas between. parts: which of the measurements. resume: keep the samples of a run that was broken off.
-OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds": 5, "resume": False,
+# again: measure what is asked for anew and keep everything else of the report's last run.
+OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds": 5, "resume": False, "again": False,
            "threads": "1,2", "models": "smollm2-135m-instruct", "context_models": "", "batch_models": "",
            "contexts": "512,4096", "batches": "1,8,32", "torch_model": "smollm2-135m-instruct",
            "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
@@ -30,7 +32,7 @@ def run(lab):
         lab.options |= {"rounds": 1, "threads": "1", "contexts": "64", "batches": "2", "parts": "model,context,batch",
                         "models": lab.options["models"].split(",")[0]}
     options, peer = lab.options, LlamaCpp(lab.options["llama_cpp"])
-    samples = rounds.Samples(lab.folder / "samples.json", options["rounds"], options["resume"])
+    samples = rounds.Samples(lab.folder / "samples.json", options["rounds"], options["resume"], options["again"])
     parts, threads = options["parts"].split(","), [int(t) for t in options["threads"].split(",")]
     models = _paths(options["models"])
     for count in threads:
@@ -52,9 +54,18 @@ def run(lab):
         if "start" in parts:
             for path in models:
                 rounds.start(lab, samples, peer, path, count)
-    limits, profiles = _limits(lab, threads), _profiles(models, threads) if "profile" in parts else {}
+    before = _before(lab.folder) if options["again"] or options["resume"] else {}
+    limits = {int(count): limit for count, limit in before.get("limits", {}).items()} | _limits(lab, threads)
+    profiles = before.get("profiles", {}) | (_profiles(models, threads) if "profile" in parts else {})
+    lab.results |= {"torch": before["torch"]} if "torch" in before and "torch" not in lab.results else {}
     lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles, "llama_cpp": bool(peer)}
     write(lab, samples.values, limits, profiles, __doc__)
+
+
+def _before(folder: Path) -> dict:
+    """Results of the report's last run."""
+    path = folder / "results.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
 
 
 def _paths(names: str) -> list[Path]:

@@ -90,7 +90,8 @@ def _print(result: dict[str, Any]) -> None:
         print(f"\n{phase}: {sum(row['microseconds'] for row in rows) / 1e3:.2f} ms")
         print_table(("op", ">steps", ">us", ">share", ">MB", ">GB/s", ">GOP/s", ">of limit"), [
             (row["op"], row["steps"], f"{row['microseconds']:.0f}", f"{row['share']:.1%}", f"{row['megabytes']:.2f}",
-             f"{row['gb_s']:.1f}", f"{row['gop_s']:.1f}", f"{row['at_limit']:.0%}") for row in rows])
+             f"{row['gb_s']:.1f}", f"{row['gop_s']:.1f}", "-" if row["at_limit"] is None else f"{row['at_limit']:.0%}")
+            for row in rows])
     if "compare" in result:
         print()
         print_table(("tokens/s", ">now", ">then", ">ratio"), [

@@ -25,6 +25,7 @@ class Bound:
     """The steps of one entry, bound.
 
     steps: (step, its calls) in order; a step that another one does has none (fuse.py, where `fused`).
+    done_by: index of a step that another one does -> index of that one.
     kernels: the one that does each step, or the last of them.
     table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
     ends:  for each step, the number of table rows up to its last call.
@@ -51,9 +52,9 @@ class Bound:
             group.add(*effects)
             barriers += [1] * (len(calls) - 1) + [0]
             self.steps.append((step, calls))
-        doers = {i: self.steps[reader][1][0] for i, reader in made.items()}
-        doers |= {i: self.steps[linear_at][1][-1] for linear_at, i in adds.items()}
-        self.kernels = [calls[-1].kernel if calls else doers[i].kernel for i, (_, calls) in enumerate(self.steps)]
+        self.done_by = made | {i: linear_at for linear_at, i in adds.items()}
+        self.kernels = [(calls or self.steps[self.done_by[i]][1])[0 if i in made else -1].kernel
+                        for i, (_, calls) in enumerate(self.steps)]
         self.calls = [call for _, calls in self.steps for call in calls]
         self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
         self.by_host = [(end - 1, step) for (step, _), end in zip(self.steps, self.ends, strict=True)

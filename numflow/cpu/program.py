@@ -166,6 +166,11 @@ class Program:
             return packed.nbytes, uses_int8(packed, self._ctx.activations)
         return self._weights.vectors[name].nbytes, False
 
+    def done_by(self, entry: str = "main") -> dict[int, int]:
+        """Steps of an entry that the kernels of another one do: index -> index of that one."""
+        self._entry(entry)
+        return self._bound[entry].done_by
+
     def _walk(self, bound: Bound, rows: int) -> None:
         """The first rows of the table; exchanges with devices elsewhere in their place."""
         begin = 0

@@ -46,13 +46,16 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     """Rows by op, most time first, of running `tokens` tokens after `context` others; medians of `repeat` runs.
 
     Each: op, steps, microseconds (with a barrier after each step), share of the run, megabytes that must move, gb_s,
-    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of the time they take.
-    Linears come apart by what they compute. What stays in a cache can be quicker than the limit, which is memory's.
+    gop_s, and at_limit: the time they would take at the machine's measured limits as a part of the time they take; None
+    of ops without products, whose numbers stay in a cache. Linears come apart by what they compute; a step that the
+    kernels of another one do counts as a part of that one.
 
     Raises:
         RequestError: the model's context is too short.
     """
-    program, network = model.program, model.network
+    program, network, done_by = model.program, model.network, model.program.done_by()
+    steps = network.entries["main"]
+    names = [_name(steps[done_by.get(i, i)]) for i in range(len(steps))]
     ids = model.runner.check(np.arange(context + tokens) % model.vocabulary)
     samples: dict[str, list[float]] = defaultdict(list)
     with model.runner.open(len(ids)) as sequence:
@@ -61,21 +64,22 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
         for _ in range(repeat + 1):
             run: dict[str, float] = defaultdict(float)
             for row in model.runner.trace(sequence, ids[context:]):
-                run[_name(row.op, row.label)] += row.microseconds
+                run[names[row.index]] += row.microseconds
             for name, microseconds in run.items():
                 samples[name].append(microseconds)
     costs: dict[str, Cost] = {}
     counts: dict[str, int] = defaultdict(int)
-    for step in network.entries["main"]:
-        name = _name(step.op, step.label)
-        costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Load(1, tokens, context))
-        counts[name] += 1
+    for i, step in enumerate(steps):
+        if i not in done_by:
+            name = names[i]
+            costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Load(1, tokens, context))
+            counts[name] += 1
     medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first one warms up
     return _table(medians, costs, counts, limits)
 
 
-def _name(op: str, label: str) -> str:
-    return f"{op} {label.rsplit('.', 1)[-1]}" if op in _PRODUCTS else op
+def _name(step: Step) -> str:
+    return f"{step.op} {step.label.rsplit('.', 1)[-1]}" if step.op in _PRODUCTS else step.op
 
 
 def _table(medians: Mapping[str, float], costs: Mapping[str, Cost], counts: Mapping[str, int], limits) -> list[dict]:
@@ -84,7 +88,7 @@ def _table(medians: Mapping[str, float], costs: Mapping[str, Cost], counts: Mapp
         "op": name, "steps": counts[name], "microseconds": us, "share": us / total if total else 0.0,
         "megabytes": costs[name].nbytes / 1e6, "gb_s": _rate(costs[name].nbytes, us),
         "gop_s": _rate(costs[name].f32 + costs[name].int8, us),
-        "at_limit": _rate(costs[name].seconds(limits), us) * 1e9,
+        "at_limit": _rate(costs[name].seconds(limits), us) * 1e9 if costs[name].f32 + costs[name].int8 else None,
     } for name, us in sorted(medians.items(), key=lambda item: -item[1])]
 
 

@@ -25,6 +25,12 @@ def test_samples_go_on_where_they_stopped(experiment, tmp_path):
     assert again.missing("model", "a.gguf", 1, "decode")
     again.add(4, "model", "a.gguf", 1, "decode")
     assert not again.missing("model", "a.gguf", 1, "decode")
+    anew = experiment["rounds"].Samples(path, 2, resume=False, again=True)
+    anew.add(9, "model", "b.gguf", 1, "decode")
+    assert anew.missing("model", "a.gguf", 1, "decode")
+    anew.add(5, "model", "a.gguf", 1, "decode")
+    assert anew.missing("model", "a.gguf", 1, "decode")
+    assert anew.values == {"model|b.gguf|1|decode": [9.0], "model|a.gguf|1|decode": [5.0]}
     assert experiment["rounds"].Samples(path, 2, resume=False).values == {}
 
 
@@ -40,7 +46,7 @@ def test_the_report_says_what_was_measured_and_asked_for(experiment, tmp_path):
                "synthetic|1b q4|1|decode": [20.0], "synthetic|1b q4|1|bytes": [1e9],
                "synthetic|1b q4|1|of bandwidth": [0.9], "synthetic|1b q4|1|of int8 peak": [0.6],
                "start|m.Q4_0.gguf|1|first token": [0.9], "start|m.Q4_0.gguf|1|memory": [300.0],
-               "start|m.Q4_0.gguf|1|peer memory": [150.0]}
+               "start|m.Q4_0.gguf|1|peer memory": [150.0], "start|m.Q4_0.gguf|1|weights": [90.0]}
     limits = {1: {"threads": 1, "read_gb_s": 30.0, "int8_gop_s": 460.0, "f32_gop_s": 115.0}}
     row = {"op": "linear x", "steps": 1, "microseconds": 10.0, "share": 1.0, "gb_s": 20.0, "gop_s": 80.0,
            "at_limit": 0.7}
@@ -51,7 +57,8 @@ def test_the_report_says_what_was_measured_and_asked_for(experiment, tmp_path):
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     assert ["m.Q4_0.gguf", "1", "200.0 (100.0-300.0)", "100.0 (90.0-110.0)", "2", "1.4", "10"] in cells
     assert ["m.Q4_0.gguf", "1", "1000.0 (1000.0-1000.0)", "500.0 (500.0-500.0)", "2", "2"] in cells
-    assert ["m.Q4_0.gguf", "1", "0.90 (0.90-0.90)", "300 (300-300)", "150 (150-150)", "2"] in cells
+    assert ["m.Q4_0.gguf", "1", "0.90 (0.90-0.90)", "300 (300-300)", "150 (150-150)", "2",
+            "210 (210-210)"] in cells
     for name in ("roofline", "tokens_per_second", "by_context", "by_batch"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
         assert f"{name}.png" in text
