@@ -60,7 +60,8 @@ def frontier(lab, places):
     for name in names:
         try:
             _model(lab, places, name, text)
-            lab.write()
+            if not lab.options["merge"]:
+                lab.write()
         except NumflowError as error:
             lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
     if lab.results.get("frontier"):

@@ -7,7 +7,10 @@ headers, holds SmolLM2's Q4_1 (almost) exactly, and Q4_K holds much of Gemma's. 
 What needs a model, a text or llama.cpp that is not at hand is left out, and the report says so.
 """
 
+import json
 import os
+import re
+import time
 from pathlib import Path
 
 from . import frontier, kv, speeds, weights
@@ -24,14 +27,18 @@ OPTIONS = {
     "minutes": 0,                                           # models are not begun later than this, 0: all are measured
     "keep": "",                                             # folder for intermediate files, to go on from later
     "parts": "weights,frontier,kv,speed",
+    "merge": False,                                         # what the report has of other parts stays in it
 }
 PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": kv.kv_types, "speed": speeds.speed_part}
+_MARK = "<!-- part {}, {} -->"  # before each part of the report
 
 
 def run(lab):
     if lab.quick:
         small = {"size": 1 << 13, "rows": 4, "models": "", "language_models": "", "chunks": 2, "calibration_chunks": 2}
         lab.options |= {key: value for key, value in small.items() if lab.options[key] == OPTIONS[key]}
+    wanted = lab.options["parts"].split(",")
+    old, lab.results = _old(lab) if lab.options["merge"] else ({}, {})
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
     # Where things are belongs to this machine, not into the report.
     places = {name: lab.options[name] for name in ("llama_cpp", "text", "keep", "language_models", "models")}
@@ -40,6 +47,24 @@ def run(lab):
     lab.options |= {name: "found" if places[name] else "" for name in ("llama_cpp", "text")} | {"keep": ""}
     for name in ("language_models", "models"):
         lab.options[name] = ",".join(Path(model).name for model in places[name].split(","))
-    for part in lab.options["parts"].split(","):
-        PARTS[part](lab, places)
-        lab.write()  # an interrupted run leaves what it has
+    for part, measure in PARTS.items():
+        if part in wanted:
+            lab.text(_MARK.format(part, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
+            measure(lab, places)
+        elif part in old:
+            lab.text(old[part])
+        if not lab.options["merge"]:
+            lab.write()  # an interrupted run leaves what it has
+
+
+def _old(lab) -> tuple[dict[str, str], dict]:
+    """The parts of the report that is there, each with its mark, and its results."""
+    try:
+        report = (lab.folder / "report.md").read_text(encoding="utf-8")
+        results = json.loads((lab.folder / "results.json").read_text(encoding="utf-8"))["results"]
+    except (OSError, ValueError, KeyError) as error:
+        lab.say(f"there is no report to merge with: {error}")
+        return {}, {}
+    begins = list(re.finditer(re.escape(_MARK).replace(r"\{\}", "(.+?)"), report))
+    ends = [mark.start() for mark in begins[1:]] + [len(report)]
+    return {mark[1]: report[mark.start():end] for mark, end in zip(begins, ends)}, results

@@ -79,7 +79,7 @@ def _headers(scheme, columns: int) -> np.ndarray:
     if scheme.header in GRIDS:
         headers = np.random.default_rng(1).integers(0, 256, (tiles, size), dtype=np.uint8)
         rows = np.full((tiles, ROWS), 360 << 7 | 8 << 2, np.uint16)
-        headers[:, -2 * ROWS:] = rows.view(np.uint8)
+        headers[:, :2 * ROWS] = rows.view(np.uint8)
         return headers.reshape(-1)
     headers = np.full(tiles * size, 1, np.uint8).reshape(-1, 2)
     headers[:, 1] = 0x20 if scheme.header < SUPER else 1  # float16 of some 2^-7

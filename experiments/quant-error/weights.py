@@ -204,7 +204,7 @@ def _codes(lab, sets):
             axis.stairs(shares, np.arange(len(shares) + 1) - 0.5, fill=name == ours, alpha=0.45 if name == ours else 1,
                         linewidth=1.5, color=drawing.STYLES[family][0], label=f"{name}: {entropy:.2f} bits of entropy")
         axis.axhline(1 / scheme.levels, color="gray", linewidth=0.8, linestyle=":")
-        axis.set(xlabel="code", title=f"{scheme.levels} levels", ylim=(0, 2.2 / scheme.levels))
+        axis.set(xlabel="code", title=f"{scheme.levels} levels", ylim=(0, 2.7 / scheme.levels))
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(loc="upper right", fontsize=8)
     axes[0].set_ylabel("share of weights")
