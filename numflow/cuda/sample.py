@@ -14,10 +14,10 @@ from numflow.cuda.arithmetic import float_of, fmin
 from numflow.cuda.call import N_LOGIT_ROWS, Call, per_row
 from numflow.cuda.device import Ref
 from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import block_y, lane_index, load4, shuffle_xor, sync_block, thread_index
+from numflow.cuda.intrinsics import block_y, lane_index, shuffle_xor, sync_block, thread_index
 from numflow.cuda.kernel import device, kernel
 from numflow.cuda.reduce import better_of_warp
-from numflow.cuda.sample_row import BUCKETS, MOST_TOKENS, NOWHERE, THREADS, WARPS, memory, score_of
+from numflow.cuda.sample_row import BUCKETS, INFINITE, LAST_ID, MOST_TOKENS, THREADS, WARPS, load_row, memory, score_of
 from numflow.cuda.sample_set import draw, narrower
 from numflow.cuda.scalar import f32, i32, u32, u64
 from numflow.decoding.choice import Choice
@@ -70,29 +70,35 @@ def _width(logits: View) -> int:
 
 
 @device
+def _take(some, at, value, index, low, bad):
+    """Four logits more, from index `at` on: the largest and its place, the smallest finite one, whether any is NaN."""
+    for j in range(4):
+        here = some[j]
+        bad = bad | (here != here)
+        if here > value:
+            value, index = here, i32(at + j)
+        low = fmin(low, here if here > f32(-INFINITE) else low)
+    return value, index, low, bad
+
+
+@device
 def _survey(row, width):
     """The largest of a row and its first place (-1: there is none that is finite), and the smallest."""
     values, places, lows = _values(), _places(), _lows()
     thread = u32(thread_index())
-    value, index, low, bad = f32(LOWEST), i32(0x7FFFFFFF), f32(-LOWEST), False
+    value, index, low, bad = f32(-INFINITE), i32(0x7FFFFFFF), f32(INFINITE), False
     i = u32(4 * thread)
     while i < width:
         b, c, d = u32(i + 4 * THREADS), u32(i + 8 * THREADS), u32(i + 12 * THREADS)
-        a0, a1, a2, a3 = load4(row, i)
-        b0, b1, b2, b3 = load4(row, b if b < width else i)
-        c0, c1, c2, c3 = load4(row, c if c < width else i)
-        d0, d1, d2, d3 = load4(row, d if d < width else i)
-        some = (a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3)
-        for j in range(16):
-            here, at = some[j], u32(i + 4 * THREADS * (j >> 2) + (j & 3))
-            if at < width:
-                bad = bad or not here <= f32(-LOWEST)  # NaN or infinite
-                if here > value or (here == value and i32(at) < index):
-                    value, index = here, i32(at)
-                low = fmin(low, here)
+        of_a, of_b = load_row(row, i, i, width), load_row(row, b, i, width)
+        of_c, of_d = load_row(row, c, i, width), load_row(row, d, i, width)
+        value, index, low, bad = _take(of_a, i, value, index, low, bad)
+        value, index, low, bad = _take(of_b, b, value, index, low, bad)
+        value, index, low, bad = _take(of_c, c, value, index, low, bad)
+        value, index, low, bad = _take(of_d, d, value, index, low, bad)
         i = u32(i + 16 * THREADS)
-    index = i32(-1) if bad else index
-    value = -f32(LOWEST) if bad else value  # so that it is found
+    index = i32(-1) if bad or value == f32(INFINITE) else index
+    value = f32(INFINITE) if bad else value  # so that it is found
     value, index = better_of_warp(value, index)
     for k in range(5):
         low = fmin(low, shuffle_xor(low, 1 << k))
@@ -133,17 +139,17 @@ def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts:
     room, top = memory(), score_of(peak, peak, t)
     reach = fmin(top - score_of(low, peak, t), f32(WIDEST))
     per = f32(BUCKETS - 1) / (reach if reach > f32(1e-3) else f32(1e-3))
-    least, border, listed, i = f32(LOWEST), u64(NOWHERE), u32(0), u32(2)
+    least, border, last, listed, i = f32(LOWEST), f32(LOWEST), u32(LAST_ID), u32(0), u32(2)
     while own[i] != NONE:
-        what = (peak, t, top, per, least, border, u32(0), u32(64), u64(0))
+        what = (peak, t, top, per, least, border, last, u32(0), u32(64), u64(0))
         if own[i] == MIN_P:
             least = float_of(own[i + 1])
         elif own[i] == TOP_K:
-            border, listed = _top_k(source, width, what, own[i + 1], listed, room)
+            border, last, listed = _top_k(source, width, what, own[i + 1], listed, room)
         else:
-            border, listed = _top_p(source, width, what, own[i + 1], listed, room)
+            border, last, listed = _top_p(source, width, what, own[i + 1], listed, room)
         i = u32(i + 2)
-    what = (peak, t, top, per, least, border, u32(0), u32(64), u64(0))
+    what = (peak, t, top, per, least, border, last, u32(0), u32(64), u64(0))
     chosen = draw(source, width, what, own[1], listed, room)
     if thread_index() == 0:
         ids[row] = i32(chosen)

@@ -1,13 +1,13 @@
 """A row of logits as the candidates for the next token: their order, their weights, and walks over all of them.
 
 Candidates are ordered as on the host: the largest score first, of equal ones the lower id. The place of one in this
-order is a number of 52 bits made of its score and its id. Weights are fixed-point numbers, so that sums are exact and
-the same whatever the order of threads.
+order is a number of 52 bits made of its score and its id, smaller for better ones. Weights are fixed-point numbers, so
+that sums are exact and the same whatever the order of threads.
 
 A block works on a row. What it knows of the row, `what` in the functions below, is a tuple:
     peak, t, top, per      the best logit; the temperature; the best score; buckets per unit of score
     least                  candidates are at most this far below the best one (a number below 0)
-    border                 the place of the last candidate
+    border, last           the score of the last candidate, and its id
     bucket, shift, prefix  what is looked for among them: see sample_set.py
 `room` is the block's shared memory, taken once: each place that calls a declaration gets memory of its own.
     counts, lows, highs    of each bucket: its candidates, and what their weights sum up to, in two words
@@ -15,7 +15,7 @@ A block works on a row. What it knows of the row, `what` in the functions below,
     warps, found, border   what threads tell each other
 """
 
-from numflow.cuda.arithmetic import bits_of, exp
+from numflow.cuda.arithmetic import bits_of, exp, float_of
 from numflow.cuda.intrinsic import SharedArray
 from numflow.cuda.intrinsics import lane_index, load4, shuffle, sync_block, thread_index
 from numflow.cuda.kernel import DeviceFunction, device
@@ -28,7 +28,8 @@ MOST_TOKENS = 1 << 20  # of a vocabulary: sums of weights are below 2**64, ids t
 ID_BITS = 20
 BUCKETS = 2048         # 4 for each thread
 LISTED = THREADS       # one for each thread
-NOWHERE = (1 << 64) - 1  # a border behind all candidates
+LAST_ID = MOST_TOKENS - 1
+INFINITE = float("inf")
 
 _counts, _lows, _highs = SharedArray(u32, BUCKETS), SharedArray(u32, BUCKETS), SharedArray(u32, BUCKETS)
 _places, _depths, _weights = SharedArray(u64, LISTED), SharedArray(f32, LISTED), SharedArray(u64, LISTED)
@@ -49,13 +50,26 @@ def score_of(x, peak, t):
 
 @device
 def stand(x, id, what):
-    """How far a token is below the best one, its place, and whether it is a candidate."""
-    peak, t, top, _, least, border, _, _, _ = what
+    """A token's score, how far it is below the best one, and whether it is a candidate."""
+    peak, t, top, _, least, border, last, _, _, _ = what
     score = score_of(x, peak, t)
-    bits, depth = bits_of(score), score - top
-    falling = bits if bits >> u32(31) else u32(bits ^ u32(0x7FFFFFFF))  # smaller for larger scores
-    place = u64(u64(u64(falling) << u64(ID_BITS)) | u64(id))
-    return depth, place, depth >= least and place <= border
+    depth = score - top
+    return score, depth, depth >= least and (score > border or (score == border and id <= last))
+
+
+@device
+def place_of(score, id):
+    """A candidate's place in the order."""
+    bits = bits_of(score)
+    falling = bits if bits >> u32(31) else u32(bits ^ u32(0x7FFFFFFF))
+    return u64(u64(u64(falling) << u64(ID_BITS)) | u64(id))
+
+
+@device
+def at_place(place):
+    """(score, id) of a place."""
+    falling = u32(place >> u64(ID_BITS))
+    return float_of(falling if falling >> u32(31) else u32(falling ^ u32(0x7FFFFFFF))), u32(place & u64(LAST_ID))
 
 
 @device
@@ -71,35 +85,34 @@ def part_of(total, share):
     return u64(u64(high * u64(share)) + u64(u64(low * u64(share)) >> u64(32)))
 
 
+@device
+def load_row(row, at, instead, end):
+    """The 4 logits from `at` on; those from `end` on are -inf. instead: where it may read if `at` is beyond."""
+    x0, x1, x2, x3 = load4(row, at if at < end else instead)
+    never = f32(-INFINITE)
+    return (x0 if at < end else never, x1 if at + 1 < end else never, x2 if at + 2 < end else never,
+            x3 if at + 3 < end else never)
+
+
 def over(visit: DeviceFunction) -> DeviceFunction:
     """walk(row, begin, end, stride, what, room): the sum of visit(logit, id, what, room) over ids begin .. begin + 3,
-    and on by `stride`, below `end`; begin and stride are multiples of 4."""
+    and on by `stride`, below `end`, and of logits of -inf beyond; begin and stride are multiples of 4."""
     @device
-    def four(x0, x1, x2, x3, i, end, what, room):
-        total = u64(0)
-        if i < end:
-            total = visit(x0, i, what, room)
-        if i + 1 < end:
-            total = u64(total + visit(x1, u32(i + 1), what, room))
-        if i + 2 < end:
-            total = u64(total + visit(x2, u32(i + 2), what, room))
-        if i + 3 < end:
-            total = u64(total + visit(x3, u32(i + 3), what, room))
-        return total
+    def four(some, i, what, room):
+        first = u64(visit(some[0], i, what, room) + visit(some[1], u32(i + 1), what, room))
+        return u64(first + u64(visit(some[2], u32(i + 2), what, room) + visit(some[3], u32(i + 3), what, room)))
 
     @device
     def walk(row, begin, end, stride, what, room):
         total, i = u64(0), u32(begin)
         while i < end:  # loads of 16 bytes, 4 of them on their way at once
             b, c, d = u32(i + stride), u32(i + 2 * stride), u32(i + 3 * stride)
-            a0, a1, a2, a3 = load4(row, i)
-            b0, b1, b2, b3 = load4(row, b if b < end else i)
-            c0, c1, c2, c3 = load4(row, c if c < end else i)
-            d0, d1, d2, d3 = load4(row, d if d < end else i)
-            total = u64(total + four(a0, a1, a2, a3, i, end, what, room))
-            total = u64(total + four(b0, b1, b2, b3, b, end, what, room))
-            total = u64(total + four(c0, c1, c2, c3, c, end, what, room))
-            total = u64(total + four(d0, d1, d2, d3, d, end, what, room))
+            of_a, of_b = load_row(row, i, i, end), load_row(row, b, i, end)
+            of_c, of_d = load_row(row, c, i, end), load_row(row, d, i, end)
+            total = u64(total + four(of_a, i, what, room))
+            total = u64(total + four(of_b, b, what, room))
+            total = u64(total + four(of_c, c, what, room))
+            total = u64(total + four(of_d, d, what, room))
             i = u32(i + 4 * stride)
         return total
 

@@ -14,12 +14,14 @@ from numflow.cuda.intrinsics import atomic_add, lane_index, sync_block, thread_i
 from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.sample_row import (
     BUCKETS,
-    ID_BITS,
+    LAST_ID,
     LISTED,
     THREADS,
     WARPS,
+    at_place,
     over,
     part_of,
+    place_of,
     stand,
     sums_before,
     weight_of,
@@ -38,7 +40,7 @@ def _bucket(depth, what):
 
 @device
 def _weigh(x, id, what, room):
-    depth, _, good = stand(x, id, what)
+    _, depth, good = stand(x, id, what)
     return weight_of(depth) if good else u64(0)
 
 
@@ -46,9 +48,10 @@ def _counter(by_count: bool) -> DeviceFunction:
     """Adds a candidate to its bucket: one that has the digits that are known, to that of its next digit."""
     @device
     def count(x, id, what, room):
-        depth, place, good = stand(x, id, what)
-        bucket, inside, shift, prefix = _bucket(depth, what), what[6], what[7], what[8]
+        score, depth, good = stand(x, id, what)
+        bucket, inside, shift, prefix = _bucket(depth, what), what[7], what[8], what[9]
         if shift < u32(ONE_BUCKET):
+            place = place_of(score, id)
             good = good and bucket == inside and u64(place >> u64(shift + DIGIT)) == prefix
             bucket = u32(u64(place >> u64(shift)) & u64(BUCKETS - 1))
         if good:
@@ -68,16 +71,14 @@ def _lister(by_count: bool) -> DeviceFunction:
     """Writes down the candidates that are looked for."""
     @device
     def put(x, id, what, room):
-        depth, place, good = stand(x, id, what)
-        bucket, inside, shift, prefix = _bucket(depth, what), what[6], what[7], what[8]
-        if shift >= u32(ONE_BUCKET):
-            good = good and (bucket == inside or (shift == u32(UP_TO_BUCKET) and bucket < inside))
-        else:
-            good = good and bucket == inside and u64(place >> u64(shift)) == prefix
-        if good:
+        score, depth, good = stand(x, id, what)
+        bucket, inside, shift, prefix = _bucket(depth, what), what[7], what[8], what[9]
+        if good and (bucket == inside or (shift == u32(UP_TO_BUCKET) and bucket < inside)):
+            place = place_of(score, id)
             places, depths, weights, found = room[3], room[4], room[5], room[7]
             weight = weight_of(depth)
-            if by_count or weight > u64(0):
+            if ((by_count or weight > u64(0))
+                    and (shift >= u32(ONE_BUCKET) or u64(place >> u64(shift)) == prefix)):
                 slot = atomic_add(found, 2, u32(1))
                 places[slot], depths[slot], weights[slot] = place, depth, weight
         return u64(0)
@@ -88,12 +89,12 @@ def _lister(by_count: bool) -> DeviceFunction:
 def _is_listed(slot, listed, what, room):
     """Whether a slot of the list holds a candidate."""
     places, depths = room[3], room[4]
-    return slot < listed and places[slot] <= what[5] and depths[slot] >= what[4]
+    return slot < listed and places[slot] <= place_of(what[5], what[6]) and depths[slot] >= what[4]
 
 
 def narrower(by_count: bool) -> DeviceFunction:
-    """narrow(row, width, what, wanted, listed, room) -> (border, listed): the border of the `wanted` leading candidates
-    (by_count), or of the fewest that have at least wanted / 2**32 of all weight.
+    """narrow(row, width, what, wanted, listed, room) -> (border, last, listed): the border of the `wanted` leading
+    candidates (by_count), or of the fewest that have at least wanted / 2**32 of all weight.
 
     listed: length of the list, if it has all candidates, else 0.
     """
@@ -103,7 +104,7 @@ def narrower(by_count: bool) -> DeviceFunction:
     def fill(row, width, what, wanted, room):
         """List what the border is among: (length of the list, whether it has all candidates up to there, what is
         wanted of it; 0: all candidates are to stay)."""
-        peak, t, top, per, least, border, _, _, _ = what
+        peak, t, top, per, least, border, last, _, _, _ = what
         counts, lows, highs, _, _, _, warps, found, shared = room
         thread = u32(thread_index())
         first, level = u32(4 * thread), u32(0)
@@ -115,7 +116,7 @@ def narrower(by_count: bool) -> DeviceFunction:
             if thread == 0:
                 found[2] = u32(0)
             sync_block()
-            what = (peak, t, top, per, least, border, bucket, shift, prefix)
+            what = (peak, t, top, per, least, border, last, bucket, shift, prefix)
             count_all(row, first, width, u32(4 * THREADS), what, room)
             sync_block()
             many, here = u64(0), u64(0)
@@ -150,7 +151,7 @@ def narrower(by_count: bool) -> DeviceFunction:
             if many_inside <= LISTED:
                 break
             shift, level = u32(FIRST_SHIFT) if level == 0 else u32(shift - DIGIT), u32(level + 1)
-        what = (peak, t, top, per, least, border, bucket, shift, prefix)
+        what = (peak, t, top, per, least, border, last, bucket, shift, prefix)
         list_all(row, first, width, u32(4 * THREADS), what, room)
         sync_block()
         return u32(found[2]), whole, goal
@@ -181,7 +182,7 @@ def narrower(by_count: bool) -> DeviceFunction:
             if goal >= total:
                 goal = u64(0)
         if goal == u64(0):
-            return what[5], listed
+            return what[5], what[6], listed
         if good:
             ahead, other = u64(0), u32(0)
             while other < length:
@@ -191,7 +192,8 @@ def narrower(by_count: bool) -> DeviceFunction:
             if ahead < goal and goal <= u64(ahead + own):
                 shared[1] = places[thread]
         sync_block()
-        return shared[1], length if whole else u32(0)
+        border, last = at_place(shared[1])
+        return border, last, length if whole else u32(0)
 
     return narrow
 
@@ -208,14 +210,13 @@ def draw(row, width, what, share, listed, room):
 @device
 def _draw_listed(what, share, listed, room):
     thread, places, weights, shared = u32(thread_index()), room[3], room[5], room[8]
-    last = u64((1 << ID_BITS) - 1)
     own = weights[thread] if _is_listed(thread, listed, what, room) else u64(0)
     _, total = sums_before(own, room[6])
     goal, ahead, other = part_of(total, share), u64(0), u32(0)
     if own > u64(0):
-        id = u64(places[thread] & last)
+        id = u64(places[thread] & u64(LAST_ID))
         while other < listed:
-            if u64(places[other] & last) < id and _is_listed(other, listed, what, room):
+            if u64(places[other] & u64(LAST_ID)) < id and _is_listed(other, listed, what, room):
                 ahead = u64(ahead + weights[other])
             other = u32(other + 1)
         if ahead <= goal and goal < u64(ahead + own):
