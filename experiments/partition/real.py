@@ -196,23 +196,22 @@ def _report(lab, name: str, rows: list[dict], cluster) -> None:
     worst = max(rows, key=lambda row: abs(row["off"]))
     lab.text(f"The worst prediction is {worst['off']:+.0%} off ({worst['strategy']}, {worst['queries']} queries).")
     plt = lab.pyplot()
-    figure, axis = plt.subplots(figsize=(5, 4.6))
-    for queries, marker in ((1, "o"), (8, "s")):
+    figure, axes = plt.subplots(1, len(QUERIES), figsize=(10, 3.8))
+    for axis, queries in zip(axes, QUERIES, strict=True):
         chosen = [row for row in rows if row["queries"] == queries]
-        measured = [row["measured"] for row in chosen]
-        spread = [[row["measured"] - row["least"] for row in chosen], [row["most"] - row["measured"] for row in chosen]]
-        axis.errorbar([row["predicted"] for row in chosen], measured, spread, fmt=marker, capsize=2,
-                      label=f"{queries} quer{'y' if queries == 1 else 'ies'}")
-        for row in chosen:
-            axis.annotate(row["devices"], (row["predicted"], row["measured"]), fontsize=7, xytext=(4, -8),
+        at = np.arange(len(chosen))
+        measured = np.array([row["measured"] for row in chosen])
+        spread = [measured - [row["least"] for row in chosen], [row["most"] for row in chosen] - measured]
+        axis.bar(at - 0.2, measured, 0.4, yerr=spread, capsize=2, color="tab:blue", label="measured")
+        axis.bar(at + 0.2, [row["predicted"] for row in chosen], 0.4, color="tab:orange", label="predicted")
+        for x, row in zip(at, chosen, strict=True):
+            axis.annotate(f"{row['off']:+.0%}", (x + 0.2, row["predicted"]), fontsize=7, ha="center", xytext=(0, 2),
                           textcoords="offset points")
-    ends = [min(row["predicted"] for row in rows) * 0.8, max(row["predicted"] for row in rows) * 1.2]
-    axis.plot(ends, ends, color="0.6", linewidth=1)
-    axis.fill_between(ends, [end / 1.15 for end in ends], [end * 1.15 for end in ends], color="0.9", label="±15 %")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("predicted tokens/s")
-    axis.set_ylabel("measured tokens/s")
-    axis.legend()
+        axis.set_xticks(at, [f"{row['strategy']}\n{row['devices']}" for row in chosen], fontsize=7)
+        axis.set_title("one query" if queries == 1 else f"{queries} queries")
+        axis.set_ylabel("tokens/s")
+        axis.margins(y=0.12)
+    axes[0].legend(loc="lower right", fontsize=8)
+    figure.tight_layout()
     lab.figure(figure, "virtual", "Virtual devices of this machine: predicted and measured")
     plt.close(figure)

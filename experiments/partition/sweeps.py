@@ -30,11 +30,14 @@ def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str], colors: d
     for axis, (what, lines) in zip(axes.flat, points.items(), strict=True):
         for name, line in lines.items():
             axis.plot(*zip(*line, strict=True), marker="o", markersize=3, label=name, color=colors[name])
-        axis.set_xscale("log", base=2 if what != "link bandwidth, GB/s" else 10)
+        axis.set_xscale("log", base=2)
+        ticks = sorted({point[0] for line in lines.values() for point in line})
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
         axis.set_xlabel(what)
         axis.set_ylabel("tokens/s")
         axis.grid(alpha=0.3)
-    axes.flat[0].set_yscale("log", base=2)
+    axes.flat[0].set_yscale("log")
     axes.flat[0].legend()
     figure.tight_layout()
     lab.figure(figure, "sweeps", "Decoding rate of all queries together")

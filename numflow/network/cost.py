@@ -85,7 +85,7 @@ def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,
 
     kv_bytes: bytes of a cached value. weigh: bytes of a weight.
     """
-    rows = _rows(network, load)
+    rows = _rows(network, step, load)
     moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
     weights = {role: network.weights[name] for role, name in step.weights.items()}
     own = Cost(sum(map(weigh, weights.values())), 0, moved * _ELEMENT, 4 * moved)
@@ -99,10 +99,14 @@ def total_cost(network: Network, load: Load, entry: str = "main", kv_bytes: floa
     return sum((step_cost(network, step, load, kv_bytes) for step in network.entries[entry]), Cost())
 
 
-def _rows(network: Network, load: Load) -> Mapping[str, int]:
-    routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
-                  if step.op == "moe_route"), default=1)
-    return {"tokens": load.tokens, "logits": load.sequences * load.wanted, "routes": load.tokens * routes}
+def _rows(network: Network, step: Step, load: Load) -> Mapping[str, int]:
+    """Rows of the buffers that the step reads and writes."""
+    rows = {"tokens": load.tokens, "logits": load.sequences * load.wanted}
+    views = (*step.inputs, *step.outputs)
+    if step.op == "expert_linear" or any(network.buffers[view.buffer].rows == "routes" for view in views):
+        rows["routes"] = load.tokens * max((other.outputs[0].width for steps in network.entries.values()
+                                            for other in steps if other.op == "moe_route"), default=1)
+    return rows
 
 
 def _lookup(network, step, load, rows, weights, own, kv_bytes) -> Cost:
