@@ -3,8 +3,9 @@
 Tokens are cut into tiles of `token_tile()` (8 or 4), and the last tile into the smallest power of two that holds
 the rest. A tile of M tokens that begins at token t lies at t * K elements:
     int8  x    [K / 4][M][4]        round(v / scale), -127 .. 127
-          aux  [K / 32][4][M]       per unit of 32 columns: scale f32 = max |v| / 127; sum f32 = scale * s;
-                                    -s i32; -s of its first 16 columns i32, where s is the sum of the int8
+          aux  [K / 32][6][M]       per unit of 32 columns: scale f32 = max |v| / 127; sum f32 = scale * s;
+                                    -s i32; -s of its first 16 columns i32; -s of its first and of its last 16 columns
+                                    f32, where s is the sum of the int8
     f32   x    [K][M]
 so that M neighbouring words are what one step of a register tile reads. Tokens after the last are left as they are.
 """

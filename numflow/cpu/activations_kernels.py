@@ -109,6 +109,8 @@ def _quantize_unit(source, x, aux, i, m):
     f32_ptr(aux)[m + i] = scale * np.float32(low + high)
     i32_ptr(aux)[2 * m + i] = -(low + high)
     i32_ptr(aux)[3 * m + i] = -low
+    f32_ptr(aux)[4 * m + i] = np.float32(-low)
+    f32_ptr(aux)[5 * m + i] = np.float32(-high)
 
 
 @staged(types.float32, types.int64)

@@ -7,11 +7,12 @@ kernel is compiled.
 
 import functools
 
-from numflow.cpu.decode_own import Grid, of_pair, pair_codes
+from numflow.cpu.decode_own import Grid, Grid16, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
     BF16,
     F16,
+    GRID16,
     GRIDS,
     PIECES,
     POWER,
@@ -24,31 +25,34 @@ from numflow.cpu.layout import (
     Scheme,
     header_bytes,
 )
+from numflow.cpu.simd_bits import moved
+from numflow.cpu.simd_hold import Keep, as_it_is
+from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_lookup import lookup16
 from numflow.cpu.simd_value import Value, fma, load, load_bf16, load_f16
 
 Heads = Value | Grid
 
 
-def open_heads(heads: Value, columns: Value, scheme: Scheme) -> Heads:
+def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """What the functions below need to know of the tile's headers at address `heads`."""
-    return Grid(heads, columns, scheme) if scheme.header in GRIDS else heads
+    if scheme.header not in GRIDS:
+        return heads
+    return (Grid16 if scheme.header == GRID16 and isa() == "avx512" else Grid)(heads, scheme, hold)
 
 
-def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None) -> Value:
-    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row, or u8x4 of one row."""
+def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is) -> Value:
+    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row, or u8x4 of one row.
+
+    hold: what constants pass through.
+    """
     if scheme.bits == 3.5:
-        return of_pair(pair_codes(codes, group // 2, row), group % 2)
+        return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
-    pieces = [_moved(load(codes + 64 * vector, "u8", lanes), *place) for vector, *place in PIECES[scheme.bits][group]]
+    pieces = [moved(load(codes + 64 * vector, "u8", lanes), *place, hold)
+              for vector, *place in PIECES[scheme.bits][group]]
     code = functools.reduce(Value.__or__, pieces)
     return lookup16(code, [entry + 128 for entry in scheme.book]) if scheme.book else code
-
-
-def _moved(vector: Value, begin: int, to: int, bits: int) -> Value:
-    """So many bits of u8 lanes from `begin` on, moved to `to`, and nothing else."""
-    vector = vector >> (begin - to) if begin >= to else vector << (to - begin)
-    return vector & ((1 << bits) - 1) << to
 
 
 def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:

@@ -51,7 +51,7 @@ def _row_unit(typingctx, codes, heads, columns, unit, row, y, kind):
 
 
 def _decoded(kind, codes, heads, columns, unit, row, y):
-    heads = open_heads(heads, columns, kind)
+    heads = open_heads(heads, kind)
     for half in range(2):
         scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, kind))
         for group in range(4 * half, 4 * half + 4):

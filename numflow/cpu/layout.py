@@ -41,7 +41,8 @@ from numflow.quant.layout import ROW_SCHEMES, RowScheme
 
 ROWS, UNIT = 16, 32
 PACK_SCRATCH = 16 * 256  # bytes that a thread needs to pack
-AUX_BYTES = 16  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
+ROW_HEADERS = 2 * ROWS  # bytes of the row headers of a tile, of the GRID kinds
+AUX_BYTES = 24  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
 # Kinds of headers; the last three have none.
 SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(13)
 WITH_BASE, BY_16, GRIDS = {BASE, SUPER, SUPER16, GRID, GRID16}, {SCALE16, SUPER16, SIGNED16, GRID16}, {GRID, GRID16}
@@ -110,7 +111,7 @@ class Scheme:
         """Bytes of codes and of headers of one tile of `columns` columns."""
         codes = columns * self.column_bytes
         if self.header in GRIDS:
-            return codes, columns // self.own.block * 2 * self.own.header_bits + 2 * ROWS
+            return codes, columns // self.own.block * 2 * self.own.header_bits + ROW_HEADERS
         return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header][0])
 
 

@@ -15,14 +15,18 @@ from numba.extending import intrinsic, models, register_model
 from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
 from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, SCHEMES, UNIT, WITH_BASE, Scheme
 from numflow.cpu.simd_dot import dot4, dot4_signed
+from numflow.cpu.simd_hold import Hold
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd_value import Value, constant, fma, prefetch
 
-# How far ahead of their use codes are fetched, in bytes, and into which cache. Decoding leaves the hardware's own
-# prefetching behind, by 10 to 50 %; which distance and cache are best depends on how much decoding there is. For 8
-# tokens at once, a tile beyond: 32 sequences decode 4 to 20 % faster, long prompts neither faster nor slower.
-NEAR, FAR, FARTHEST = (6144, 1), (12288, 2), (24576, 2)
+# How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
+# hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
+# the second cache brings 90 % of the memory's speed and the first 70 %; with 4 to 6 it is the other way round; with 8
+# the hardware sees to every other line. For 8 tokens at once, a tile beyond: 32 sequences decode 4 to 20 % faster, long
+# prompts neither faster nor slower.
+NEAR, FARTHEST = (6144, 1, 64), (24576, 2, 64)
+AHEAD = {3: (12288, 2, 64), 3.5: (12288, 2, 64), 8: (12288, 2, 128)}
 
 
 class SchemeType(types.Type):
@@ -52,16 +56,16 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 
     def codegen(context, builder, signature, args):
         x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
-        heads = open_heads(heads, columns, kind.scheme)
+        hold = Hold(builder, m)
+        heads = open_heads(heads, kind.scheme, hold)
 
         def unit(i, vectors):
             if m == 8 or not kind.scheme.is_float:  # few tokens meet plain numbers faster without
-                decoding = FAR if kind.scheme.bits in (3.5, 5, 6) or kind.scheme.book else NEAR
-                ahead, cache = FARTHEST if m == 8 else decoding
-                for line in range(0, UNIT * code_bytes, 64):
+                ahead, cache, step = FARTHEST if m == 8 else AHEAD.get(kind.scheme.bits, NEAR)
+                for line in range(0, UNIT * code_bytes, step):
                     prefetch(codes + i * (UNIT * code_bytes) + ahead + line, cache)
             return emit(kind, vectors, x + i * (UNIT * m * x_bytes), aux + i * (AUX_BYTES * m),
-                        codes + i * (UNIT * code_bytes), heads, i)
+                        codes + i * (UNIT * code_bytes), heads, i, hold)
 
         def column(i, vectors):
             k = (columns & -UNIT) + i
@@ -98,52 +102,52 @@ def _zeros(total: list[Value], kind: str) -> list[Value]:
 
 # int8 activations.
 
-def _unit_int8(kind, total, x, aux, codes, heads, unit):
+def _unit_int8(kind, total, x, aux, codes, heads, unit, hold):
     header, m = kind.scheme.header, len(total)
     if header in GRIDS:
-        return _grid_int8(kind, total, x, aux, codes, heads, unit)
+        return _grid_int8(kind, total, x, aux, codes, heads, unit, hold)
     if header in BY_16:
-        return _halves_int8(kind, total, x, aux, codes, heads, unit)
-    acc = _dot(kind.scheme, x, codes, range(8), each_i32(aux + 8 * m, m))
+        return _halves_int8(kind, total, x, aux, codes, heads, unit, hold)
+    acc = _dot(kind.scheme, hold, x, codes, range(8), each_i32(aux + 8 * m, m))
     scales = scale(heads, unit, 0, header)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
     return add_products(total, base(heads, unit, 0, header), aux + 4 * m) if header in WITH_BASE else total
 
 
-def _halves_int8(kind, total, x, aux, codes, heads, unit):
+def _halves_int8(kind, total, x, aux, codes, heads, unit, hold):
     """Scales by 16 columns: total + x_scale * (scale0 * dot0 + scale1 * dot1 + base0 * sum0 + base1 * sum1)."""
     header, m = kind.scheme.header, len(total)
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     parts = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
-        acc = _dot(kind.scheme, x, codes, range(4 * half, 4 * half + 4), minus)
+        acc = _dot(kind.scheme, hold, x, codes, range(4 * half, 4 * half + 4), minus)
         scales = scale(heads, unit, half, header)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
         if header in WITH_BASE:
             minus_base = -base(heads, unit, half, header)
-            parts = [fma(s.to_f32(), minus_base, p) for p, s in zip(parts, minus)]
+            parts = [fma(s, minus_base, p) for p, s in zip(parts, each_f32(aux + (16 + 4 * half) * m, m))]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
 
 
-def _grid_int8(kind, total, x, aux, codes, heads, unit):
+def _grid_int8(kind, total, x, aux, codes, heads, unit, hold):
     """total + scale * (x_scale * dot - zero * x_sum), by 16 columns total + x_scale * (the same of both halves)."""
     m, zeros = len(total), _zeros(total, "i32")
     if kind.scheme.header == GRID:
         scales, minus_zeros = heads.scale(unit, 0), -heads.zero(unit, 0)
-        acc = _dot(kind.scheme, x, codes, range(8), zeros)
+        acc = _dot(kind.scheme, hold, x, codes, range(8), zeros)
         parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
         return [fma(p, scales, t) for t, p in zip(total, parts)]
-    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     sums = None
-    for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
-        acc = _dot(kind.scheme, x, codes, range(4 * half, 4 * half + 4), zeros)
+    for half in range(2):
+        minus = each_f32(aux + (16 + 4 * half) * m, m)
+        acc = _dot(kind.scheme, hold, x, codes, range(4 * half, 4 * half + 4), zeros)
         scales, zero = heads.scale(unit, half), heads.zero(unit, half)
-        parts = [fma(s.to_f32(), zero, a.to_f32()) for a, s in zip(acc, minus)]
+        parts = [fma(s, zero, a.to_f32()) for a, s in zip(acc, minus)]
         sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
     return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
 
 
-def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Value]) -> list[Value]:
+def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, groups: range, minus: list[Value]) -> list[Value]:
     """The sums of (code - zero) * x over some column groups, or of code * x where a base follows.
 
     minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
@@ -151,7 +155,7 @@ def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Valu
     m, signed = len(minus), scheme.header not in WITH_BASE and scheme.code_bits == 8 and isa() == "avx2"
     acc = _zeros(minus, "i32") if scheme.header in WITH_BASE or signed else [s << (scheme.code_bits - 1) for s in minus]
     for group in groups:
-        vector, words = column_group(codes, scheme, group), each_word(x + 4 * m * group, m)
+        vector, words = column_group(codes, scheme, group, hold=hold), each_word(x + 4 * m * group, m)
         if signed:
             signed_codes = vector - scheme.zero
             acc = [dot4_signed(a, signed_codes, word) for a, word in zip(acc, words)]
@@ -162,7 +166,7 @@ def _dot(scheme: Scheme, x: Value, codes: Value, groups: range, minus: list[Valu
 
 # float32 activations.
 
-def _unit_f32(kind, total, x, aux, codes, heads, unit):
+def _unit_f32(kind, total, x, aux, codes, heads, unit, hold):
     acc = _zeros(total, "f32")
     for half in range(2):
         scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
@@ -174,7 +178,7 @@ def _unit_f32(kind, total, x, aux, codes, heads, unit):
     return [t + a for t, a in zip(total, acc)]
 
 
-def _unit_floats(kind, total, x, aux, codes, heads, unit):
+def _unit_floats(kind, total, x, aux, codes, heads, unit, hold):
     # Two sums, of even and of odd columns, so that with few tokens their chains of additions overlap.
     accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.column_bytes
     for k in range(UNIT):

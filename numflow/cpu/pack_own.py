@@ -7,7 +7,7 @@ from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.access import i64, share, u8_ptr, u16_ptr
 from numflow.cpu.kernel import kernel
-from numflow.cpu.layout import PACK_SCRATCH, SCHEMES, UNIT
+from numflow.cpu.layout import PACK_SCRATCH, ROW_HEADERS, SCHEMES, UNIT
 from numflow.cpu.pack_kernels import (
     CODE_BYTES,
     CODES,
@@ -101,8 +101,9 @@ def _pack(args, thread, n_threads, kind):
         for lane in range(lanes):
             row = raw + lane * i64(args, ROW_BYTES)
             for b in range(blocks):
-                _put_field(row, HEADER_BYTES * 8 + b * header_bits, heads + b * 2 * header_bits, lane, header_bits)
-            u16_ptr(heads + blocks * 2 * header_bits)[lane] = u8_ptr(row)[0] | np.uint16(u8_ptr(row)[1]) << 8
+                _put_field(row, HEADER_BYTES * 8 + b * header_bits, heads + ROW_HEADERS + b * 2 * header_bits, lane,
+                           header_bits)
+            u16_ptr(heads)[lane] = u8_ptr(row)[0] | np.uint16(u8_ptr(row)[1]) << 8
 
 
 @merged

@@ -107,6 +107,11 @@ class Value:
         """The lanes of these numbers, in this order."""
         return _shuffle(self, self, lanes)
 
+    def padded(self, lanes: int) -> "Value":
+        """This vector's lanes, then any values."""
+        anything = Value(self.builder, ir.Constant(self.llvm.type, ir.Undefined))
+        return _shuffle(self, anything, [min(i, self.lanes) for i in range(lanes)])
+
     def join(self, high: "Value") -> "Value":
         """This vector's lanes, then those of `high`."""
         return _shuffle(self, high, range(2 * self.lanes))

@@ -1,0 +1,23 @@
+"""Bits and bytes moved to other places of a vector."""
+
+from numflow.cpu.simd_hold import Keep, as_it_is
+from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_value import Value
+
+
+def moved(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) -> Value:
+    """So many bits of u8 lanes from `begin` on, moved to `to`, and nothing else. hold: what constants pass through."""
+    mask, lanes = (1 << bits) - 1 << to, vector.lanes
+    # Pairs of bytes, as the mask takes what comes over from the other one. LLVM would make shifts of bytes products
+    # with matrices of bits, which wait for the units that dot products need.
+    pairs = vector.as_("u16", lanes // 2)
+    vector = (pairs >> (begin - to) if begin >= to else pairs << (to - begin)).as_("u8", lanes)
+    return vector if mask == 255 else vector & hold(Value(vector.builder, vector.like(mask)))
+
+
+def picked(vector: Value, lanes: list[int], hold: Keep = as_it_is) -> Value:
+    """The bytes of these numbers, 64 of them, out of u8 lanes."""
+    if isa() != "avx512":
+        return vector.pick(lanes)
+    whole = vector.padded(64)
+    return whole.call("llvm.x86.avx512.permvar.qi.512", whole.llvm.type, hold(Value(whole.builder, whole.like(lanes))))
