@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 
 import experiments.gpu_suite as suite
-from experiments.gpu_suite import choices, hybrid, kernels, models, parity, whole
+from experiments.gpu_suite import attention, choices, hybrid, kernels, models, parity, whole
 from experiments.gpu_suite.report import write
 from experiments.gpu_suite.setting import Setting
 
 PARTS = {"parity-kernels": parity.kernels, "parity-models": parity.models, "parity-fixtures": whole.fixtures,
          "parity-random": whole.random_models, "copies": kernels.copies, "launches": kernels.launches,
-         "matrices": kernels.matrices, "attention": kernels.attention, "experts": choices.experts,
+         "matrices": kernels.matrices, "attention": attention.decoding,
+         "prompts": attention.prompts, "experts": choices.experts,
          "sampling": choices.sampling, "speed": models.speed, "peer": whole.peer, "offload": models.offload,
          "several": models.several, "hybrid": hybrid.hybrid}
 

@@ -1,4 +1,4 @@
-"""How fast are copies, matrix products and attention."""
+"""How fast are copies, matrix products and launches."""
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from numflow.cuda.program import Program
 from numflow.cuda.scalar import f32, u32
 from numflow.ops import Batch
 from tests.cuda.matrices import linear_case
-from tests.ops.build import Builder
 
 KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "q3", "q2")
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336),
@@ -84,44 +83,6 @@ def _vendor(setting: Setting, shapes: dict) -> None:
             setting.add(weights="torch bf16", matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
                         gigabytes_per_s=2 * n * k / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
                         kernel="cuBLAS")
-
-
-def attention(setting: Setting) -> None:
-    """Decoding over contexts and batches, and prompts; 32 query heads over 8 of keys and values of 128 columns."""
-    heads, groups, size = (4, 2, 16) if setting.quick else (32, 8, 128)
-    contexts = (40,) if setting.quick else (512, 4096, 16384, 65536)
-    for kv in ("f16", "q4") if setting.quick else ("f16", "q8", "q4", "q3h", "f32"):
-        b = Builder("attention")
-        q, k, v = b.inputs(heads * size, groups * size, groups * size)
-        y, cache = b.buffer(heads * size), b.cache(kv_heads=groups, k_dim=size)
-        b.step("cache_write", (k, v), (), cache=cache)
-        b.step("attention", (q,), (y,), cache=cache, heads=heads, scale=size**-0.5)
-        case = b.case(y)
-        for context in contexts:
-            for batch, tokens in ((1, 1), (2, 1)) if setting.quick else ((1, 1), (8, 1), (64, 1), (1, 512)):
-                if setting.is_over:
-                    return
-                _attend(setting, case, kv, context, batch, tokens)
-
-
-def _attend(setting, case, kv, context, batch, tokens):
-    program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kv)
-    blocks, key_bytes = -(-context // program.block_size), program.block_bytes / program.block_size
-    if batch * context * key_bytes > 32 << 30:
-        program.close()
-        return
-    program.reserve(batch * blocks)
-    table = np.arange(batch * blocks).reshape(batch, blocks)
-    positions = np.tile(np.arange(context - tokens, context), batch)
-    program.run(Batch(np.zeros(batch * tokens, np.int32), positions, np.arange(batch + 1) * tokens, table,
-                      np.arange(batch)), output=None)
-    rows = batch * tokens
-    works = [work for step, calls in program.bound("main") if step.op == "attention" for call in calls
-             for work in call.launches(Sizes((rows, batch, rows, batch), context))]
-    time = each(program.device, works, 2)
-    setting.add(kv=kv, context=context, batch=batch, tokens=tokens, microseconds=time * 1e6,
-                gigabytes_per_s=batch * context * key_bytes / time / 1e9, kernel=works[0].kernel.name)
-    program.close()
 
 
 def launches(setting: Setting) -> None:

@@ -169,7 +169,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
 
 
 def _in_runs(count: int, make: Callable[[int], DeviceFunction]) -> DeviceFunction:
-    """What is made for runs of 32 sums, one after the other: a loop over all of them would not become registers."""
+    """What is made for runs of 16 sums, one after the other: a loop over all of them would not become registers."""
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device
@@ -178,13 +178,13 @@ def _in_runs(count: int, make: Callable[[int], DeviceFunction]) -> DeviceFunctio
             second(a, b)
         return run
 
-    return functools.reduce(both, map(make, range(0, count, 32)))
+    return functools.reduce(both, map(make, range(0, count, 16)))
 
 
 def _clear(first: int) -> DeviceFunction:
     @device
     def clear(acc, unused):
-        for i in range(32):
+        for i in range(16):
             acc[first + i] = f32(0)
     return clear
 
@@ -192,7 +192,7 @@ def _clear(first: int) -> DeviceFunction:
 def _fade(first: int) -> DeviceFunction:
     @device
     def fade(acc, fades):
-        for i in range(32):
+        for i in range(16):
             acc[first + i] *= fades[i // 2 % 2]
     return fade
 

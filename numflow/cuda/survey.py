@@ -60,7 +60,8 @@ def kernels_of(network: Network, weights, **options) -> dict[str, Kernel]:
     """Every kernel that a network may launch, by name, over batches of SIZES; options: those of a Program."""
     device = Notebook()
     program = Program(network, weights, gpu=device, **options)
-    works = [*device.launches, *(work for rows, keys in SIZES for work in program.launches(Sizes((rows,) * 4, keys)))]
+    works = [*device.launches, *(work for rows, keys in SIZES for sequences in {1, rows}
+                                 for work in program.launches(Sizes((rows, rows, rows, sequences), keys)))]
     program.close()
     found = {work.kernel.name: work.kernel for work in works}
     return found | {made.name: made for made in (BEST, PICK)} if "logits" in network.outputs else found

@@ -1,0 +1,47 @@
+"""Attention at chosen sizes: cases for tests and experiments, and the kernels that the compile gate looks at."""
+
+from numflow.cuda.kernel import Kernel
+from numflow.cuda.survey import kernels_of
+from numflow.quant.kv import CODED
+from tests.ops.attention_cases import attention_cases
+from tests.ops.build import Builder
+
+FORMS = ("q8", "q6", "q3h")  # types whose codes are read in the three ways there are
+
+
+def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="attention", **params):
+    """A case of its own sizes."""
+    b = Builder(f"{name}-{heads}-{kv_heads}-{k_dim}-{v_dim}")
+    q, k, v = b.inputs(heads * k_dim, kv_heads * k_dim, kv_heads * v_dim)
+    y, cache = b.buffer(heads * v_dim), b.cache(kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (q,), (y,), cache=cache, heads=heads, scale=k_dim**-0.5, **params)
+    return b.case(y, schedule)
+
+
+def _every_bias():
+    """Softcap, slopes and sinks together, in heads of an odd size."""
+    b = Builder("attention-every-bias")
+    q, k, v = b.inputs(6 * 20, 2 * 20, 2 * 20)
+    y, cache = b.buffer(6 * 20), b.cache(kv_heads=2, k_dim=20)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (q,), (y,), {role: b.weight(role, b.normal(6)) for role in ("slopes", "sinks")}, cache=cache,
+           heads=6, scale=0.2, softcap=2.0, window=7)
+    return b.case(y)
+
+
+def attention_kernels() -> dict[str, Kernel]:
+    """Kernels on tensor cores by name, and the exact ones that decode: all biases, then every type of keys and values
+    at a usual size, then wide heads."""
+    found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
+    buckets = next(case for case in attention_cases() if case.name == "attention-buckets-both-ways")
+    for case in (_every_bias(), buckets, attention_case(4, 1, 64, 64)):
+        found |= kernels_of(case.network, case.weights, kv_type="f16")
+    for kind in ("f16", *CODED):
+        found |= kernels_of(usual.network, usual.weights, kv_type=kind)
+    for kind in FORMS:
+        found |= kernels_of(usual.network, usual.weights, kv_type=kind, activations="f32")
+    for kind in ("f16", "q3h"):
+        found |= kernels_of(wide.network, wide.weights, kv_type=kind)
+    case = attention_case(4, 4, 192, 128)
+    return found | kernels_of(case.network, case.weights, kv_k="q5", kv_v="f16")
