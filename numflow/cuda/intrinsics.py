@@ -57,12 +57,6 @@ def grid_z() -> int:
     return NOW.thread.block.grid[2]
 
 
-@builtin("ntid")
-def block_threads() -> int:
-    """u32: threads of a block."""
-    return NOW.thread.block.size
-
-
 # ---- barriers and exchange
 
 
@@ -172,12 +166,6 @@ def as_u16(pointer):
     return Span(pointer.array.view(np.uint16), pointer.start * pointer.array.itemsize // 2, pointer.space)
 
 
-@builtin("as_u8")
-def as_bytes(pointer):
-    """The same address as a pointer to u8."""
-    return Span(pointer.array.view(np.uint8), pointer.start * pointer.array.itemsize, pointer.space)
-
-
 @builtin("as_f32")
 def as_floats(pointer):
     """The same address as a pointer to f32."""
@@ -200,19 +188,8 @@ def copy_commit() -> None:
 @asm((), (), "cp.async.wait_group 0;", "effect", "memory")
 def copy_wait() -> None:
     """Wait for all groups of this thread; a barrier must follow before others read."""
-    _land(0)
-
-
-@asm((), (), "cp.async.wait_group 1;", "effect", "memory")
-def copy_wait_but_one() -> None:
-    """Wait for all groups but the last."""
-    _land(1)
-
-
-def _land(remaining):
-    """Copies take effect as late as they may."""
-    copies = NOW.thread.copies
-    while len(copies) > remaining + 1:
+    copies = NOW.thread.copies  # they take effect as late as they may
+    while len(copies) > 1:
         for shared, at, words in copies.pop(0):
             for i, word in enumerate(words):
                 shared[at + i] = word

@@ -7,9 +7,9 @@ import functools
 
 from numflow.cuda.arithmetic import float_of, high_half, low_half
 from numflow.cuda.intrinsic import LocalArray
-from numflow.cuda.intrinsics import block_x, block_y, lane_index, load4, stream4, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, lane_index, load4, shuffle, stream4, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
-from numflow.cuda.linear_gemv import late_scale
+from numflow.cuda.linear_gemv import late_scales
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u32
 
@@ -36,7 +36,7 @@ def high_bfloat(word):
 @functools.cache
 def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
     """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
-    sums, add_row = LocalArray(f32, tokens), float_row_adder(kind, tokens)
+    sums, add_row, scales = LocalArray(f32, tokens), float_row_adder(kind, tokens), late_scales(tokens)
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
@@ -58,10 +58,11 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
             acc[t] = f32(0)
         add_row(acc, x, x, x_pitch, weight, weight, weight, weight, weight, weight, weight, place, u32(lane), pitch,
                 source, count - first)
+        scale = f32(1)
+        if norm_parts != 0:
+            scale = scales(squares, first, u32(count - first), norm_parts, eps)
         for t in range(tokens):
-            total = warp_sum(acc[t])
-            if norm_parts != 0 and first + t < count:
-                total *= late_scale(squares, u32(first + t), norm_parts, eps)
+            total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
             if lane == 0 and first + t < count:
                 if has_bias != 0:
                     total += bias[place]
@@ -86,7 +87,7 @@ def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
         while k < units:
             a, b, c, d = stream4(words, k if full else k >> u32(1))
             for t in range(tokens):
-                if t < left:
+                if tokens == 1 or t < left:
                     at = (source + t) * x_pitch + k
                     if full:
                         acc[t] += dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))

@@ -9,7 +9,18 @@ import functools
 
 from numflow.cuda.arithmetic import dp4a_us, float_of, sqrt
 from numflow.cuda.intrinsic import LocalArray, SharedArray
-from numflow.cuda.intrinsics import as_words, block_x, block_y, lane_index, load4, stream4, sync_block, thread_index
+from numflow.cuda.intrinsics import (
+    as_words,
+    block_x,
+    block_y,
+    lane_index,
+    load4,
+    shuffle,
+    shuffle_xor,
+    stream4,
+    sync_block,
+    thread_index,
+)
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.layout import BY_16, PAIR, SCHEMES, Scheme
 from numflow.cuda.linear_codes import header, pair_header, reader, sevenths
@@ -35,7 +46,7 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
     squares, parts, eps: of a norm that is taken late (linear_unit.py), if there are parts.
     """
     sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
-    add_row = row_adder(kind, int8, tokens, split)
+    add_row, scales = row_adder(kind, int8, tokens, split), late_scales(tokens)
     name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}{'_routed' * routed}"
 
     @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
@@ -60,11 +71,11 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
             acc[t] = f32(0)
         add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place,
                 u32(lane + 32 * warp) if split > 1 else u32(lane), units, source, count - first)
-        parts = partial()
+        parts, scale = partial(), f32(1)
+        if norm_parts != 0:
+            scale = scales(squares, first, u32(count - first), norm_parts, eps)
         for t in range(tokens):
-            total = warp_sum(acc[t])
-            if norm_parts != 0 and first + t < count:
-                total *= late_scale(squares, u32(first + t), norm_parts, eps)
+            total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
             if split > 1:
                 if lane == 0:
                     parts[t * 4 + warp] = total
@@ -88,14 +99,25 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
     return _gemv
 
 
-@device
-def late_scale(squares, token, parts, eps):
-    """1 / sqrt(mean(x^2) + eps) of a token, of the sums of squares of each 32 columns; all lanes of a warp call it."""
-    total, part = f32(0), u32(lane_index())
-    while part < parts:
-        total += squares[token * parts + part]
-        part = u32(part + 32)
-    return f32(1) / sqrt(warp_sum(total) / f32(32 * parts) + eps)
+@functools.cache
+def late_scales(tokens: int) -> DeviceFunction:
+    """scales(squares, first, left, parts, eps): 1 / sqrt(mean(x^2) + eps) of the tokens from `first` on, of the sums of
+    squares of each 32 columns. 32 / tokens neighbouring lanes have a token's; all lanes of a warp call it."""
+    group = 32 // tokens
+
+    @device
+    def scales(squares, first, left, parts, eps):
+        lane, total = u32(lane_index()), f32(0)
+        t, part = u32(lane // group), u32(lane % group)
+        while t < left and part < parts:
+            total += squares[(first + t) * parts + part]
+            part = u32(part + group)
+        for i in range(5):
+            if 1 << i < group:
+                total += shuffle_xor(total, 1 << i)
+        return f32(1) / sqrt(total / f32(32 * parts) + eps)
+
+    return scales
 
 
 @functools.cache

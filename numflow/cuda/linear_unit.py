@@ -2,7 +2,7 @@
 
 residual, rms_norm   x = residual + factor * product is stored as it is, and x * weight as the operand of what follows.
                      The norm's scale is one number for a token and is taken late: the sum of squares of these 32 goes
-                     to `squares`, and whoever multiplies with the operand scales its results (late_scale). The int8
+                     to `squares`, and whoever multiplies with the operand scales its results (late_scales). The int8
                      codes of a unit do not depend on that scale.
 act_mul              the block has the rows of gate and of up for its 32 columns.
 
@@ -21,6 +21,7 @@ from numflow.cuda.intrinsics import (
     block_y,
     lane_index,
     load4,
+    shuffle,
     shuffle_xor,
     store4,
     sync_block,
@@ -30,7 +31,7 @@ from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.layout import FLOATS
 from numflow.cuda.linear import FEW, demands, uses_int8
 from numflow.cuda.linear_float import float_row_adder
-from numflow.cuda.linear_gemv import TOKENS, late_scale, row_adder
+from numflow.cuda.linear_gemv import TOKENS, late_scales, row_adder
 from numflow.cuda.operand import UNIT, put_int8
 from numflow.cuda.pack import PARTS
 from numflow.cuda.reduce import warp_sum
@@ -83,7 +84,8 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kerne
     "rows" for float32."""
     halves, warps, codes = 2 if gate else 1, WARPS["gated" if gate else ""], made == "int8"
     add_row = float_row_adder(kind, tokens) if kind in FLOATS.values() else row_adder(kind, int8, tokens, 1)
-    sums, found, finish = LocalArray(f32, tokens), SharedArray(f32, tokens * 32 * halves), _finish(gate)
+    sums, found = LocalArray(f32, tokens), SharedArray(f32, tokens * 32 * halves)
+    finish, scales = _finish(gate), late_scales(tokens)
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps
 
     @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}", 32 * warps)
@@ -96,7 +98,9 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kerne
         first, count, begin = u32(block_y() * tokens), u32(counts[rows]), u32(block_x() * 32)
         if first >= count:
             return
-        acc, results = sums(), found()
+        acc, results, scale = sums(), found(), f32(1)
+        if late_parts != 0:
+            scale = scales(late, first, u32(count - first), late_parts, eps)
         while line < lines:
             place = u32(begin + line) if line < 32 else u32(n + begin + line - 32)  # up is behind gate
             for t in range(tokens):
@@ -104,9 +108,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kerne
             add_row(acc, x, x_aux, x_pitch, low, high, two, one, head, above, per_row, place, lane, units, first,
                     count - first)
             for t in range(tokens):
-                total = warp_sum(acc[t])
-                if late_parts != 0 and first + t < count:
-                    total *= late_scale(late, u32(first + t), late_parts, eps)
+                total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
                 if lane == 0:
                     results[t * lines + line] = total + bias[place] if has_bias != 0 else total
             line = u32(line + warps)

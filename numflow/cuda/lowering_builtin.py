@@ -163,13 +163,13 @@ def _load_matrices(transposed=""):
 
 
 BUILTINS = {
-    "tid": _register("tid.x"), "laneid": _register("laneid"), "ntid": _register("ntid.x"),
+    "tid": _register("tid.x"), "laneid": _register("laneid"),
     **{f"{name}.{axis}": _register(f"{name}.{axis}") for name in ("ctaid", "nctaid") for axis in "xyz"},
     "syncthreads": _barrier("syncthreads"), "syncwarp": _barrier("syncwarp"),
     "shfl_xor": _shuffle("bfly", 31), "shfl_idx": _shuffle("idx", 31), "ballot": _ballot(),
     "load4": _load(4), "load2": _load(2), "store4": _store(4), "store2": _store(2),
     "stream4": _stream(4), "stream2": _stream(2), "stream1": _stream(1),
-    "as_u32": _view(types.uint32), "as_u16": _view(types.uint16), "as_u8": _view(types.uint8),
+    "as_u32": _view(types.uint32), "as_u16": _view(types.uint16),
     "as_f32": _view(types.float32),
     "cp_async": _copy_async(), "atomic_add": _atomic_add(), "ldmatrix4": _load_matrices(),
     "ldmatrix4t": _load_matrices(".trans"),

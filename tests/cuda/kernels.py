@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from numflow.cuda.compile import Binary, cached
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.survey import kernels_of
+from numflow.lab.shapes import Shape, random_network
+from numflow.network import WeightSource
+from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, experts_case, linear_case
 from tests.cuda.small import CASES
 
@@ -21,6 +24,9 @@ def compiler_is_there() -> bool:
     return all(find_spec(name) for name in ("numba_cuda", "cuda")) and find_spec("nvidia") is not None
 
 
+DECODERS = ("q4", "q3h", "F16", "BF16")  # whose steps kernels do together
+
+
 @functools.cache
 def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     """By name. grouped: types that experts may have."""
@@ -28,11 +34,17 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     for case in CASES:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
+    found |= attention_kernels()
     for kind in EVERY:
         for k in (512, 2048):  # a warp for each row, and a block
             case = linear_case(kind, 64, k, 1, blank=True)
             for activations in ("int8", "f32"):
                 found |= kernels_of(case.network, case.weights, activations=activations)
+    for kind in DECODERS:
+        network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), kind)
+        source = WeightSource(network, checkpoint)
+        for units in (True, False):
+            found |= kernels_of(network, source, units=units)
     for kind in grouped:
         case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)
