@@ -12,8 +12,8 @@ PARTS = {"parity-kernels": parity.kernels, "parity-models": parity.models, "pari
          "parity-random": whole.random_models, "copies": kernels.copies, "launches": kernels.launches,
          "matrices": kernels.matrices, "attention": attention.decoding,
          "prompts": attention.prompts, "experts": choices.experts,
-         "sampling": choices.sampling, "speed": models.speed, "peer": whole.peer, "offload": models.offload,
-         "several": models.several, "hybrid": hybrid.hybrid}
+         "sampling": choices.sampling, "speed": models.speed, "fusing": models.fusing, "peer": whole.peer,
+         "offload": models.offload, "several": models.several, "hybrid": hybrid.hybrid}
 
 
 def main() -> None:

@@ -35,6 +35,24 @@ def speed(setting: Setting) -> None:
             program.close()
 
 
+def fusing(setting: Setting) -> None:
+    """Decoding with steps alone, with neighbours together, and with blocks that own 32 results."""
+    forms = {"alone": {"fused": False}, "neighbours": {"units": False}, "units": {}}
+    for name, shape in (TOY if setting.quick else SHAPES).items():
+        for kind in ("q4",) if setting.quick else ("F16", "q8", "q4", "q3h"):
+            for form, options in forms.items():
+                if setting.is_over:
+                    return
+                program = _program(setting, shape, kind, **options)
+                batch = _batch(program, shape, 1, 8 if setting.quick else CONTEXT, 1)
+                for _ in range(3):
+                    program.run(batch, output=None)
+                took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 1 if setting.quick else 50)
+                setting.add(model=name, weights=kind, form=form, tokens_per_s=1 / took, milliseconds=took * 1e3,
+                            gigabytes_per_s=program.weights_bytes / took / 1e9)
+                program.close()
+
+
 def _program(setting: Setting, shape: Shape, kind: str, **options) -> Program:
     network, checkpoint = random_network(shape, kind)
     program = Program(network, WeightSource(network, checkpoint), gpu=setting.device(), **options)
