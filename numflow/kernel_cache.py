@@ -7,7 +7,6 @@ and CPU settings the compiler works with. Folders that nothing has used for KEEP
 
 import atexit
 import functools
-import hashlib
 import importlib.util
 import os
 import platform
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from pathlib import Path
 
 KEEP_DAYS = 30
@@ -75,10 +75,9 @@ def _writable_root() -> Path:
 
 def _fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
-    digest = hashlib.sha256(_compiler().encode())
-    for name in sorted(_sources(module)):
-        digest.update(name.encode() + read(_modules()[name]))
-    return digest.hexdigest()[:16]
+    content = b"".join(name.encode() + read(_modules()[name]) for name in sorted(_sources(module)))
+    content += _compiler().encode()
+    return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"  # hashlib would load OpenSSL: 3 MB
 
 
 def setting(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Machine code of numflow's kernels on disk: object files, each with a checksum behind it."""
 
-import hashlib
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from numflow import kernel_cache
 from numflow.cpu import machine_code
 from numflow.cpu.machine_code import MachineCode, UnknownCodeError
 
+_CHECKSUM = 4  # bytes
 _ENTRY = "cfunc."  # how the symbol of a kernel's C function begins
 
 
@@ -21,8 +22,8 @@ def load(module: str, name: str) -> MachineCode | None:
         content = path.read_bytes()
     except OSError:
         return None
-    elf, digest = content[:-32], content[-32:]
-    if hashlib.sha256(elf).digest() != digest:
+    elf = content[:-_CHECKSUM]
+    if content != _with_checksum(elf):
         return None
     try:
         return MachineCode(elf, _ENTRY)
@@ -43,8 +44,12 @@ def save(module: str, name: str, compiled: Any) -> None:
     except UnknownCodeError:
         return  # it will be compiled at every start
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(elf + hashlib.sha256(elf).digest())
+    part.write_bytes(_with_checksum(elf))
     part.replace(path)
+
+
+def _with_checksum(elf: bytes) -> bytes:
+    return elf + zlib.crc32(elf).to_bytes(_CHECKSUM, "little")
 
 
 def kept(module: str) -> bool:

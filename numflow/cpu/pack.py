@@ -1,7 +1,5 @@
 """Bringing a matrix as stored in a file into the packed layout (layout.py), bit for bit."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
 from numflow.cpu.arena import Arena
@@ -85,5 +83,7 @@ def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int)
     if threads == 1:
         call()
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda thread: call(thread, threads), range(threads)))

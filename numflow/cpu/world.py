@@ -12,7 +12,6 @@ slots per device, used in turn: who has come to a round has read all of the last
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
@@ -91,6 +90,8 @@ class World:
             self._memory = aligned(self._size, np.uint8)
 
     def _create(self) -> None:
+        from multiprocessing.shared_memory import SharedMemory  # 2 MB that most processes never need
+
         try:
             self._shared = SharedMemory(create=True, size=self._size)
         except OSError as error:
@@ -101,6 +102,8 @@ class World:
         return {**self.__dict__, "_memory": None, "_shared": self._shared.name, "_owner": False}
 
     def __setstate__(self, state: dict) -> None:
+        from multiprocessing.shared_memory import SharedMemory
+
         self.__dict__ |= state
         self._shared = SharedMemory(state["_shared"])
         self._memory = np.frombuffer(self._shared.buf, np.uint8)

@@ -1,6 +1,6 @@
 """Picks the tokens of one request: the chain of strategies, with what it must remember from token to token."""
 
-import secrets
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -55,7 +55,7 @@ class Sampler:
                  prefix: Sequence[int] | np.ndarray = (), index: int = 0, grammar: Grammar | None = None):
         self.settings, self.index, self.grammar = settings, index, grammar
         self.constraints = constraints or Constraints()
-        self.seed = secrets.randbits(63) if settings.seed is None else int(settings.seed)
+        self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if settings.seed is None else int(settings.seed)
         self.new = 0
         self.logprobs: list[TokenLogprob] = []
         self._history = np.array(prefix, np.int32)

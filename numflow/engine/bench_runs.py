@@ -1,5 +1,6 @@
 """What `bench` measures: prompts, decoding after a context, and sequences that decode side by side."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +22,13 @@ class Measure:
 
     def __init__(self, model, repeat: int, report: Callable[[str], None]):
         self._model, self._repeat, self._report = model, repeat, report
-        self._rng = np.random.default_rng(0)
+        self._rng = random.Random(0)
 
     def generate(self, prompt_tokens: int, gen_tokens: int, what: str = "") -> list[dict]:
         """Statistics of runs of `generate`; every run has a prompt of its own, which no cache has seen."""
         runs = []
         for number in range(1, self._repeat + 1):
-            ids = self._rng.integers(0, self._model.vocabulary, prompt_tokens).tolist()
+            ids = self._tokens(prompt_tokens)
             runs.append(self._model.generate(ids, max_tokens=gen_tokens, ignore_eos=True).stats)
             self._report(f"{what}run {number} of {self._repeat}")
         return runs
@@ -48,10 +49,13 @@ class Measure:
         return {str(n): spread([self._batched(n, min(gen_tokens, BATCHED_STEPS), number)
                                 for number in range(1, self._repeat + 1)]) for n in counts}
 
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self._model.vocabulary) for _ in range(count)]
+
     def _batched(self, count: int, steps: int, number: int) -> float:
         runner = self._model.runner
         context = min(BATCHED_CONTEXT, runner.context - steps - 1)
-        prompts = self._rng.integers(0, self._model.vocabulary, (count, context)).astype(np.int32)
+        prompts = [np.array(self._tokens(context), np.int32) for _ in range(count)]
         with ExitStack() as stack:
             sequences = [stack.enter_context(runner.open(context + steps + 1)) for _ in range(count)]
             for sequence, prompt in zip(sequences, prompts):

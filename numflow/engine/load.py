@@ -9,8 +9,6 @@ from pathlib import Path
 from numflow import formats, network, registry
 from numflow.engine.defaults import read_defaults
 from numflow.engine.model import Model
-from numflow.engine.placed import FileWeights, placed_program
-from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.formats.mapped import release_memory
 from numflow.partition.plan import single_device
@@ -65,6 +63,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
     if weights is not None:
+        from numflow.engine.requantise import requantised
+
         checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
     elif imatrix is not None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
@@ -73,6 +73,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                 **options)
     else:
+        from numflow.engine.placed import FileWeights, placed_program
+
         program = placed_program(built, backend, BACKENDS, devices, checkpoint,
                                  FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
                                  cpu_layers=cpu_layers, options=options)

