@@ -13,7 +13,7 @@ from numflow.lab.shapes import Shape, random_network
 from numflow.partition import micro
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.lazy_driver import LazyDriver
-from tests.partition.plans import TOLERANCE, error, placed, run
+from tests.partition.plans import TOLERANCE, error, model_of, placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
@@ -51,6 +51,15 @@ def _use(monkeypatch, driver) -> dict[int, int]:
     monkeypatch.setattr("numflow.cuda.runtime.driver", lambda: driver)
     monkeypatch.setattr("numflow.cuda.runtime.open_gpu", open_gpu)
     return opened
+
+
+@pytest.mark.parametrize("name", ["mixtral", "m2m100"])
+def test_experts_and_encoders(name):
+    built, checkpoint, given = model_of(name)
+    model = built, checkpoint, {what: ids[:2] if ids else ids for what, ids in given.items()}
+    one = _logits(model, "0", "simulator")
+    np.testing.assert_array_equal(_logits(model, "0;1", "simulator"), one)
+    assert error(_logits(model, "0&1", "simulator"), one) < TOLERANCE
 
 
 def test_by_layer_the_same_bits_as_one_device(model, alone):
