@@ -1,4 +1,4 @@
-"""Plans over several devices: GPUs cut by layer and by tensor, the processor beside a GPU; how fast, and how far off."""
+"""Plans over several devices: GPUs by layer and by tensor, the processor beside a GPU; how fast, and how far off."""
 
 import time
 
