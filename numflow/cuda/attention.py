@@ -25,7 +25,8 @@ MOST_PARTS = 64
 EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
 FEW_ROWS = 16     # of a key head, up to which a sequence has few
-NARROW = 64       # columns of heads of which attention_few has registers for 16 rows at a time; of wider ones, for 8
+NARROW = 64       # columns of heads of which attention_few has registers for 16 rows at a time; of wider ones, and with
+                  # buckets, for 8
 ANY = 2**31 - 1   # tokens of a sequence
 
 
@@ -94,7 +95,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
         return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1)))
 
     def attend_few(sizes: Sizes) -> Launch:
-        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW
+        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not flags[-1]
         limit = few if has_many(sizes) else ANY
         return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags),
                       (kv_heads, sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))

@@ -47,7 +47,7 @@ WARPS = 4
 def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has_cap: bool,
                has_slopes: bool, has_sinks: bool, has_buckets: bool) -> Kernel:
     """Grid (key heads, sequences, parts); tiles: of 8 rows at a time."""
-    halves = 2 if tiles * width(k_type, k_dim) <= 128 else 1  # of 16 keys, of a warp at a time
+    halves = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # of 16 keys, of a warp at a time
     step, s_count = 16 * halves, 4 * halves * tiles
     rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // 64)
     turned_back = v_type in CODED

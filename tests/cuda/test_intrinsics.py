@@ -111,6 +111,30 @@ def test_loading_matrices():
         assert y[lane].tolist() == [4 * (8 * m + lane // 4) + lane % 4 for m in range(4)]
 
 
+def test_transposed_matrices():
+    """Element (r, c) of matrix m is 100 m + 8 r + c; a lane gets (2 t, g) and (2 t + 1, g) of each."""
+    memory = SharedArray(u32, 128)
+
+    @kernel("ldmatrix_trans_probe", 32)
+    def _probe(y: u32.ptr, x: u32.ptr):
+        lane, shared = i.lane_index(), memory()
+        for j in range(4):
+            shared[4 * lane + j] = x[4 * lane + j]
+        i.sync_warp()
+        a, b, c, d = arithmetic.load_columns(shared, 4 * lane)
+        i.store4(y, 8 * lane, a, b, c, d)
+        a, b, c, d = arithmetic.load_matrices(shared, 4 * lane)
+        i.store4(y, 8 * lane + 4, arithmetic.transpose_matrix(a), arithmetic.transpose_matrix(b),
+                 arithmetic.transpose_matrix(c), arithmetic.transpose_matrix(d))
+
+    x = (100 * np.arange(4)[:, None] + np.arange(64)).astype(np.uint16)
+    y = run(_probe, (1,), np.zeros(256, np.uint32), x.reshape(-1).view(np.uint32), seed=3)[0].reshape(32, 8)
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        expected = [100 * m + 16 * t + g | (100 * m + 16 * t + 8 + g) << 16 for m in range(4)]
+        assert y[lane].tolist() == 2 * expected
+
+
 def test_shuffles_and_ballots():
     @kernel("shuffle_probe", 64)
     def _probe(y: i32.ptr, z: u32.ptr):

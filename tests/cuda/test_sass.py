@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from numflow.cuda.cache_code import pitch
 from numflow.cuda.layout import NATIVE, SCHEMES
 from numflow.cuda.sass import disassembler, instructions
+from numflow.quant.kv import CODED
 from tests.cuda.kernels import GROUPED, binaries, compiler_is_there
 from tests.cuda.matrices import QUANTISED
 
@@ -55,3 +57,22 @@ def test_choosing_tokens():
     for name in ("argmax", "sample"):
         assert found(name, r"LDG\.E\.128")
         assert not found(name, "LDL|STL|DADD|DMUL|DFMA")
+
+
+@pytest.mark.parametrize("kind", ["f16", *CODED])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
+def test_attention(kind, capability):
+    """64 rows and 64 keys a step for prompts, 8 rows and 32 keys for decoding; heads of 128 columns."""
+    of = f"{kind}_{pitch(kind, 128)}_{kind}_{pitch(kind, 128)}"
+    many, few = f"attention_many_{of}", f"attention_few_{of}_8"
+    assert found(many, r"HMMA\.16816\.F32", capability) == 128
+    assert found(many, r"LDSM\.16\.M88\.4", capability) == 32 + 8  # keys, and queries once
+    assert found(many, r"LDSM\.16\.MT88\.4", capability) == 32
+    assert (found(many, r"LDGSTS\.E\.BYPASS\.\S*128", capability) > 0) == (kind == "f16")
+    assert found(few, r"MOVM\.16\.MT88", capability) == 4
+    assert found(few, r"HMMA\.16816\.F32", capability) >= 8
+    assert not found(few, "LDSM", capability)
+    if kind == "f16":
+        assert found(few, r"LDG\.E\.128", capability) == 32
+    for name in (many, few):
+        assert not found(name, "LDL|STL", capability)
