@@ -11,6 +11,8 @@ from numflow.quant.layout import ROW_SCHEMES
 from . import peer
 
 INFERFLOW = ("q2_b32t1b", "q3_b32t1b", "q3h_b64t1", "q4_b32t1a", "q8_b32t2")
+MATRICES = 7
+ERRORS = "outputs.json"  # in the folder of intermediate files
 GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # whose blocks divide every row
 
 
@@ -59,13 +61,30 @@ def _kind(module: str) -> str:
     return ".".join(word for word in module.split(".") if not word.isdigit()).removeprefix("blk.")
 
 
-def output_error(lab, library, name, source, calibration) -> None:
-    """Error of matrices weighted by their inputs: sqrt(tr(E M E^T) / tr(W M W^T)), with M the inputs' second moment."""
+def output_error(lab, library, name, source, work, calibration) -> None:
+    """Error of matrices weighted by their inputs: sqrt(tr(E M E^T) / tr(W M W^T)), with M the inputs' second moment.
+
+    What the folder `work` has is not measured again.
+    """
+    kept = work / ERRORS
+    if not kept.exists():
+        kept.write_text(json.dumps(_output_errors(lab, library, name, source, calibration)))
+    rows = json.loads(kept.read_text())
+    lab.results.setdefault("output_error", {})[name] = rows
+    lab.heading(f"{name}: error weighted by activations")
+    lab.text(f"Relative error of what the {MATRICES} matrices of one layer in the middle compute, for inputs with "
+             f"the second moment that was measured while calibrating: sqrt(tr(E M E^T) / tr(W M W^T)). Importances are "
+             f"M's diagonal; feedback uses all of it.")
+    lab.table(["scheme", "bits", "error of outputs"], sorted(rows, key=lambda row: float(row[1])))
+
+
+def _output_errors(lab, library, name, source, calibration) -> list[list[str]]:
+    """(label, bits, error) of each scheme."""
     from numflow import formats
 
     checkpoint = formats.open_checkpoint(source)
     names = [n for n in calibration.shared if checkpoint.tensors[n].rows < 10_000]
-    names = names[len(names) // 2:][:7]  # a layer in the middle
+    names = names[len(names) // 2:][:MATRICES]  # a layer in the middle
     matrices = [(checkpoint.tensors[n].f32(), calibration.moment(n)) for n in names]
     rows = []
     for label, bits, coder in _coders(library):
@@ -75,12 +94,7 @@ def output_error(lab, library, name, source, calibration) -> None:
         except NumflowError:  # blocks do not divide the rows
             continue
         rows.append([label, f"{bits(matrices[0][0].shape[1]):.4f}", f"{np.sqrt(sums[0] / sums[1]):.4f}"])
-    lab.results.setdefault("output_error", {})[name] = rows
-    lab.heading(f"{name}: error weighted by activations")
-    lab.text(f"Relative error of what the {len(names)} matrices of one layer in the middle compute, for inputs with "
-             f"the second moment that was measured while calibrating: sqrt(tr(E M E^T) / tr(W M W^T)). Importances are "
-             f"M's diagonal; feedback uses all of it.")
-    lab.table(["scheme", "bits", "error of outputs"], sorted(rows, key=lambda row: float(row[1])))
+    return rows
 
 
 def _coders(library):

@@ -24,7 +24,7 @@ OPTIONS = {
     "text": os.environ.get("NUMFLOW_WIKITEXT", ""),         # WikiText-2's raw test split
     "chunks": 20, "calibration_chunks": 32,                 # windows of 512 tokens
     "every": 1,                                             # one token of so many is scored
-    "minutes": 0,                                           # models are not begun later than this, 0: all are measured
+    "minutes": 0.0,                                         # nothing long is begun later than this, 0: everything is
     "keep": "",                                             # folder for intermediate files, to go on from later
     "parts": "weights,frontier,kv,speed",
     "merge": False,                                         # what the report has of other parts stays in it

@@ -89,11 +89,10 @@ def tensor_type(name: str) -> TensorType:
 def _with_outliers(name: str) -> RowType:
     """The type of a scheme that keeps outliers apart, such as "q3h+0.5%"."""
     try:
-        scheme = find(name)
+        base = TYPES[find(name.partition("+")[0]).name]
+        return RowType(find(name).name, base.block, base.size)
     except RequestError as error:
         raise FormatError(f"no tensor type named {name!r}: {error}") from None
-    base = TYPES[scheme.base.name]
-    return RowType(scheme.name, base.block, base.size)
 
 
 def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
