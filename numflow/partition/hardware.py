@@ -68,6 +68,10 @@ class Cluster:
         """The link of two devices."""
         return self.links.get((a, b), self.link)
 
+    def gap(self, devices: int) -> float:
+        """Seconds of a batch beside what its devices do."""
+        return self.start + self.start_each * (devices - 1)
+
 
 def known_clusters() -> dict[str, str]:
     """Name -> title of the descriptions that come with numflow."""

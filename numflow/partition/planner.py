@@ -165,9 +165,9 @@ def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[f
         if lane == 0:
             ends.append(now)
         if rounds[lane] < _ROUNDS:
-            simulator.at(now, lambda: again(lane))
+            simulator.at(now + gap, lambda: again(lane))
 
-    simulator = Simulator(prices.cluster, done)
+    simulator, gap = Simulator(prices.cluster, done), prices.cluster.gap(len(prices.plan.devices))
     for lane in range(lanes):
         again(lane)
     simulator.run()

@@ -9,10 +9,10 @@ from numflow.lab.shapes import find_shape, random_network
 from numflow.network.cost import Load, weight_bytes
 from numflow.partition.cut import partition
 from numflow.partition.drawing import draw, exchanges
-from numflow.partition.events import Receive, Send, Together, Work
+from numflow.partition.events import Receive, Send, Simulator, Together, Work
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.partition.planner import Goal, decode_rate, prefill_seconds, rank, strategies
-from numflow.partition.price import INFERFLOW, NUMFLOW, Prices
+from numflow.partition.price import INFERFLOW, NUMFLOW, Prices, kind_of
 
 NETWORK, _ = random_network(find_shape("7b", layers=8), "F16", fuse=False)
 GPU = Device("gpu", 16e9, 800e9, 80e12, 4e-6)
@@ -129,3 +129,31 @@ def test_a_drawing_shows_every_device_and_exchange():
     assert "device 3     layers 4-7" in text
     assert "4096 numbers per token to device 2" in text
     assert exchanges(plan)["send"] == exchanges(plan)["receive"]
+
+
+def test_what_was_measured_is_time_of_a_core_and_memory_is_shared():
+    """Two devices on one host: what the core does takes as long as alone, unless memory is what both wait for."""
+    def seconds(factor, host_bandwidth):
+        cluster = replace(CLUSTER, cores=2, host_bandwidth=host_bandwidth)
+        found = replace(prices("0"), cluster=cluster, factors={step.op: factor for step in NETWORK.entries["main"]})
+        simulator = Simulator(cluster, lambda job, now: None)
+        script = found.scripts([Load(1, 1, 0)])["0"]
+        simulator.issue({"0": script, "1": script})
+        return simulator.run()
+
+    alone = prices("0").scripts([Load(1, 1, 0)])["0"][0].seconds()
+    assert seconds(1.0, 2 * GPU.bandwidth) == pytest.approx(alone)
+    assert seconds(3.0, 1 * GPU.bandwidth) == pytest.approx(3 * alone)  # the core is what takes the time
+    assert 1.9 * alone < seconds(1.0, 1 * GPU.bandwidth) < 2.01 * alone
+
+
+def test_kinds_of_steps_and_crowded_exchanges():
+    step = next(step for step in NETWORK.entries["main"] if step.label == "blk.3.ffn_down")
+    assert kind_of(step) == "ffn_down"
+    narrow = replace(CLUSTER, cores=2, crowded=1e-3, start=2e-3, start_each=1e-3)
+    assert replace(prices("0&1"), cluster=narrow).reduce_seconds("01", 2, 0) < 1e-3
+    assert replace(prices("0&1&2"), cluster=narrow).reduce_seconds("012", 3, 0) == pytest.approx(1e-3)
+    assert narrow.gap(1) == 2e-3 and narrow.gap(3) == 4e-3
+    slower = decode_rate(replace(prices("0"), cluster=narrow), 1, 64, 1)[0]
+    assert 1 / slower - 1 / decode_rate(replace(prices("0"), cluster=replace(narrow, start=0)), 1, 64, 1)[0] == \
+        pytest.approx(2e-3)
