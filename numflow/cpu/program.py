@@ -140,13 +140,17 @@ class Program:
         Raises:
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
+        self.advance(batch, entry, output)
+        if output is None:
+            return None
+        return self._ctx.buffers.columns(self.network.outputs[output], len(batch.logit_rows)).copy()
+
+    def advance(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> None:
+        """As `run`, for a device of a plan whose output another one hands out."""
         self._entry(entry)
         rows, held = self._rows(entry, output), self._load(batch, entry)
         self._walk(self._bound[entry], rows)
         del held  # the header points into these arrays
-        if output is None:
-            return None
-        return self._ctx.buffers.columns(self.network.outputs[output], len(batch.logit_rows)).copy()
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
