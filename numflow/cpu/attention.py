@@ -28,7 +28,8 @@ def attention(step: Step, ctx) -> list[Call]:
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
-    kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(cache.kinds, "coded")
+    kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
+        cache.kinds, "coded_int8" if ctx.activations == "int8" else "coded")
     return [Call.of(step, _CODE.kernel(f"attention_{kind}"), ctx.header, *ctx.view(step.inputs[0]),
                     *ctx.view(step.outputs[0]), cache.addresses, shape.kv_heads, heads // shape.kv_heads, shape.k_dim,
                     shape.v_dim, cache.block_size, *cache.table_fields, float(param(step, "scale")), own and causal,

@@ -65,6 +65,11 @@ def attention_coded(args, thread, n_threads):
     _attention(args, thread, n_threads, None, True)
 
 
+@kernel
+def attention_coded_int8(args, thread, n_threads):
+    _attention(args, thread, n_threads, True, True)
+
+
 @merged
 def _attention(args, thread, n_threads, half, coded):
     counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
@@ -116,7 +121,7 @@ def _attend(args, scratch, half, coded, sequence, index, tile, part, parts):
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
     count = min(_rows(args, sequence) - first, MOST_ROWS)
     rows = tile_rows(count)
-    least, most = begin_tile(args, scratch, rows, sequence, head, first, count)
+    least, most = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
     begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
     partials = i64(args, PARTIALS) + tile * parts * partial_bytes(args)
     if parts == 1:

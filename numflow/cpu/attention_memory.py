@@ -2,6 +2,7 @@
 
 from numflow.cpu.cache import CHUNK
 from numflow.cpu.simd_isa import isa
+from numflow.quant.kv import BLOCK as BLOCK_COLUMNS
 
 SPAN = 128  # keys whose partial result may be taken apart from the others'
 # Vectors of columns that are summed at a time, by number of rows: what keeps all sums in registers, and enough of them
@@ -28,6 +29,13 @@ OWN = QUERIES = 3136       # partial result of a span, then the total, then q * 
 # A partial result: f32 m[16], l[16], values [8][Ep].
 PEAKS, TOTALS, VALUES = 0, 64, 128
 
+# A region of attention_int8.py: weights of values, their scales and minima, then blocks of queries, then codes.
+INT8_ROWS = 8
+INT8_WEIGHTS = INT8_ROWS * 2 * CHUNK
+INT8_TABLE = INT8_WEIGHTS + 8 * INT8_ROWS
+INT8_OPERAND = INT8_TABLE + 8 * CHUNK
+INT8_OPERAND_BLOCK = INT8_ROWS * (2 * BLOCK_COLUMNS + 8)
+
 # Partial results there is room for; at most this many (tile, span) pairs are taken apart.
 MOST_SLOTS = 4096
 TILES_PER_THREAD = 4  # with fewer tiles than this, spans are shared out
@@ -42,5 +50,10 @@ def slot_bytes(v_width: int) -> int:
 
 def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int]:
     """Bytes of a thread's scratch memory, whole cache lines, without and with room for a decoded chunk."""
-    plain = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64
-    return plain, plain + CHUNK * 4 * max(k_width, v_width)
+    plain, width = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64, max(k_width, v_width)
+    return plain, plain + CHUNK * 4 * width + int8_bytes(k_width, width)
+
+
+def int8_bytes(k_width: int, width: int) -> int:
+    """Bytes of a region of attention_int8.py for keys of `k_width` columns and chunks of at most `width`."""
+    return INT8_OPERAND + INT8_OPERAND_BLOCK * (k_width // BLOCK_COLUMNS + 1) + CHUNK * width

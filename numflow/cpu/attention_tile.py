@@ -6,14 +6,16 @@ keys. Chunks and spans begin at fixed positions of the sequence and a row's arit
 rows of its tile, so a row's bits are the same whoever computes which spans. A hidden key adds exactly 0.
 
 `half` is None where the inner loops read float32, anything else for float16; `coded` is None where they read the cache
-itself, anything else where chunks are decoded to float32 first: kernels are compiled for one or the other. A row of
-keys or values of few bits is a rotated one (quant/kv.py): queries are rotated too, and sums of values back in the end.
+itself, anything else where it has few bits: chunks are then decoded to float32 first, or with `half` multiplied as they
+are (attention_int8.py). Kernels are compiled for one of the four. A row of keys or values of few bits is a rotated one
+(quant/kv.py): queries are rotated too, and sums of values back in the end.
 """
 
 import numpy as np
 
 from numflow.cpu.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.attention_coded import decode_keys, decode_values
+from numflow.cpu.attention_int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention_memory import (
     BIAS,
     BLOCK,
@@ -77,7 +79,7 @@ _NEVER, _HIDDEN = np.float32(-3e38), np.float32(-np.inf)
 
 
 @inline
-def begin_tile(args, scratch, rows, sequence, head, first, count):
+def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
     """Look up rows first .. first + count of the sequence's (token, query head) pairs under a key head.
 
     Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
@@ -104,7 +106,15 @@ def begin_tile(args, scratch, rows, sequence, head, first, count):
             f32_ptr(where)[e] = np.float32(0)
         if i64(args, K_KIND) > F16:
             rotate_row(where, i64(args, K_WIDTH))
+            if coded is not None and half is not None:
+                quantize_query(where, i64(args, K_WIDTH), _region(args, scratch), r)
     return least, most
+
+
+@inline
+def _region(args, scratch):
+    """Memory of attention_int8.py, behind a decoded chunk."""
+    return scratch + i64(args, DECODED) + 4 * CHUNK * max(i64(args, K_WIDTH), i64(args, V_WIDTH))
 
 
 @inline
@@ -155,17 +165,36 @@ def span_result(args, scratch, rows, half, coded, sequence, head, span, least, m
         if coded is None:
             _scores(args, scratch, rows, half, k, v)
         else:
-            decode_keys(i64(args, K_KIND), i64(args, K_WIDTH), keys, k, i64(args, K_SIZE), decoded, next_k)
-            _scores(args, scratch, rows, None, decoded, decoded)
+            _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
         _probabilities(args, scratch, rows, base, most)
         if coded is None:
             _add_values(args, scratch, rows, half, v, keys, slot, next_k)
         else:
-            decode_values(i64(args, V_KIND), i64(args, V_WIDTH), keys, v, i64(args, V_SIZE), decoded, next_v)
-            _add_values(args, scratch, rows, None, decoded, keys, slot, decoded)
+            _add_coded_values(args, scratch, rows, half, keys, v, next_v, decoded, slot)
     store_f32(slot + PEAKS, load_f32(scratch + PEAK))
     for r in range(rows):
         f32_ptr(slot + TOTALS)[r] = sum_lanes(load_f32(scratch + SUMS + 64 * r))
+
+
+@inline
+def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
+    kind, width, size, region = i64(args, K_KIND), i64(args, K_WIDTH), i64(args, K_SIZE), _region(args, scratch)
+    if half is not None and kind > F16:
+        coded_scores(rows, kind, width, size, keys, k, ahead, region, scratch + SCORES)
+    else:
+        decode_keys(kind, width, keys, k, size, region, decoded, ahead)
+        _scores(args, scratch, rows, None, decoded, decoded)
+
+
+@inline
+def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
+    kind, width, size, region = i64(args, V_KIND), i64(args, V_WIDTH), i64(args, V_SIZE), _region(args, scratch)
+    if half is not None and kind > F16:
+        add_coded_values(rows, kind, width, i64(args, K_WIDTH), size, keys, v, ahead, region, scratch + SCORES,
+                         scratch + FACTOR, slot + VALUES)
+    else:
+        decode_values(kind, width, keys, v, size, region, decoded, ahead)
+        _add_values(args, scratch, rows, None, decoded, keys, slot, decoded)
 
 
 @inline

@@ -3,8 +3,8 @@
 Token p of a sequence lies in block table[p // block_size] at place p % block_size. In a block
     K  [G][block_size / 16][E][16]   16 tokens side by side: a vector holds one column of 16 keys
     V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the columns that are added stay zero
-of float32, or float16 kept as its bits. Types of fewer bits have rows of blocks of 32 columns (kv_code.py) in the same
-places: K by 16 tokens side by side, V by token. K and V may differ in type.
+of float32, or float16 kept as its bits. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
+columns (kv_code.py). K and V may differ in type.
 """
 
 import numpy as np

@@ -37,7 +37,8 @@ def _write(args, thread, n_threads, coded):
         for which in range(2):
             columns, kind = i64(args, K_DIM + which), i64(args, KIND + which)
             x = i64(args, K + 2 * which) + 4 * (t * i64(args, K_STRIDE + 2 * which) + head * columns)
-            beside = 1 if which else GROUP  # rows that lie side by side: keys by groups of 16
+            # Rows that lie side by side: 16, but for values as plain numbers.
+            beside = 1 if which and (coded is None or kind <= rows.F16) else GROUP
             row, lane = place // beside * beside, place % beside
             y = i64(i64(args, CACHE), which) + (at + row) * i64(args, SIZE + which)
             if coded is None or kind <= rows.F16:
@@ -45,11 +46,9 @@ def _write(args, thread, n_threads, coded):
             else:
                 blocks = i64(args, WIDTH + which) // CODED_BLOCK
                 for b in range(blocks):
-                    block = y + b * (beside * i64(args, SIZE + which) // blocks)
-                    left = columns - b * CODED_BLOCK
-                    first = x + 4 * b * CODED_BLOCK
-                    _encode(kind, load_part(first, left), load_part(first + 64, left - 16), block + 2 * lane,
-                            block + 2 * (beside + lane), block + 4 * beside + lane, beside)
+                    left, first = columns - b * CODED_BLOCK, x + 4 * b * CODED_BLOCK
+                    _encode(kind, load_part(first, left), load_part(first + 64, left - 16),
+                            y + b * (beside * i64(args, SIZE + which) // blocks), lane, which)
 
 
 @inline
@@ -64,18 +63,18 @@ def _store(x, y, count, step, lane, kind):
 
 
 @inline
-def _encode(kind, low, high, scale, minimum, planes, step):
+def _encode(kind, low, high, block, token, values):
     if kind == rows.Q8:
-        code.encode_q8(low, high, scale, minimum, planes, step)
+        code.encode_q8(low, high, block, token, values)
     elif kind == rows.Q6:
-        code.encode_q6(low, high, scale, minimum, planes, step)
+        code.encode_q6(low, high, block, token, values)
     elif kind == rows.Q5:
-        code.encode_q5(low, high, scale, minimum, planes, step)
+        code.encode_q5(low, high, block, token, values)
     elif kind == rows.Q4:
-        code.encode_q4(low, high, scale, minimum, planes, step)
+        code.encode_q4(low, high, block, token, values)
     elif kind == rows.Q3H:
-        code.encode_q3h(low, high, scale, minimum, planes, step)
+        code.encode_q3h(low, high, block, token, values)
     elif kind == rows.Q3:
-        code.encode_q3(low, high, scale, minimum, planes, step)
+        code.encode_q3(low, high, block, token, values)
     else:
-        code.encode_q2(low, high, scale, minimum, planes, step)
+        code.encode_q2(low, high, block, token, values)

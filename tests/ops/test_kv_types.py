@@ -1,5 +1,7 @@
 """Keys and values in every type of cache: the compiled attention against the reference, which stores the same bits."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,28 @@ def test_every_type(name, kind):
 def test_keys_and_values_of_two_types(kv_k, kv_v):
     _compare("attention-grouped", kv_k, kv_v)
     _compare("attention-value-size", kv_k, kv_v)
+
+
+@pytest.mark.parametrize("kind", CODED)
+def test_int8_programs_multiply_codes(kind):
+    """Queries and weights of values are off by 2^-16 of the largest of a block; threads change nothing."""
+    for name in ("attention-grouped", "attention-long"):
+        case, kv = CASES[name], {"kv_k": kind, "kv_v": kind}
+        expected = run_case(case, Reference, **kv)
+        one, three = (run_case(case, Program, activations="int8", threads=n, **kv) for n in (1, 3))
+        for y, again, e in zip(one, three, expected, strict=True):
+            assert error(y, e) < 1e-2
+            np.testing.assert_array_equal(y, again)
+
+
+@pytest.mark.parametrize("kind", ["q8", "q3h"])
+def test_int8_programs_have_the_same_bits_in_pieces(kind):
+    case, results = _writer(), []
+    for cuts in ((0, 100), (0, 37, 99, 100)):
+        program = Program(case.network, case.weights, threads=1, kv_k=kind, kv_v=kind, activations="int8")
+        program.reserve(9)
+        results.append(np.concatenate([program.run(_batch(*cut, [3, 5])) for cut in itertools.pairwise(cuts)]))
+    np.testing.assert_array_equal(*results)
 
 
 def _writer():
