@@ -94,8 +94,8 @@ def of_error(error: Exception) -> ApiError:
         return ApiError(503, one_line(error), code="model_unavailable", headers={"Retry-After": "30"})
     if isinstance(error, DeviceLostError):
         return ApiError(503, one_line(error), code="device_lost", headers={"Retry-After": "5"})
-    if isinstance(error, DeviceError):  # an optional package that a field needs
-        return bad_request(one_line(error), code="unsupported")
+    if isinstance(error, DeviceError):
+        return ApiError(500, one_line(error), code="device_failed")
     if isinstance(error, NumflowError):
         return ApiError(500, one_line(error), code="model_failed")
     return ApiError(500, "something unexpected went wrong; the service's log has it under this request's id",

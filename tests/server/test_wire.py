@@ -109,3 +109,12 @@ def test_json_is_always_utf8():
     assert json.loads(dump({"a": "\ud800"})) == {"a": "?"}
     with pytest.raises(ValueError, match="JSON compliant"):
         dump(float("nan"))
+
+
+def test_devices_that_fail_are_not_the_clients_fault():
+    from numflow.errors import DeviceError, DeviceLostError
+    from numflow.server.errors import of_error
+
+    lost, failed = of_error(DeviceLostError("device 1 was lost")), of_error(DeviceError("device 1 was killed"))
+    assert (lost.status, lost.code, lost.headers) == (503, "device_lost", {"Retry-After": "5"})
+    assert (failed.status, failed.code) == (500, "device_failed")
