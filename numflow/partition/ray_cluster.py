@@ -2,10 +2,13 @@
 
 import logging
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 from numflow.errors import DeviceError
+
+CONNECT_S = 5.0
 
 
 def connected() -> Any:
@@ -22,11 +25,22 @@ def connected() -> Any:
         logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
         address = os.environ.get("RAY_ADDRESS")
         where = {"address": address} if address else {"include_dashboard": False}
+        _check(address or "")
         try:
             ray.init(**where, log_to_driver=False, configure_logging=False)
         except (ConnectionError, ValueError) as error:
             raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {' '.join(str(error).split())}") from None
     return ray
+
+
+def _check(address: str) -> None:
+    """HOST:PORT answers; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        except OSError as error:
+            raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {error.strerror or error}") from None
 
 
 def environment() -> dict[str, Any]:

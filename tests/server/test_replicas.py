@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
-from numflow.errors import RequestError  # noqa: E402
+from numflow.errors import DeviceError, RequestError  # noqa: E402
 from numflow.server import replica as replica_module  # noqa: E402
 from numflow.server.app import make_app  # noqa: E402
 from numflow.server.config import make_config  # noqa: E402
@@ -205,6 +205,14 @@ def test_a_replica_without_its_model_says_why_and_is_replaced_later(monkeypatch)
             await replica.check_health()
 
     asyncio.run(run())
+
+
+def test_a_cluster_that_is_not_there(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    config = make_config({}, service={"replicas": 1}, models={"a": {"path": "x"}})
+    with pytest.raises(DeviceError, match="no Ray cluster at RAY_ADDRESS=127.0.0.1:1: Connection refused"):
+        asyncio.run(Replicas(config, 1).preload())
 
 
 # With Ray Serve
