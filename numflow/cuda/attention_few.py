@@ -106,6 +106,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             at = i32(first + step * i32(warp))
             while at < end:
                 block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
+                for n in range(s_count):
+                    s[n] = f32(0)
                 last = u32(end - at - 1)
                 key_products(s, query, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
                 for i in range(2 * tiles):
@@ -185,18 +187,15 @@ def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:
 
 
 def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceFunction:
-    """Products of 16 or 32 keys and all rows; keys beyond the `last` stand for it."""
+    """Adds products of 16 or 32 keys and all rows; keys beyond the `last` stand for it."""
     pieces = width(k_type, k_dim) // 8
     rounds, whole = -(-pieces // 4), pieces % 4 == 0
     fetch, halves, words = fetcher(k_type, k_dim), halver(k_type), LocalArray(u32, 4 * tiles)
 
-    @device
-    def multiply(s, query, keys, block_size, place, last, lane):
-        b = words()
-        for n in range(4 * sixteens * tiles):
-            s[n] = f32(0)
-        for r in range(rounds):
-            piece = u32(4 * r + (lane & u32(3)))
+    def of(r: int) -> DeviceFunction:  # a loop over all rounds would wait for the keys of each
+        @device
+        def multiply(s, query, keys, block_size, place, last, lane):
+            b, piece = words(), u32(4 * r + (lane & u32(3)))
             for j in range(tiles):
                 at = 4 * j
                 b[at], b[at + 1], b[at + 2], b[at + 3] = load4(query, u32(4 * (32 * (j * rounds + r) + lane)))
@@ -216,8 +215,16 @@ def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceF
                                                                  s[c], s[c + 1], s[c + 2], s[c + 3])
                     s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(n2, f2, n3, f3, b[at + 2], b[at + 3],
                                                                  s[c], s[c + 1], s[c + 2], s[c + 3])
+        return multiply
 
-    return multiply
+    def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
+        @device
+        def multiply(s, query, keys, block_size, place, last, lane):
+            first(s, query, keys, block_size, place, last, lane)
+            second(s, query, keys, block_size, place, last, lane)
+        return multiply
+
+    return functools.reduce(both, map(of, range(rounds)))
 
 
 def _value_products(v_type: str, v_dim: int, tiles: int, sixteens: int) -> DeviceFunction:

@@ -5,7 +5,7 @@ import pytest
 
 import numflow
 from numflow.cuda.compat import driver
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, RequestError
 from tests.engine.tiny import write_checkpoint
 
 
@@ -32,6 +32,20 @@ def test_the_same_greedy_tokens_as_the_cpu(folder):
     assert results["cuda"][0] == results["cpu"][0]
     assert len(results["cuda"][0]) == 6
     np.testing.assert_allclose(results["cuda"][1], results["cpu"][1], atol=1e-4)
+
+
+def test_keys_and_values_in_few_bits(folder):
+    """The same codes as the CPU's, so the same tokens; with int8 activations attention is that of tensor cores."""
+    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+    logits = {}
+    for backend, options in (("cpu", {}), ("cuda", {"gpu": "simulator"})):
+        with numflow.load(folder, backend=backend, activations="f32", kv_k="q8", kv_v="q4", **options) as model:
+            logits[backend] = model.logits([5, 6, 7, 30])
+    np.testing.assert_allclose(logits["cuda"], logits["cpu"], atol=1e-4)
+    with numflow.load(folder, backend="cuda", gpu="simulator", kv="q8") as model:
+        assert np.abs(model.logits([5, 6, 7, 30]) - logits["cpu"]).max() < 0.5 * np.std(logits["cpu"])
+    with pytest.raises(RequestError, match="kv_k should be one of auto, f32, f16, q8"):
+        numflow.load(folder, backend="cuda", gpu="simulator", kv_k="q7")
 
 
 @pytest.mark.skipif(not _no_gpu(), reason="this machine has a GPU")
