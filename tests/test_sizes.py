@@ -14,3 +14,9 @@ def test_sizes(text, size):
 def test_no_sizes(text):
     with pytest.raises(RequestError, match="memory should be a size"):
         parse_bytes(text)
+
+
+def test_sizes_in_words():
+    from numflow.sizes import in_words
+
+    assert [in_words(n) for n in (12, 4.2e9, 3.1e8, 1.6e10, 2e3)] == ["12 bytes", "4.2 GB", "310 MB", "16 GB", "2.0 kB"]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 import numflow
 from numflow.server import listen, status
-from numflow.server.app import ENDPOINTS, Endpoint, page, schema
+from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
 from numflow.server.config import Config
 from numflow.server.errors import ApiError
 from numflow.server.merge import merged
@@ -43,8 +43,8 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
         return Response(merged(service.metrics.text().decode(), await replicas.all("metrics")),
                         media_type=service.metrics.content_type)
 
-    own = {status.health: status.health, status.status: all_status, status.metrics: all_metrics, page: page,
-           schema: schema}
+    own: dict[Any, Handler] = {status.health: status.health, status.status: all_status, status.metrics: all_metrics,
+                               page: page, schema: schema}
     return [replace(endpoint, handler=own.get(endpoint.handler, hand_on)) for endpoint in ENDPOINTS]
 
 
@@ -68,7 +68,7 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Re
     return reply
 
 
-def _stream(service: Service, request: Request, answer: AsyncGenerator[bytes, None], head: Head) -> Response:
+def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None], head: Head) -> Response:
     """An answer that goes on piece by piece. A replica that is lost is told in its last piece."""
     native = request.url.path == "/"
 

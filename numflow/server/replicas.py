@@ -109,7 +109,8 @@ class Replicas:
             raise self._no_room(ray, cpus)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        deployment = serve.deployment(Replica).options(
+        made: Any = serve.deployment(Replica)
+        deployment = made.options(
             name="service", num_replicas=self.count, max_ongoing_requests=self._config.max_connections,
             ray_actor_options={"num_cpus": cpus, "runtime_env": environment()}, health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=self._config.drain_timeout, max_constructor_retry_count=3)
