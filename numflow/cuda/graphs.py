@@ -12,7 +12,7 @@ from numflow.cuda.call import N_LOGIT_ROWS, N_SEQUENCES, N_TOKENS, Call, Sizes
 from numflow.cuda.device import Device
 
 MOST_ROWS = 256    # tokens of a batch that is worth a graph
-FEWEST_KEYS = 256  # buckets of keys begin here
+FEWEST_KEYS = 128  # buckets of keys begin here: as many as attention leaves in one part
 
 
 class Graphs:
