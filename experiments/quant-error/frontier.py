@@ -266,7 +266,7 @@ def _picture(lab, models):
         axis.set(xlabel="bits per weight, all matrices", yscale="log", title=name)
         axis.grid(alpha=0.3, which="both")
     axes[0, 0].set_ylabel("KL divergence from the base, nats per token")
-    axes[0, -1].legend(loc="upper right", fontsize=9)
+    axes[0, 0].legend(loc="lower left", fontsize=9)
     for axis, rows in zip(axes.flat, models.values()):
         drawing.names(axis, [(r["bits"], r["kl"]["mean"], r["name"].removeprefix("auto "), r["family"]) for r in rows])
     lab.figure(figure, "kl_against_bits", "Left and below is better; bars are standard errors, red numbers the sizes "
