@@ -2,7 +2,8 @@
 
 y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence) v
 
-    attention_exact   float32 throughout: activations "f32", float32 caches, heads of more than 256 columns
+    attention_exact   float32 throughout: activations "f32", float32 caches, heads of more than 256 columns, and buckets
+                      of distances, whose branches leave no registers for the sums of tensor cores
     attention_few     tensor cores, for sequences with so few new tokens that 16 rows hold the queries of a key head
     attention_many    tensor cores, for the other sequences of the batch
 
@@ -26,7 +27,7 @@ EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
 BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
 FEW_ROWS = 16     # of a key head, up to which a sequence has few
 NARROW = 64       # columns of heads of which attention_few has registers for 16 rows at a time; of wider ones, and with
-                  # buckets, for 8
+                  # softcap, slopes or sinks, for 8
 ANY = 2**31 - 1   # tokens of a sequence
 
 
@@ -41,7 +42,8 @@ def attention(step: Step, ctx) -> list[Call]:
     is_self = shape.kind == "self"
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
-    is_exact = ctx.activations == "f32" or "f32" in cache.types or max(shape.k_dim, shape.v_dim) > WIDEST
+    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None \
+        or max(shape.k_dim, shape.v_dim) > WIDEST
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
     partial = ctx.scratch("parts of attention", 4 * most * (shape.v_dim + 2))
     args = (*ctx.view(y), partial, *ctx.view(q), cache.k, cache.v, slopes, sinks, buckets, batch.ref("positions"),
@@ -95,7 +97,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
         return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1)))
 
     def attend_few(sizes: Sizes) -> Launch:
-        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not flags[-1]
+        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not any(flags)
         limit = few if has_many(sizes) else ANY
         return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags),
                       (kv_heads, sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))
