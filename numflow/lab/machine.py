@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from numflow.engine.bench import host
+from numflow.engine.measure.bench import host
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.registry.paths import home
 
@@ -68,14 +68,14 @@ def as_cluster(figures: dict[str, float], devices: int) -> Cluster:
 def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
     """What a step, an exchange and a batch take of themselves, from a model with hardly any work in it.
 
-    A layer of n devices takes its steps, n / cores times where they outnumber the cores, and two exchanges. What is
-    left of a run without its layers is two more exchanges and what the batch takes.
+    A layer of n devices takes its steps, of which each does a part, as many at a time as there are cores, and two
+    exchanges. What is left of a run without its layers is two more exchanges and what the batch takes.
     """
     counts = sorted({1, 2, max(2, devices)})
     few, many = ({n: _run(n, layers, threads) for n in counts} for layers in (_FEW, _MANY))
     layer = {n: (many[n][0] - few[n][0]) / (_MANY - _FEW) for n in counts}
     step = layer[1] * (_MANY - _FEW) / (many[1][1] - few[1][1])
-    exchange = {n: max(1e-7, (layer[n] - layer[1] * max(1.0, n / cores)) / 2) for n in counts[1:]}
+    exchange = {n: max(1e-7, (layer[n] - layer[1] / min(n, cores)) / 2) for n in counts[1:]}
     start = max(0.0, few[1][0] - few[1][1] * step)
     left = {n: few[n][0] - _FEW * layer[n] - 2 * exchange[n] for n in counts[1:]}
     each = [(left[n] - (few[1][0] - _FEW * layer[1])) / (n - 1) for n in counts[1:]]
