@@ -19,7 +19,7 @@ SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at onc
 
 START = f"""
 import json, sys
-from numflow.engine.bench import bench, process_start
+from numflow.engine.measure.bench import bench, process_start
 result = bench(sys.argv[1], {PROMPT}, {STEPS}, 1, process_start(), threads=int(sys.argv[2]))
 print(json.dumps(result))
 """
@@ -78,7 +78,7 @@ class Model:
         return self.generate(max(after, 1), new + 1)["decode_tok_s"]
 
     def batched(self, sequences: int, after: int, steps: int) -> float:
-        from numflow.engine.bench_runs import Measure
+        from numflow.engine.measure.bench_runs import Measure
 
         measure = Measure(self.model, 1, lambda line: None)
         return measure.batched([sequences], steps)[str(sequences)]["median"]
@@ -194,8 +194,8 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     from numflow import network
     from numflow.cpu.limits import measure_limits
     from numflow.cpu.program import Program
+    from numflow.engine.measure.profile import cost
     from numflow.engine.model import Model as Engine
-    from numflow.engine.profile import cost
     from numflow.lab.shapes import find_shape, random_network
     from numflow.network.cost import Load
 

@@ -83,7 +83,7 @@ def _limits(lab, threads: list[int]) -> dict[int, dict]:
 def _profiles(models: list[Path], threads: list[int]) -> dict[str, dict]:
     """Where the time of a prompt and of a token goes: of every model, with the fewest threads."""
     import numflow
-    from numflow.engine.profile import machine_limits, profile
+    from numflow.engine.measure.profile import machine_limits, profile
 
     found = {}
     for path in models:

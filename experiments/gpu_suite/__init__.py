@@ -7,8 +7,8 @@ Runs from the top of the repository with Python 3.11 or newer. Needs there: what
 cuda-bindings; greenlet for the simulator; matplotlib for figures; torch for its matrix product beside ours, with
 transformers for a decoder as the peer (each left out where it is missing, which the results say).
 
-Published logits of tiny checkpoints (part parity-fixtures, 9 MB) are looked for in the folder that NUMFLOW_SHARED names,
-in shared/ and in ../shared/; without them that part has no rows.
+Published logits of tiny checkpoints (part parity-fixtures, 9 MB) are looked for in the folder that NUMFLOW_SHARED
+names, in shared/ and in ../shared/; without them that part has no rows.
 
 Kernels are compiled there by numba-cuda, cuda-core and libnvvm, libnvrtc, libnvJitLink (extra `cuda-compile`, or a CUDA
 13 toolkit that CUDA_HOME names). Where these are not, carry compiled kernels along instead, which is 10 MB:

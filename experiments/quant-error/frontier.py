@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.engine.sensitivity import Group, allocate
+from numflow.engine.quantise.sensitivity import Group, allocate
 from numflow.errors import NumflowError
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.recipe import KEEP
@@ -70,7 +70,7 @@ def frontier(lab, places):
 
 
 def _model(lab, places, name: str, text: str) -> None:
-    from numflow.engine.calibrate import calibrate
+    from numflow.engine.quantise.calibrate import calibrate
     from numflow.network.calibration import read_calibration
     from numflow.registry import resolve
 
@@ -168,7 +168,7 @@ def _content(checkpoint) -> str:
 def _measure(lab, name, source, work: Path, candidates: list[Candidate], text: str) -> list[dict]:
     """Some candidates at a time, beside one run of the base; what `work` has rows of is not measured again."""
     import numflow
-    from numflow.engine.divergence import divergences
+    from numflow.engine.measure.divergence import divergences
 
     kept = work / "rows.json"
     rows = json.loads(kept.read_text()) if kept.exists() else []

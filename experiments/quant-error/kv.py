@@ -32,7 +32,7 @@ def kv_types(lab, places):
 
 def _rows(lab, name, text) -> list[dict]:
     import numflow
-    from numflow.engine.divergence import divergences
+    from numflow.engine.measure.divergence import divergences
     from numflow.registry import resolve
 
     source, rows = resolve(name), []

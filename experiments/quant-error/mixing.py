@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow import formats
-from numflow.engine.quantize import quantize
+from numflow.engine.quantise.quantize import quantize
 from numflow.formats import container
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TYPES

@@ -22,7 +22,7 @@ def sensitivity(lab, name, source, work, calibration):
     What the folder `work` has is not measured again.
     """
     from numflow import formats, network
-    from numflow.engine.sensitivity import groups, sensitivities
+    from numflow.engine.quantise.sensitivity import groups, sensitivities
 
     checkpoint = formats.open_checkpoint(source)
     spec = network.choose_spec(checkpoint)

@@ -36,8 +36,8 @@ def bench(
 ) -> None:
     """Measure how fast a model loads, reads and writes."""
     from numflow import registry
-    from numflow.engine.bench import bench as run
-    from numflow.engine.bench import process_start
+    from numflow.engine.measure.bench import bench as run
+    from numflow.engine.measure.bench import process_start
 
     earlier = None if compare is None else _earlier(compare)
     with compile_notice(how.compiles) as notice:
@@ -49,7 +49,7 @@ def bench(
                      process_start(), progress, contexts=_numbers("--context", context),
                      batches=_numbers("--batch", batch), profiled=profile, **how.arguments())
     if earlier is not None:
-        from numflow.engine.bench_runs import compare as rows_of
+        from numflow.engine.measure.bench_runs import compare as rows_of
 
         result["compare"] = rows_of(result, earlier)
     if json:

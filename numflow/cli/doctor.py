@@ -52,7 +52,7 @@ def _version(package: str) -> str | None:
 def _processor() -> dict[str, object]:
     from numflow.cpu.cores import default_threads
     from numflow.cpu.simd_isa import isa
-    from numflow.engine.bench import host
+    from numflow.engine.measure.bench import host
 
     facts = host()
     return {"processor": facts["cpu"], "cores": facts["cores"], "threads": default_threads(), "instructions": isa()}

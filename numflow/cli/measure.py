@@ -33,8 +33,8 @@ def perplexity(
     The text is cut into windows that do not overlap. With --kl-against the base runs beside the model with its own
     weights, de-quantised, in float32 arithmetic: for what quantising alone costs, compare with --activations f32.
     """
-    from numflow.engine.divergence import divergence
-    from numflow.engine.perplexity import perplexity as run
+    from numflow.engine.measure.divergence import divergence
+    from numflow.engine.measure.perplexity import perplexity as run
 
     content = read_text(text)
     with ExitStack() as stack:

@@ -44,8 +44,8 @@ def quantize(
     DST ends in .gguf, a GGUF file is written for other programs, from a GGUF file, in types such as Q8_0 and Q4_0.
     """
     from numflow import formats, registry
-    from numflow.engine.export import export_gguf
-    from numflow.engine.quantize import quantize as run
+    from numflow.engine.quantise.export import export_gguf
+    from numflow.engine.quantise.quantize import quantize as run
     from numflow.formats.gguf_writer import ENCODED
     from numflow.quant.recipe import read_recipe
     from numflow.registry.progress import megabytes, reporter
@@ -63,7 +63,7 @@ def quantize(
     try:
         calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
         if target_bpw is not None and calibration is not None:
-            from numflow.engine.sensitivity import automatic_recipe
+            from numflow.engine.quantise.sensitivity import automatic_recipe
 
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, calibration, spec)
@@ -100,7 +100,7 @@ def verify(
 ) -> None:
     """Check a quantised model against its own report."""
     from numflow import registry
-    from numflow.engine.quantize import verify as run
+    from numflow.engine.quantise.quantize import verify as run
 
     report = run(model, None if against is None else registry.resolve(against, offline=offline))
     if json:
@@ -150,7 +150,7 @@ def _calibration(model: Path, file: Path, context: int, chunks: int | None, spec
 
 
 def _calibrate(model: Path, text: str, context: int, chunks: int | None, moments: bool, spec: str | None, progress):
-    from numflow.engine.calibrate import calibrate
+    from numflow.engine.quantise.calibrate import calibrate
 
     progress.stage("calibrating", 0)
     return calibrate(model, text, context, chunks, moments, lambda done, total: progress.note(

@@ -12,10 +12,10 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.generation import Piece
 from numflow.engine.job import Job
-from numflow.engine.lane import Group, Lane, Plan, Span
-from numflow.engine.prefix import PrefixCache
 from numflow.engine.reading import Reading
-from numflow.engine.scheduler import Limits, Scheduler
+from numflow.engine.schedule.lane import Group, Lane, Plan, Span
+from numflow.engine.schedule.prefix import PrefixCache
+from numflow.engine.schedule.scheduler import Limits, Scheduler
 from numflow.engine.sequence import Part, Runner
 from numflow.engine.swap import HostBlocks
 from numflow.errors import DeviceLostError, RequestError

@@ -12,7 +12,7 @@ from numflow.engine.job import Job, Sink
 from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.model import Model
 from numflow.engine.request import Request, Settings
-from numflow.engine.scheduler import Limits
+from numflow.engine.schedule.scheduler import Limits
 from numflow.errors import QueueFullError, RequestError
 from numflow.sizes import parse_bytes
 

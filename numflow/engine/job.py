@@ -11,8 +11,8 @@ from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.beam import BeamSearch, Hypothesis
 from numflow.engine.drafting import MAX_DRAFTS
 from numflow.engine.generation import Generation, Piece, TextStream, Timing
-from numflow.engine.lane import Group, Lane
 from numflow.engine.request import Request
+from numflow.engine.schedule.lane import Group, Lane
 from numflow.engine.search import Search, searches
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer

@@ -63,7 +63,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
     if weights is not None:
-        from numflow.engine.requantise import requantised
+        from numflow.engine.quantise.requantise import requantised
 
         checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
     elif imatrix is not None:

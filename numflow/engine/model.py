@@ -16,10 +16,10 @@ from numflow.engine.embedding import embed
 from numflow.engine.generation import Generation, Stream
 from numflow.engine.languages import Languages, languages, translations
 from numflow.engine.masks import Filling, fill_mask
+from numflow.engine.measure.scoring import Likelihood, loglikelihoods
 from numflow.engine.prompt import Prompts
 from numflow.engine.recipe import Recipe
 from numflow.engine.request import Request, Requests, Settings
-from numflow.engine.scoring import Likelihood, loglikelihoods
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow

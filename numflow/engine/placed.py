@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network
-from numflow.engine.requantise import requantised
+from numflow.engine.quantise.requantise import requantised
 from numflow.errors import DeviceError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network

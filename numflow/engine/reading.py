@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from numflow.engine.lane import Group, Lane
+from numflow.engine.schedule.lane import Group, Lane
 from numflow.engine.texts import Text
 
 

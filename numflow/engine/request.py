@@ -17,8 +17,8 @@ from numflow.engine.beam import Beams
 from numflow.engine.defaults import Defaults
 from numflow.engine.drafters import ModelDraft, NgramDraft
 from numflow.engine.drafting import MAX_DRAFTS, Draft
+from numflow.engine.measure.scoring import prompt_logprobs
 from numflow.engine.prompt import Prompts
-from numflow.engine.scoring import prompt_logprobs
 from numflow.engine.sequence import Runner
 from numflow.engine.settings import BREAKERS, Settings
 from numflow.errors import RequestError, TokenizerError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding.choice import Choice
-from numflow.engine.blocks import BlockAllocator, BlockTable
+from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.turns import Turns
 from numflow.errors import RequestError
 from numflow.ops import Batch, TraceRow

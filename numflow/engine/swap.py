@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numflow.engine.blocks import BlockAllocator
+from numflow.engine.schedule.blocks import BlockAllocator
 
 
 class HostBlocks:

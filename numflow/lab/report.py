@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.engine.bench import host
+from numflow.engine.measure.bench import host
 from numflow.errors import DeviceError
 
 

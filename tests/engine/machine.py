@@ -2,9 +2,9 @@
 
 from itertools import chain
 
-from numflow.engine.blocks import BlockAllocator
-from numflow.engine.prefix import PrefixCache
-from numflow.engine.scheduler import Scheduler
+from numflow.engine.schedule.blocks import BlockAllocator
+from numflow.engine.schedule.prefix import PrefixCache
+from numflow.engine.schedule.scheduler import Scheduler
 
 SIZE = 4
 

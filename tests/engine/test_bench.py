@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numflow.engine.bench import bench
-from numflow.engine.bench_runs import compare
-from numflow.engine.profile import Cost, cost
+from numflow.engine.measure.bench import bench
+from numflow.engine.measure.bench_runs import compare
+from numflow.engine.measure.profile import Cost, cost
 from numflow.errors import RequestError
 from numflow.network.cost import Load
 from numflow.ops import Buffer, Cache, Network, Step, View, Weight

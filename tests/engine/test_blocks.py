@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.engine.blocks import BlockAllocator, BlockTable
+from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.errors import RequestError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numflow
-from numflow.engine.calibrate import Collector, calibrate
+from numflow.engine.quantise.calibrate import Collector, calibrate
 from numflow.errors import RequestError
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
 from tests.quant.small import TEXT, write_model

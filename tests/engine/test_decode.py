@@ -7,7 +7,7 @@ from numflow.engine.job import Job
 from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.reading import Reading
-from numflow.engine.scheduler import Limits
+from numflow.engine.schedule.scheduler import Limits
 from numflow.engine.settings import Settings
 from numflow.engine.texts import Text
 from numflow.errors import RequestError

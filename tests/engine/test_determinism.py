@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numflow.engine.job import Job
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.scheduler import Limits
+from numflow.engine.schedule.scheduler import Limits
 from numflow.engine.settings import Settings
 from tests.engine.fake import used_blocks
 from tests.engine.tiny import CONFIG, write_checkpoint

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from numflow.engine.divergence import divergence, divergences
-from numflow.engine.perplexity import perplexity
+from numflow.engine.measure.divergence import divergence, divergences
+from numflow.engine.measure.perplexity import perplexity
 from numflow.errors import RequestError
 from tests.engine.fake import VOCABULARY, fake_model
 

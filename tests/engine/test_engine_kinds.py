@@ -8,7 +8,7 @@ import pytest
 import numflow
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.scheduler import Limits
+from numflow.engine.schedule.scheduler import Limits
 from tests.engine.fake import used_blocks
 from tests.engine.published import write_case
 from tests.engine.tiny import write_checkpoint

@@ -10,7 +10,7 @@ import pytest
 
 import numflow
 from numflow import formats
-from numflow.engine.export import export_gguf
+from numflow.engine.quantise.export import export_gguf
 from numflow.errors import FormatError, RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.gguf_writer import ENCODED

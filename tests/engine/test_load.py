@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from numflow.engine import load as load_module
-from numflow.engine.bench import bench, host, peak_rss_mib, process_start
 from numflow.engine.load import load
+from numflow.engine.measure.bench import bench, host, peak_rss_mib, process_start
 from numflow.errors import DeviceError, ModelNotFoundError, RequestError, TokenizerError
 from tests.conftest import shared
 from tests.engine.tiny import write_checkpoint

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from numflow.engine.perplexity import perplexity
+from numflow.engine.measure.perplexity import perplexity
 from numflow.errors import RequestError
 from tests.engine.fake import BOS, VOCABULARY, fake_model
 

@@ -9,9 +9,9 @@ from safetensors.numpy import load_file
 
 import numflow
 from numflow import formats
-from numflow.engine import quantize as module
-from numflow.engine.calibrate import calibrate
-from numflow.engine.quantize import quantize, verify
+from numflow.engine.quantise import quantize as module
+from numflow.engine.quantise.calibrate import calibrate
+from numflow.engine.quantise.quantize import quantize, verify
 from numflow.errors import FormatError, RequestError
 from numflow.formats import container, writer
 from numflow.quant.recipe import Recipe, read_recipe

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from numflow.engine.lane import Group
-from numflow.engine.scheduler import Limits
+from numflow.engine.schedule.lane import Group
+from numflow.engine.schedule.scheduler import Limits
 from numflow.errors import RequestError
 from tests.engine.machine import SIZE, Machine, following
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from numflow import formats, network
-from numflow.engine.calibrate import calibrate
-from numflow.engine.quantize import quantize
-from numflow.engine.sensitivity import Group, allocate, automatic_recipe, groups, sensitivities
+from numflow.engine.quantise.calibrate import calibrate
+from numflow.engine.quantise.quantize import quantize
+from numflow.engine.quantise.sensitivity import Group, allocate, automatic_recipe, groups, sensitivities
 from numflow.errors import RequestError
 from numflow.network.quantise import plan_of, quantised
 from numflow.quant import ROW_SCHEMES

@@ -6,7 +6,7 @@ from typing import Any
 
 import numflow
 from numflow import network
-from numflow.engine.quantize import Row, check_target, source_facts, totals
+from numflow.engine.quantise.quantize import Row, check_target, source_facts, totals
 from numflow.errors import RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint

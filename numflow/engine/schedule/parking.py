@@ -1,7 +1,7 @@
 """Keys and values of requests that had to make place, in the host's memory: which block lies where. Integers only."""
 
-from numflow.engine.blocks import BlockAllocator
-from numflow.engine.lane import Group, Lane, Plan
+from numflow.engine.schedule.blocks import BlockAllocator
+from numflow.engine.schedule.lane import Group, Lane, Plan
 
 
 class Parking:

@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from numflow.engine.blocks import BlockTable
-from numflow.engine.prefix import START
+from numflow.engine.schedule.blocks import BlockTable
+from numflow.engine.schedule.prefix import START
 
 
 class Lane:

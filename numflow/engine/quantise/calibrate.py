@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow.engine.load import load
-from numflow.engine.perplexity import windows_of
+from numflow.engine.measure.perplexity import windows_of
 from numflow.errors import RequestError
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import matrices

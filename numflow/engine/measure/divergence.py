@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from numflow.engine.perplexity import PROTOCOLS, summary, windows_of
+from numflow.engine.measure.perplexity import PROTOCOLS, summary, windows_of
 from numflow.errors import RequestError
 from numflow.quant.threads import default_threads
 

@@ -11,11 +11,11 @@ from bisect import insort
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from numflow.engine.blocks import BlockAllocator, BlockTable
-from numflow.engine.lane import Group, Lane, Plan, Span
-from numflow.engine.parking import Parking
-from numflow.engine.prefix import PrefixCache
-from numflow.engine.spans import choose_spans
+from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
+from numflow.engine.schedule.lane import Group, Lane, Plan, Span
+from numflow.engine.schedule.parking import Parking
+from numflow.engine.schedule.prefix import PrefixCache
+from numflow.engine.schedule.spans import choose_spans
 from numflow.errors import RequestError, did_you_mean
 
 BATCHING = ("dynamic", "static")

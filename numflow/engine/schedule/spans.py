@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 
-from numflow.engine.lane import Group, Lane, Span
+from numflow.engine.schedule.lane import Group, Lane, Span
 
 
 def choose_spans(running: Sequence[Group], output: str, limits, next_block: Callable[[Lane], Hashable]) -> list[Span]:
@@ -11,7 +11,7 @@ def choose_spans(running: Sequence[Group], output: str, limits, next_block: Call
     First what generates: of every lane the last known token and its drafts; the drafts are the first to be cut. Then
     pieces of prompts with what is left of the budget. A request of several lanes goes on when all of them are ready.
 
-    limits:     numflow.engine.scheduler.Limits.
+    limits:     numflow.engine.schedule.scheduler.Limits.
     next_block: lets a lane take over tokens that have run elsewhere, and names the block that comes next, None if it is
                 of no use to others. Of lanes with the same one only the first runs it; the others will take it over.
     """

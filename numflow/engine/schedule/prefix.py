@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from numflow.engine.blocks import BlockAllocator
+from numflow.engine.schedule.blocks import BlockAllocator
 
 START: Hashable = 0  # the node before all text
 

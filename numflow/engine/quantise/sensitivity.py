@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow import formats, network
-from numflow.engine.divergence import mean_divergence
+from numflow.engine.measure.divergence import mean_divergence
 from numflow.engine.model import Model
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Tensor

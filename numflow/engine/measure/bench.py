@@ -9,8 +9,8 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from numflow.engine.bench_runs import Measure, spread
 from numflow.engine.load import load
+from numflow.engine.measure.bench_runs import Measure, spread
 from numflow.errors import RequestError
 
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is waited for after loading
@@ -77,7 +77,7 @@ def _check(lengths: Sequence[int], contexts: Sequence[int], batches: Sequence[in
 
 
 def _profile(model, tokens: int) -> dict:
-    from numflow.engine.profile import machine_limits, profile
+    from numflow.engine.measure.profile import machine_limits, profile
 
     limits = machine_limits(model.program)
     return {"limits": asdict(limits), "profile": {"prefill": profile(model, limits, tokens, 0),

@@ -1,0 +1,1 @@
+"""How fast a model is, and how well it predicts."""

@@ -1,0 +1,1 @@
+"""Making quantised models: calibration, recipes that meet a size, files."""
