@@ -1,6 +1,7 @@
 """Machine code of numflow's kernels on disk: object files, each with a checksum behind it."""
 
 import os
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,12 @@ def save(module: str, name: str, compiled: Any) -> None:
     except UnknownCodeError:
         return  # it will be compiled at every start
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(_with_checksum(elf))
-    part.replace(path)
+    try:
+        part.write_bytes(_with_checksum(elf))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        warnings.warn(f"a compiled kernel cannot be kept in {path.parent} ({error.strerror})", stacklevel=2)
 
 
 def _with_checksum(elf: bytes) -> bytes:

@@ -79,6 +79,21 @@ def test_broken_files_are_made_anew(tmp_path, monkeypatch):
         assert code_files.load(module, name) is None
 
 
+def test_a_full_disk_is_told_and_nothing_half_stays(tmp_path, monkeypatch):
+    module, name = "numflow.cpu.norm_kernels", "rms_norm"
+    monkeypatch.setattr(code_files, "_path", lambda module, name: tmp_path / f"{name}.o")
+
+    def full(path, content):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    code = compiled(module, name)
+    monkeypatch.setattr(code_files.Path, "write_bytes", full)
+    with pytest.warns(UserWarning, match="cannot be kept in .*No space left"):
+        code_files.save(module, name, code)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_understood_is_refused():
     elf = elf_of(*KERNELS[0])
     with pytest.raises(UnknownCodeError, match="no function 'other'"):
