@@ -23,10 +23,10 @@ def test_streaming_is_the_default(http):
     text = http.post("/", json=body).text
     assert text.endswith("\n\n")
     chunks = [json.loads(chunk) for chunk in text.split("\n\n") if chunk]
-    assert len(chunks) == 4  # of 16 bytes at least, and the rest
+    assert len(chunks) >= 2  # of 16 bytes at least (more where the service has got ahead), and the rest
     assert all(len(chunk["text"].encode()) >= 16 for chunk in chunks[:-1])
     assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
-    assert [chunk["is_end"] for chunk in chunks] == [0, 0, 0, 1]
+    assert [chunk["is_end"] for chunk in chunks] == [0] * (len(chunks) - 1) + [1]
 
 
 def test_a_response_prefix_and_a_template_of_ones_own(http, model):
