@@ -5,11 +5,15 @@ data (else `../shared` beside the repository), `NUMFLOW_MODELS` a folder of real
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+
+# A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _existing(variable: str, default: Path, parts: tuple[str, ...]) -> Path:
