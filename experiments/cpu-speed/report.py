@@ -109,8 +109,7 @@ def _start(lab, samples) -> None:
                      ratio(ours, theirs), spread([a - b for a, b in zip(ours, weights)])])
     if rows:
         lab.heading("Start and memory")
-        lab.text("Of a program that imports numflow; the command line takes 18 MiB and 0.1 to 0.2 s more, for what "
-                 "parses its arguments. Seconds from the start of the process to the first token of a 16-token prompt, "
+        lab.text("Of the command line. Seconds from the start of the process to the first token of a 16-token prompt, "
                  "kernels compiled and files cached before. Peak of resident memory, MiB: a prompt of 512 tokens and "
                  "16 more. \"Beside weights\" is what does not grow with them: interpreter, modules, vocabulary, keys "
                  "and values, activations. Goals: under 1.0 s; at most 1.3 times the memory.")

@@ -17,14 +17,6 @@ STEPS = 16                              # of batched decoding, and at a long con
 SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at once
 
 
-START = f"""
-import json, sys
-from numflow.engine.measure.bench import bench, process_start
-result = bench(sys.argv[1], {PROMPT}, {STEPS}, 1, process_start(), threads=int(sys.argv[2]))
-print(json.dumps(result))
-"""
-
-
 class Samples:
     """Lists of numbers by key, in a file; a run that was broken off goes on where it stopped.
 
@@ -221,9 +213,10 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
 
 
 def start(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> None:
-    """Seconds from a process's start to its first token, and the peak of its memory: of a program that uses numflow."""
+    """Seconds from a process's start to its first token, and the peak of its memory: of the command line."""
     key = ("start", path.name, threads)
-    command = [sys.executable, "-c", START, str(path), str(threads)]
+    command = [sys.executable, "-m", "numflow", "bench", "-m", str(path), "--json", "--threads", str(threads),
+               "--repeat", "1", "--gen-tokens", str(STEPS), "--prompt-tokens", str(PROMPT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every start compiles all of Python's sources
     for _ in range(2 * samples.rounds):
