@@ -50,7 +50,7 @@ class Cluster:
     links:  by pair of names, both orders; link: of every other pair.
     cores:  where devices are threads of one machine: how many of them run at full speed at once; None: all.
     host_bandwidth: bytes/s that they read together; None: as much as each alone times their number.
-    crowded: seconds of an exchange among more devices than there are cores.
+    crowded: seconds of an exchange where a plan has more devices than there are cores.
     start, start_each: seconds of a batch beside its steps on one device, and for each further one.
     """
 

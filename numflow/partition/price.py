@@ -178,8 +178,8 @@ class Prices:
     def _slowest(self, group: Sequence[str]) -> Link:
         links = [self.cluster.between(a, b) for a in group for b in group if a != b]
         latency = max(link.latency for link in links)
-        if self.cluster.cores is not None and len(group) > self.cluster.cores:
-            latency = max(latency, self.cluster.crowded)
+        if self.cluster.cores is not None and len(self.plan.devices) > self.cluster.cores:
+            latency = max(latency, self.cluster.crowded)  # also of few devices: the others hold cores while they wait
         return Link(min(link.bandwidth for link in links), latency)
 
 

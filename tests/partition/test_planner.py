@@ -153,6 +153,7 @@ def test_kinds_of_steps_and_crowded_exchanges():
     narrow = replace(CLUSTER, cores=2, crowded=1e-3, start=2e-3, start_each=1e-3)
     assert replace(prices("0&1"), cluster=narrow).reduce_seconds("01", 2, 0) < 1e-3
     assert replace(prices("0&1&2"), cluster=narrow).reduce_seconds("012", 3, 0) == pytest.approx(1e-3)
+    assert replace(prices("0&1;2"), cluster=narrow).reduce_seconds("01", 2, 0) == pytest.approx(1e-3)
     assert narrow.gap(1) == 2e-3 and narrow.gap(3) == 4e-3
     slower = decode_rate(replace(prices("0"), cluster=narrow), 1, 64, 1)[0]
     assert 1 / slower - 1 / decode_rate(replace(prices("0"), cluster=replace(narrow, start=0)), 1, 64, 1)[0] == \
