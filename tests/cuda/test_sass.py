@@ -1,5 +1,6 @@
 """Instructions that must be in the machine code, where a disassembler is installed."""
 
+import functools
 import re
 
 import pytest
@@ -17,9 +18,15 @@ pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
 KINDS = sorted({NATIVE[kind] for kind in QUANTISED})
 
 
+@functools.cache
+def listing(name: str, capability: tuple[int, int]) -> list[str]:
+    """A kernel's instructions; taking large ones apart takes a second."""
+    return instructions(binaries()[name, capability])
+
+
 def found(name: str, pattern: str, capability=(9, 0)) -> int:
     """Instructions of a kernel that match."""
-    return sum(re.match(pattern, text) is not None for text in instructions(binaries()[name, capability]))
+    return sum(re.match(pattern, text) is not None for text in listing(name, capability))
 
 
 @pytest.mark.parametrize("kind", KINDS)
