@@ -119,9 +119,9 @@ def _start(lab, samples) -> None:
 
 def _profiles(lab, limits, profiles) -> None:
     lab.heading("Where the time goes")
-    lab.text("With the fewest threads of this run; a barrier after every step. \"Of limit\" is the time that the bytes "
-             "or the operations would take at this machine's limits, as a part of the time they took. A norm, an "
-             "activation or an addition that the matrix beside it does is a part of that matrix.")
+    lab.text("With the fewest threads of the run where nothing else is said; a barrier after every step. \"Of limit\" "
+             "is the time that the bytes or the operations would take at this machine's limits, as a part of the time "
+             "they took. A norm, an activation or an addition that the matrix beside it does is a part of that matrix.")
     for name, phases in profiles.items():
         for phase, rows in phases.items():
             rows = [row for row in rows if row["share"] > 0.002]
@@ -140,11 +140,12 @@ def _roofline(lab, limits, profiles) -> None:
     for key, label in (("int8_gop_s", "int8"), ("f32_gop_s", "float32")):
         axis.plot(intensity, np.minimum(intensity * limit["read_gb_s"], limit[key]), color="0.6" if key[0] == "f" else
                   "0.2", label=f"limit, {label}")
-    for (name, phases), color in zip(profiles.items(), plt.cm.tab10.colors):
+    shown = [name for name in profiles if not name.endswith(" threads")]  # the limits are those of the fewest
+    for name, color in zip(shown, plt.cm.tab20.colors, strict=False):
         for phase, mark in (("prefill", "o"), ("decode", "^")):
-            rows = [row for row in phases[phase] if row["gop_s"] and row["share"] > 0.01]
+            rows = [row for row in profiles[name][phase] if row["gop_s"] and row["share"] > 0.01]
             axis.scatter([row["gop_s"] / row["gb_s"] for row in rows], [row["gop_s"] for row in rows], s=24,
-                         marker=mark, color=color, label=f"{name.rsplit('.', 1)[0]}, {phase}")
+                         marker=mark, color=color, label=f"{name.removesuffix('.gguf')}, {phase}")
     axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="10^9 operations per second",
              title=f"matrices and attention, {count} thread{'s' * (count > 1)}")
     axis.legend(fontsize=7)

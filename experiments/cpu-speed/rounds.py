@@ -178,25 +178,31 @@ def _sentences(model, rows: list[list[int]], repeat: int) -> float:
     return repeat * len(rows) / (time.perf_counter() - begin)
 
 
+def random_model(shape: str, kind: str, threads: int):
+    """A model (engine.model.Model) of random weights of that type and of no tokenizer."""
+    from numflow import network
+    from numflow.cpu.program import Program
+    from numflow.engine.model import Model
+    from numflow.lab.shapes import find_shape, random_network
+
+    built, checkpoint = random_network(find_shape(shape), kind)
+    return Model(built, Program(built, network.WeightSource(built, checkpoint), threads=threads), ends=frozenset())
+
+
 def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> None:
     """A large model of random weights: decoding beside the memory's bandwidth, prefill beside the int8 peak."""
     key = ("synthetic", f"{shape} {kind}", threads)
     if not samples.missing(*key, "decode"):
         return
-    from numflow import network
     from numflow.cpu.limits import measure_limits
-    from numflow.cpu.program import Program
     from numflow.engine.measure.profile import cost
-    from numflow.engine.model import Model as Engine
-    from numflow.lab.shapes import find_shape, random_network
     from numflow.network.cost import Load
 
-    built, checkpoint = random_network(find_shape(shape), kind)
-    program = Program(built, network.WeightSource(built, checkpoint), threads=threads)
+    engine = random_model(shape, kind, threads)
+    built, program = engine.network, engine.program
     linears = [step for step in built.entries["main"] if step.op == "linear"]
     read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
     work = sum(cost(step, built, program, Load(1, PROMPT)).int8 for step in linears) / PROMPT
-    engine = Engine(built, program, ends=frozenset())
     rng = np.random.default_rng(0)
     while samples.missing(*key, "decode"):
         limits = measure_limits(threads)

@@ -56,7 +56,11 @@ def run(lab):
                 rounds.start(lab, samples, peer, path, count)
     before = _before(lab.folder) if options["again"] or options["resume"] else {}
     limits = {int(count): limit for count, limit in before.get("limits", {}).items()} | _limits(lab, threads)
-    profiles = before.get("profiles", {}) | (_profiles(models, threads) if "profile" in parts else {})
+    profiles = before.get("profiles", {})
+    if "profile" in parts:
+        profiles |= _profiles(models, threads)
+        if "synthetic" in parts:
+            profiles |= _synthetic_profiles(options["shape"], options["kinds"].split(","), threads)
     lab.results |= {"torch": before["torch"]} if "torch" in before and "torch" not in lab.results else {}
     lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles, "llama_cpp": bool(peer)}
     write(lab, samples.values, limits, profiles, __doc__)
@@ -83,12 +87,26 @@ def _limits(lab, threads: list[int]) -> dict[int, dict]:
 def _profiles(models: list[Path], threads: list[int]) -> dict[str, dict]:
     """Where the time of a prompt and of a token goes: of every model, with the fewest threads."""
     import numflow
-    from numflow.engine.measure.profile import machine_limits, profile
 
     found = {}
     for path in models:
         with numflow.load(path, threads=threads[0]) as model:
-            limits = machine_limits(model.program)
-            found[path.name] = {"prefill": profile(model, limits, rounds.PROMPT, 0),
-                                "decode": profile(model, limits, 1, rounds.AFTER, 20)}
+            found[path.name] = _profile(model)
     return found
+
+
+def _synthetic_profiles(shape: str, kinds: list[str], threads: list[int]) -> dict[str, dict]:
+    """The same of the large model, with every number of threads."""
+    found = {}
+    for count in threads:
+        for kind in kinds:
+            with rounds.random_model(shape, kind, count) as model:
+                found[f"{shape} {kind}, {count} thread{'s' * (count > 1)}"] = _profile(model)
+    return found
+
+
+def _profile(model) -> dict[str, list[dict]]:
+    from numflow.engine.measure.profile import machine_limits, profile
+
+    limits = machine_limits(model.program)
+    return {"prefill": profile(model, limits, rounds.PROMPT, 0), "decode": profile(model, limits, 1, rounds.AFTER, 20)}
