@@ -135,7 +135,7 @@ def _profiles(lab, limits, profiles) -> None:
 
 def _roofline(lab, limits, profiles) -> None:
     plt, (count, limit) = lab.pyplot(), next(iter(limits.items()))
-    figure, axis = plt.subplots(figsize=(8, 5))
+    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
     intensity = np.logspace(-1.5, 3, 200)
     for key, label in (("int8_gop_s", "int8"), ("f32_gop_s", "float32")):
         axis.plot(intensity, np.minimum(intensity * limit["read_gb_s"], limit[key]), color="0.6" if key[0] == "f" else
@@ -145,10 +145,10 @@ def _roofline(lab, limits, profiles) -> None:
         for phase, mark in (("prefill", "o"), ("decode", "^")):
             rows = [row for row in profiles[name][phase] if row["gop_s"] and row["share"] > 0.01]
             axis.scatter([row["gop_s"] / row["gb_s"] for row in rows], [row["gop_s"] for row in rows], s=24,
-                         marker=mark, color=color, label=f"{name.removesuffix('.gguf')}, {phase}")
+                         marker=mark, color=color, label=name.removesuffix(".gguf") if phase == "prefill" else None)
     axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="10^9 operations per second",
-             title=f"matrices and attention, {count} thread{'s' * (count > 1)}")
-    axis.legend(fontsize=7)
+             title=f"prefill (dots) and decoding (triangles), {count} thread{'s' * (count > 1)}")
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     lab.figure(figure, "roofline", "Matrices and attention of each model below what the machine can do")
     plt.close(figure)
 

@@ -41,7 +41,14 @@ class Samples:
         return self.values.get(_text(key), [])
 
     def add(self, value: float, *key) -> None:
-        self.values.setdefault(_text(key), []).append(float(value))
+        self._set([*self.of(*key), float(value)], *key)
+
+    def note(self, value: float, *key) -> None:
+        """One number that no round changes."""
+        self._set([float(value)], *key)
+
+    def _set(self, values: list[float], *key) -> None:
+        self.values[_text(key)] = values
         self._path.write_text(json.dumps(self.values, indent=1))
 
 
@@ -85,7 +92,7 @@ def by_model(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) ->
     if not samples.missing(*key, "decode"):
         return
     model = Model(path, threads)
-    samples.values[_text((*key, "bytes"))] = [model.model.program.weights_bytes]
+    samples.note(model.model.program.weights_bytes, *key, "bytes")
     while samples.missing(*key, "decode"):
         samples.add(model.prefill(PROMPT), *key, "prefill")
         if peer:
@@ -213,7 +220,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
         samples.add(decode * read / 1e9 / limits.read_gb_s, *key, "of bandwidth")
         samples.add(prefill, *key, "prefill")
         samples.add(decode, *key, "decode")
-    samples.values[_text((*key, "bytes"))] = [read]
+    samples.note(read, *key, "bytes")
     engine.close()
     _say(lab, samples, key, ("of int8 peak", "of bandwidth"))
 
