@@ -94,11 +94,6 @@ def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,
     return own
 
 
-def total_cost(network: Network, load: Load, entry: str = "main", kv_bytes: float = 2.0) -> Cost:
-    """What all steps of an entry cost together."""
-    return sum((step_cost(network, step, load, kv_bytes) for step in network.entries[entry]), Cost())
-
-
 def _rows(network: Network, step: Step, load: Load) -> Mapping[str, int]:
     """Rows of the buffers that the step reads and writes."""
     rows = {"tokens": load.tokens, "logits": load.sequences * load.wanted}

@@ -70,15 +70,6 @@ def parse(text: str) -> ast.expr:
     return tree
 
 
-def names_in(text: str) -> set[str]:
-    """Every name that an expression reads, functions left out."""
-    tree = parse(text)
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called} - set(
-        CONSTANTS
-    )
-
-
 def evaluate(text: str, name: Callable[[str], Any], functions: dict[str, Callable] | None = None) -> Any:
     """The value of `text`; `name(word)` gives the value of a name, `functions` adds to FUNCTIONS.
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from numflow.network.cost import Load, step_cost, total_cost, weight_bytes
+from numflow.network.cost import Cost, Load, step_cost, weight_bytes
 from numflow.ops import Buffer, Cache, Network, Step, View, Weight
 
 X, Y = View("x", 0, 64), View("y", 0, 96)
@@ -72,5 +72,6 @@ def test_experts_are_read_as_they_are_chosen():
 def test_costs_add_up():
     weight = Weight("w", (96, 64), types=("F16",))
     step = Step("linear", (X,), (Y,), {"weight": "w"})
-    whole = network(step, step, w=weight)
-    assert total_cost(whole, Load(4)).bytes == 2 * step_cost(whole, step, Load(4)).bytes
+    one = step_cost(network(step, w=weight), step, Load(4))
+    assert one + Cost() == one
+    assert (one + one).bytes == 2 * one.bytes and (one + one).operations == 2 * one.operations

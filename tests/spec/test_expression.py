@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numflow.spec.expression import ExpressionError, evaluate, names_in
+from numflow.spec.expression import ExpressionError, evaluate
 
 VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a", "b"], "base": 1e4}
 
@@ -24,10 +24,6 @@ def test_value(text, value):
 def test_refused(text):
     with pytest.raises(ExpressionError):
         evaluate(text, lambda name: VALUES.get(name, 1))
-
-
-def test_names():
-    assert names_in("hidden / sqrt(heads) if true else layer") == {"hidden", "heads", "layer"}
 
 
 @given(st.text(max_size=40))
