@@ -106,8 +106,10 @@ def encode_reference(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix
     """float32 [N, K] -> uint8 [N, row_bytes], in NumPy."""
     x = checked_weights(x, scheme, name)
     blocks = x.reshape(-1, scheme.block)
-    base, scale, start = headers(blocks, scheme)
-    with np.errstate(divide="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # what the header cannot hold is refused in the next line
+        base, scale, start = headers(blocks, scheme)
+    header = header_bytes(base, scale, scheme, name)
+    with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(scale < _SMALLEST_SCALE, np.float32(0), 1 / scale)[:, None]
     if scheme.rule == SYMMETRIC:
         ratio = blocks * inverse
@@ -118,7 +120,7 @@ def encode_reference(x: np.ndarray, scheme: InferflowScheme, name: str = "matrix
         codes = np.clip(codes, 0, scheme.levels - 1).astype(np.uint8)
     if scheme.paired:
         codes = codes[:, 0::2] + PAIR_LEVELS * codes[:, 1::2]
-    stored = np.concatenate([header_bytes(base, scale, scheme, name), pack_planes(codes, scheme.planes)], axis=1)
+    stored = np.concatenate([header, pack_planes(codes, scheme.planes)], axis=1)
     return stored.reshape(x.shape[0], -1)
 
 
@@ -140,7 +142,8 @@ def headers(blocks: np.ndarray, scheme: InferflowScheme) -> tuple[np.ndarray, np
     if scheme.rule == SYMMETRIC:
         largest = np.abs(blocks).max(axis=1)
         return np.zeros_like(largest), largest / np.float32(127), np.zeros_like(largest)
-    low, high = blocks.min(axis=1), blocks.max(axis=1)
+    rows = np.arange(len(blocks))  # of equals the first counts, as in the original: 0 and -0 are other bytes
+    low, high = blocks[rows, blocks.argmin(axis=1)], blocks[rows, blocks.argmax(axis=1)]
     if scheme.rule == BYTES:
         low = np.floor(low * np.float32(100)) / np.float32(100)
     scale = (high - low) / np.float32(scheme.levels if scheme.rule == MID_RISE else scheme.levels - 1)

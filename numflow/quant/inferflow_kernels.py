@@ -74,10 +74,11 @@ def _encode(x, block, rule, levels, paired, planes, base, scale, out, begin, end
 def _range(weights, rule, levels):
     """The value that code 0 starts from, and the scale."""
     low = high = weights[0]
-    for i in range(1, weights.size):
-        low, high = min(low, weights[i]), max(high, weights[i])
+    for i in range(1, weights.size):  # of equals the first counts: min() and max() may choose the other zero
+        low = weights[i] if weights[i] < low else low
+        high = weights[i] if weights[i] > high else high
     if rule == SYMMETRIC:
-        return np.float32(0), max(-low, high) / np.float32(127)
+        return np.float32(0), max(abs(low), abs(high)) / np.float32(127)
     if rule == ON_GRID:
         low = np.floor(low * np.float32(100)) / np.float32(100)
     return low, (high - low) / np.float32(levels if rule == MID_RISE else levels - 1)

@@ -102,7 +102,7 @@ def _liked(w, c, low, high, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:
     for k in range(RANGES):
         part = F32(scheme.narrowest) + (WIDEST - F32(scheme.narrowest)) * F32(k) / F32(RANGES - 1)
         scale = (high - low) / top * part
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             inverse = np.where(scale > SMALLEST, F32(1) / scale, F32(0))
         middle = top * HALF - (low + high) * HALF * inverse
         for j in range(OFFSETS):

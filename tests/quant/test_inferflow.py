@@ -63,6 +63,35 @@ def test_kernels_equal_the_reference(scheme, threads):
 
 
 @every_scheme
+def test_zeros_of_either_sign_and_numbers_too_small_to_count(scheme):
+    rng = np.random.default_rng(3)
+    signs = np.where(rng.random((40, 192)) < 0.5, np.float32(0), np.float32(-0.0))
+    some = np.where(rng.random((40, 192)) < 0.6, signs, rng.random((40, 192), np.float32) / 8)
+    for x in (np.zeros((2, 64), np.float32), -np.zeros((2, 64), np.float32), signs, some, -some,
+              weights(4, 64, 1e-40), weights(4, 64, 1e-30)):
+        np.testing.assert_array_equal(inferflow_kernels.encode(x, scheme), encode_reference(x, scheme))
+    header = encode_reference(np.zeros((1, 64), np.float32), scheme)[0, :scheme.header]
+    assert header.tobytes() == (b"\x64\0" if scheme.rule == 3 else bytes(scheme.header))
+
+
+@pytest.mark.parametrize("value", [65504, 65520, 1e30, 3.4e38])
+@every_scheme
+def test_the_largest_weights(scheme, value):
+    x = np.resize(np.array([value, -value, 0, value], np.float32), (2, 64))
+    found = []
+    for encode in ENCODERS:
+        try:
+            found.append(decode_reference(encode(x, scheme), scheme, 64))
+        except RequestError as error:
+            found.append(str(error))
+    assert np.array_equal(*found)
+    if isinstance(found[0], str):
+        assert value > 65504 or scheme.name == "q4_b16"
+    else:
+        assert relative_rms(x, found[0]) < 0.3
+
+
+@every_scheme
 def test_any_bytes_decode_the_same(scheme):
     raw = np.random.default_rng(2).integers(0, 256, (16, 4 * scheme.size), dtype=np.uint8)
     columns = 4 * scheme.block

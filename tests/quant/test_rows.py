@@ -150,6 +150,16 @@ def test_zeros_and_one_sided_weights(scheme):
 
 
 @every_scheme
+def test_weights_at_the_ends_of_what_rows_hold(scheme):
+    for scale in (1e-40, 1e-30, 1e-27, 1e7):
+        x = weights(3, 64, seed=9) * np.float32(scale / 0.02)
+        raw = encode(x, scheme)
+        np.testing.assert_array_equal(raw, encode_reference(x, scheme))
+        if scale >= 1e-27:
+            assert error(x.astype(float), decode(raw, scheme, 64)) < 1.15 * BOUNDS[scheme.name][0]
+
+
+@every_scheme
 def test_importances_move_the_error(scheme):
     x, c = weights(32, 256, seed=8), np.where(np.arange(256) % 4 == 0, 100, 1).astype(np.float32)
     plain, weighted = quantised(x, scheme), quantised(x, scheme, c)
