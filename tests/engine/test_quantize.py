@@ -85,14 +85,43 @@ def test_a_model_in_a_container_can_be_quantised_again(made, tmp_path):
 
 @pytest.mark.parametrize("place, message", [
     ("data", "tensor '.*' has other bytes"), ("file", "the file 'tokenizer.json' in it is another one"),
-    ("report", "has an error of 0.01.*, the report says 0.01")])
+    ("config", "its config is another one"), ("role", "its metadata is another one"),
+    ("report", "its report has been changed"), ("hash", "its report has been changed")])
 def test_changes_are_noticed(source, made, tmp_path, place, message):
     data, file = bytearray(made[0].read_bytes()), tmp_path / "changed.safetensors"
     at = {"report": data.rindex(b'"error": 0.01') + 13, "file": data.index(b'"added_tokens"') + 9,
-          "data": len(data) // 2}[place]
+          "hash": data.rindex(b'"sha256": "') + 15, "config": data.rindex(b'"rope_theta": 10000') + 15,
+          "role": data.index(b': \\"tokenizer.json') + 5, "data": len(data) // 2}[place]
     data[at] ^= 1
     file.write_bytes(data)
-    with pytest.raises(FormatError, match=message):
+    for against in (None, source):
+        with pytest.raises(FormatError, match=message):
+            verify(file, against)
+
+
+def test_any_byte_may_be_the_changed_one(made, tmp_path):
+    data, file = bytearray(made[0].read_bytes()), tmp_path / "changed.safetensors"
+    header = 8 + int.from_bytes(data[:8], "little")
+    ends = range(header, len(data))
+    for at in [*range(8), *range(8, header, 61), *ends[:-12_000:2003], *ends[-12_000::151]]:
+        data[at] ^= 4
+        file.write_bytes(data)
+        with pytest.raises(FormatError):
+            verify(file)
+        data[at] ^= 4
+
+
+def test_a_report_that_claims_other_errors(source, made, tmp_path):
+    file = tmp_path / "claims.safetensors"
+    quantize(formats.open_checkpoint(source), file, MIX)
+    report = container.read_report(file)
+    next(row for row in report["tensors"] if "error" in row)["error"] *= 1.01
+    text = json.dumps({**report, "sha256": module._report_sha(report)}).encode()
+    data = file.read_bytes()
+    begin = data.rindex(b'{"numflow"')
+    file.write_bytes(data[:begin] + text.ljust(len(data) - begin))
+    verify(file)
+    with pytest.raises(FormatError, match="has an error of 0.01.*, the report says 0.01"):
         verify(file, source)
 
 

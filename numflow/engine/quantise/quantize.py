@@ -1,7 +1,8 @@
 """Making and checking quantised model files (`numflow quantize`, `numflow verify`).
 
 A file is made tensor by tensor, so that never more than one is in memory, and it appears only when it is complete. It
-carries its report: recipe, hashes of its source, and for each tensor type, size, error and hash.
+carries its report: recipe, hashes of its source, type, size, error and hash of each tensor, hashes of everything else
+in the file, and one of the report itself. So nothing in it can change unnoticed.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from numflow.network.quantise import Plan, check_calibration, encoded, plan_of
 from numflow.quant.recipe import Recipe
 
 _PART = 1 << 22      # weights whose error is measured at a time
+_NO_HASH = 64 * "0"  # stands in a report where a hash comes
 _SLACK = 64          # bytes that a tensor's numbers may need more in the report than zeros do
 Written = Callable[[int, int], None]
 
@@ -52,22 +54,25 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     specs = [container.Attached(path, f"spec/{path.name}", "" if i else "spec") for i, path in enumerate(chosen.chain)]
     files = [*container.attached(source.files), *specs]
     attached = {file.name: _file_bytes(file.path) for file in files}
+    config = container.json_entry(container.CONFIG, dict(source.config))
+    metadata = container.metadata_of(source.naming, {row.tensor.name: (row.kind, row.tensor.shape) for row in rows},
+                                     files)
     report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
               "calibration": dict(calibration.facts) if calibration else None, **totals(rows),
               "kept": dict(plan.kept), "idle": list(plan.idle),
-              "files": {name: _sha(data) for name, data in attached.items()}, "tensors": [row.facts for row in rows]}
+              "files": {name: _sha(data) for name, data in attached.items()}, "config": _sha(config.read()),
+              "metadata": _text_sha(metadata[container.KEY]), "tensors": [row.facts for row in rows],
+              "sha256": _NO_HASH}
     size = len(json.dumps(report)) + _SLACK * len(rows)
 
     def finished_report() -> np.ndarray:
+        report["sha256"] = _report_sha(report)
         text = json.dumps(report).encode()
         return np.frombuffer(text + b" " * (size - len(text)), np.uint8)
 
     entries = [container.entry_of(row.tensor, row.kind, row.read) for row in rows]
     entries += [Entry.of(container.PREFIX + name, data) for name, data in attached.items()]
-    entries += [container.json_entry(container.CONFIG, dict(source.config)),
-                Entry(container.REPORT, "U8", (size,), size, finished_report)]
-    types = {row.tensor.name: (row.kind, row.tensor.shape) for row in rows}
-    metadata = container.metadata_of(source.naming, types, files)
+    entries += [config, Entry(container.REPORT, "U8", (size,), size, finished_report)]
     total = sum(entry.nbytes for entry in entries)
     write(target, entries, metadata, lambda done: written(done, total))
     return report
@@ -83,7 +88,7 @@ class Row:
         self.nbytes = container.entry_of(tensor, self.kind, self.read).nbytes
         self.facts: dict[str, Any] = {
             "name": tensor.name, "modules": list(plan.modules.get(tensor.name, ())), "type": self.kind,
-            "from": tensor.type.name, "shape": list(tensor.shape), "bytes": self.nbytes, "sha256": "0" * 64}
+            "from": tensor.type.name, "shape": list(tensor.shape), "bytes": self.nbytes, "sha256": _NO_HASH}
         if self.scheme:
             self.facts |= {"error": 0.0, "weighted_error": 0.0}
 
@@ -128,7 +133,10 @@ def verify(target: Path, against: Path | None = None,
     Raises:
         FormatError: the file is no such model, or something is not as the report says; the message has what.
     """
-    report, model = container.read_report(target), formats.open_checkpoint(target)
+    report = container.read_report(target)
+    if report.get("sha256") != _report_sha(report):
+        raise FormatError(f"{target}: its report has been changed: it has another hash than it says")
+    model = formats.open_checkpoint(target)
     source = None if against is None else formats.open_checkpoint(against)
     wrong = [] if source is None else _other_source(report, source)
     try:
@@ -171,13 +179,15 @@ def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint 
 
 
 def _other_files(report: Mapping[str, Any], target: Path) -> list[str]:
-    """Attached files that are not those of the report."""
-    stored = safetensors.read(target)
+    """Attached files, configuration and metadata that are not those of the report."""
+    stored, metadata = safetensors.read_with_metadata(target)
     found = {name.removeprefix(container.PREFIX): _sha(tensor.raw()) for name, tensor in stored.items()
              if name.startswith(container.PREFIX) and name not in (container.CONFIG, container.REPORT)}
     expected = report.get("files", {})
-    return [f"the file {name!r} in it is another one" for name in sorted(found.keys() | expected.keys())
-            if found.get(name) != expected.get(name)]
+    wrong = [f"the file {name!r} in it is another one" for name in sorted(found.keys() | expected.keys())
+             if found.get(name) != expected.get(name)]
+    hashes = {"config": _sha(stored[container.CONFIG].raw()), "metadata": _text_sha(metadata[container.KEY])}
+    return wrong + [f"its {what} is another one" for what, found in hashes.items() if found != report.get(what)]
 
 
 def _other_source(report: Mapping[str, Any], source: Checkpoint) -> list[str]:
@@ -220,10 +230,21 @@ def _sha(data: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data).hexdigest()
 
 
+def _text_sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _report_sha(report: Mapping[str, Any]) -> str:
+    """The hash of a report that has no hash of itself yet."""
+    return _text_sha(json.dumps({**report, "sha256": _NO_HASH}))
+
+
 def check_target(target: Path, source: Checkpoint, replace: bool) -> None:
     if any(target.exists() and target.samefile(path) for path in source.files.get("weights", [])):
         raise RequestError(f"{target}: the target is the source itself")
-    if target.exists() and (not replace or target.is_dir()):
+    if target.exists() and not target.is_file():  # --force would put a file in the place of a device
+        raise RequestError(f"{target} is there already, and is no file")
+    if target.exists() and not replace:
         raise RequestError(f"{target} is there already; --force writes over a file")
     if not target.parent.is_dir():
         raise RequestError(f"{target}: no folder {target.parent}")
