@@ -14,7 +14,8 @@ from numflow.cli.tables import print_fields
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
 EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance"),
-          "cuda": ("numba-cuda", "cuda-core", "cuda-bindings"), "ray": ("ray",),
+          "cuda": ("numba-cuda", "cuda-core", "cuda-bindings"), "nccl": ("nccl4py", "nvidia-nccl-cu13"),
+          "ray": ("ray",),
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
           "report": ("matplotlib",), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",

@@ -27,15 +27,16 @@ class Execution:
     cpu_layers: options.CpuLayers = 0
     devices: options.Devices = None
     transport: options.Transport = "threads"
+    collectives: options.Collectives = None
     spec: options.SpecFile = None
     offline: options.Offline = False
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of numflow.load. What a GPU leaves to the host is there if it was given: others do not have it."""
+        """Arguments of numflow.load. What only GPUs have is there if it was given."""
         given = dict(vars(self))
         given["backend"] = given.pop("device")
         return {name: value for name, value in given.items()
-                if value or name not in ("host_embeddings", "host_kv_percent", "cpu_layers")}
+                if value or name not in ("host_embeddings", "host_kv_percent", "cpu_layers", "collectives")}
 
     @property
     def compiles(self) -> bool:

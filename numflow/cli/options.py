@@ -37,6 +37,9 @@ Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_d
                          "are GPUs, and cpu may stand beside them: cpu;0.")]
 Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, "
                       "processes with shared memory between, or ray (actors of a Ray cluster).")]
+Collectives = Annotated[str | None, typer.Option("--collectives", metavar="NAME", show_default="auto", help="How GPUs "
+                        "of a group sum: copies from GPU to GPU, nccl, or auto: nccl where it is installed and each "
+                        "device has a card of its own.")]
 SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",
                      help="Specification: a file, or a name that `numflow spec list` shows.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network (also NUMFLOW_OFFLINE=1).")]

@@ -48,6 +48,7 @@ def serve(
     host_kv_percent: options.HostKV = 0.0,
     cpu_layers: options.CpuLayers = 0,
     devices: options.Devices = None,
+    collectives: options.Collectives = None,
     ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
                                       "names, or on a local one; a worker that dies is replaced.")] = False,
     replicas: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Copies of the service behind "
@@ -80,7 +81,7 @@ def serve(
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
                    devices=devices or ("0" if ray else None), transport="ray" if ray else None,
                    host_embeddings=host_embeddings or None, host_kv_percent=host_kv_percent or None,
-                   cpu_layers=cpu_layers or None)
+                   cpu_layers=cpu_layers or None, collectives=collectives)
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)

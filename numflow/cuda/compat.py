@@ -16,8 +16,9 @@ from numflow.errors import DeviceError
 
 INSTALL = "install numflow with the extra 'cuda'"
 ELSE = "--device cpu runs models without"  # the way out where there is no GPU
+INSTALL_NCCL = "pip install 'numflow[nccl]'"
 PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
-            "nvidia-nvjitlink", "numba", "llvmlite", "numpy")
+            "nvidia-nvjitlink", "nccl4py", "nvidia-nccl-cu13", "numba", "llvmlite", "numpy")
 
 
 def versions() -> dict[str, str]:
@@ -77,6 +78,25 @@ def core() -> ModuleType:
     except ImportError as error:
         raise DeviceError(f"device 'cuda' needs cuda-core ({error}): {INSTALL}") from None
     return cuda.core
+
+
+@functools.cache
+def nccl() -> ModuleType:
+    """nccl.bindings.nccl (nccl4py), with NCCL itself behind it.
+
+    Raises:
+        DeviceError: the package or the library is not there.
+    """
+    try:
+        from nccl.bindings import nccl as bindings
+    except ImportError as error:
+        raise DeviceError(f"NCCL needs the package nccl4py ({error}): {INSTALL_NCCL}") from None
+    try:
+        bindings.get_version()
+    except RuntimeError as error:  # the library itself is not there
+        why = " ".join(str(error).split())[:200]
+        raise DeviceError(f"nccl4py finds no libnccl.so.2 ({why}): {INSTALL_NCCL}") from None
+    return bindings
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class Device(Protocol):
 
     name: str
     graphs: bool  # whether launches can be recorded and replayed (record, replay, drop)
+    cards: int    # GPUs that the driver knows; with any, `address` and `lend` are there for libraries
 
     def alloc(self, nbytes: int) -> Memory: ...
     def alloc_host(self, nbytes: int) -> Memory: ...
@@ -89,7 +90,7 @@ class Simulated:
     seed: order in which threads run.
     """
 
-    graphs = False
+    graphs, cards = False, 0
 
     def __init__(self, index: int = 0, seed: int = 0):
         self.name, self.seed, self.launches, self.host_bytes = f"simulated GPU {index}", seed, 0, 0
@@ -130,7 +131,7 @@ class Simulated:
             raise DeviceError(f"kernel {work.kernel.name} has {len(work.kernel.signature)} parameters, "
                               f"{len(work.args)} were given")
         args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
-        launch(work.kernel.body, work.grid, work.kernel.threads, args, self.seed)
+        launch(work.kernel.plain, work.grid, work.kernel.threads, args, self.seed)
 
     def host_array(self, memory: Memory) -> np.ndarray:
         """uint8: memory of `alloc_host` as the host sees it."""

@@ -5,6 +5,8 @@ the event, copies the piece into its memory and works on it there. Sums are take
 depend on which device is how fast, nor on how many of them share a GPU. Threads of the host wait for mailboxes only,
 never for a GPU, and nothing ever polls on a GPU: devices that share one cannot wait for each other.
 
+Where each device has a card of its own, and NCCL is there, groups sum and gather by its calls instead (nccl.py).
+
 To and from devices of other executors values pass through pinned memory of the host.
 """
 
@@ -20,6 +22,7 @@ from numflow.cuda.call import Call, Sizes, ceil
 from numflow.cuda.device import Device, Launch, Memory, Ref
 from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import kernel
+from numflow.cuda.nccl import Clique, clique
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.errors import DeviceError, NetworkError
 from numflow.mailboxes import Mailboxes
@@ -34,7 +37,7 @@ class World(Mailboxes):
 
     networks: of the devices, by index. names: of the devices, numbers of GPUs; None: their indices. threads: ignored.
     remote:   with `put` and `take`, for devices of other executors; only `send` and `receive` go there.
-    devices:  by index, as they come.
+    devices:  by index, as they come. collectives: how groups sum and gather: one of nccl.CHOICES.
     in_pieces: a long batch may go through in pieces, as prompts come in chunks; the numbers may differ by rounding.
 
     Raises:
@@ -49,26 +52,42 @@ class World(Mailboxes):
         super().__init__()
         self.threads, self.remote = dict.fromkeys(networks), remote
         self.devices: dict[int, Device] = {}
+        self.collectives, self._choosing = "auto", threading.Lock()
+        self._cliques: dict[tuple[int, ...], Clique | None] = {}
         for name in (names or {}).values():
             if not name.isdecimal():
                 raise DeviceError(f"device {name!r} is no GPU: GPUs are numbers, from 0 on")
         self.numbers = {index: int(names[index]) if names else index for index in networks}
 
+    def clique(self, device: Device, group: tuple[int, ...]) -> Clique | None:
+        """Where the devices of a group meet by NCCL; None: they meet by copies."""
+        with self._choosing:
+            if group not in self._cliques:
+                self._cliques[group] = clique(self.collectives, device, group, self.numbers)
+            return self._cliques[group]
+
     def leave(self, index: int) -> None:
         """A device is about to close: what others read of its memory is done first."""
         for device in self.devices.values():
             device.synchronize()
+        for group, made in self._cliques.items():
+            if index in group and made is not None:
+                made.close()
         self.devices.pop(index, None)
 
     def abort(self) -> None:
         """Nobody waits any more, here and for devices elsewhere."""
         super().abort()
+        for made in filter(None, list(self._cliques.values())):
+            made.abort()
         if self.remote is not None:
             self.remote.abort()
 
     def reset(self) -> None:
         """As new; all devices must be at rest."""
         super().reset()
+        for made in filter(None, self._cliques.values()):
+            made.reset()
         if self.remote is not None:
             self.remote.reset()
 
@@ -193,14 +212,33 @@ def _receive_in(step: Step, ctx) -> Callable[[Sizes], None]:
 
 
 def _all_reduce(step: Step, ctx) -> Callable[[Sizes], None]:
-    """y = sum of x over the devices `adds`."""
-    (y,), adds = step.outputs, param(step, "adds")
+    """y = sum of x over the devices `adds`; by NCCL if these are the whole group."""
+    (y,), group, adds = step.outputs, param(step, "group"), param(step, "adds")
     landing = _landing(ctx, y)
 
     def act(sizes: Sizes) -> None:
         pieces = _of_all(step, ctx, sizes, adds)
         for place, other in enumerate(adds):
             _placed(ctx, pieces[other], y, sizes, landing, place > 0)
+
+    made = ctx.world.clique(ctx.device, group) if set(adds) == set(group) else None
+    return act if made is None else _either(ctx, made, _summed(step, ctx, made, landing), act)
+
+
+def _summed(step: Step, ctx, made: Clique, landing: Ref) -> Callable[[Sizes], None]:
+    """`all_reduce` by NCCL. Rows that are one after the other stay where they are."""
+    (x,), (y,), group = step.inputs, step.outputs, param(step, "group")
+    rank, packed = group.index(ctx.index), (landing, y.width)
+
+    def act(sizes: Sizes) -> None:
+        source, place = ctx.view(x), ctx.view(y)
+        if source[1] != x.width:
+            _copy(ctx, x, sizes, packed, source)
+            source = packed
+        target = place if place[1] == y.width else packed
+        made.all_reduce(rank, ctx.device, source[0], target[0], sizes.rows[ctx.rows(y)] * y.width)
+        if target is packed:
+            _copy(ctx, y, sizes, place, packed)
     return act
 
 
@@ -215,6 +253,38 @@ def _all_gather(step: Step, ctx) -> Callable[[Sizes], None]:
         pieces = _of_all(step, ctx, sizes, tuple(have))
         for other, view in have.items():
             _placed(ctx, pieces[other], view, sizes, landing, False)
+
+    made = ctx.world.clique(ctx.device, group)
+    return act if made is None else _either(ctx, made, _gathered(step, ctx, made, have), act)
+
+
+def _gathered(step: Step, ctx, made: Clique, have: Mapping[int, View]) -> Callable[[Sizes], None]:
+    """`all_gather` by NCCL: pieces of one size, that of the widest."""
+    (y,), group = step.outputs, param(step, "group")
+    rank, widest = group.index(ctx.index), max(view.width for view in have.values())
+    pieces = ctx.scratch(f"{len(group)} pieces of {widest}", 4 * ctx.room(y) * widest * len(group))
+
+    def act(sizes: Sizes) -> None:
+        count = sizes.rows[ctx.rows(y)] * widest
+        places = {other: pieces + 4 * count * place for place, other in enumerate(group)}
+        if ctx.index in have:
+            x = step.inputs[0]
+            _copy(ctx, x, sizes, (places[ctx.index], x.width), ctx.view(x))
+        made.all_gather(rank, ctx.device, pieces, count)
+        for other, view in have.items():
+            _copy(ctx, view, sizes, ctx.view(view), (places[other], view.width))
+    return act
+
+
+def _either(ctx, made: Clique, by_nccl: Callable[[Sizes], None],
+            by_copies: Callable[[Sizes], None]) -> Callable[[Sizes], None]:
+    """NCCL if the clique comes to be; all devices of the group find the same."""
+    def act(sizes: Sizes) -> None:
+        if made.ready():
+            by_nccl(sizes)
+            ctx.world.progress += 1
+        else:
+            by_copies(sizes)
     return act
 
 

@@ -14,6 +14,7 @@ from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device import Device, Launch, open_device
 from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
+from numflow.cuda.nccl import CHOICES
 from numflow.cuda.sample import WORDS, best, encode, pick
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
@@ -42,6 +43,8 @@ class Program:
                  them is copied to the device while other layers are computed (cache_host.py).
     world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
                  there are share them, each with a stream and memory of its own.
+    collectives: how the devices of a group sum and gather: "copies" from GPU to GPU, "nccl", or "auto": NCCL where it
+                 is installed and each device has a card of its own. Its sums may be rounded in another order.
     progress:    called as progress("weights", done, total) while the program is made.
 
     Raises:
@@ -55,9 +58,9 @@ class Program:
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,
                  units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
-                 world: World | None = None, device: int = 0):
+                 collectives: str = "auto", world: World | None = None, device: int = 0):
         types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
-        for name, value, known in (("activations", activations, ("int8", "f32")),
+        for name, value, known in (("activations", activations, ("int8", "f32")), ("collectives", collectives, CHOICES),
                                    *((name, value, ("auto", *KV_TYPES)) for name, value in types.items())):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
@@ -66,7 +69,7 @@ class Program:
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
         if world is not None:
-            world.devices[device] = self.device
+            world.devices[device], world.collectives = self.device, collectives
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations, self._fused, self._units = activations, fused, units
         report = progress or (lambda what, done, total: None)

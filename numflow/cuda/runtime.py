@@ -48,9 +48,9 @@ class Gpu:
     def __init__(self, bindings: ModuleType, index: int = 0,
                  compiled: Callable[[Kernel, tuple[int, int]], Binary] = cached):
         self._cu, self._compiled = bindings, compiled
-        count = self._ask("cuDeviceGetCount")
-        if not 0 <= index < count:
-            raise DeviceError(f"there is no GPU {index}: the driver knows {count}")
+        self.cards = self._ask("cuDeviceGetCount")
+        if not 0 <= index < self.cards:
+            raise DeviceError(f"there is no GPU {index}: the driver knows {self.cards}")
         self.index, self._device = index, self._ask("cuDeviceGet", index)
         self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
         self._use()
@@ -102,7 +102,7 @@ class Gpu:
             piece = flat[begin:begin + STAGE]
             stage, address, event = self._stage()
             stage[:piece.size] = piece
-            self._ask("cuMemcpyAsync", self._address(to) + begin, address, piece.size, self._stream)
+            self._ask("cuMemcpyAsync", self.address(to) + begin, address, piece.size, self._stream)
             self._ask("cuEventRecord", event, self._stream)
 
     def download(self, source: Ref, nbytes: int) -> np.ndarray:
@@ -111,24 +111,24 @@ class Gpu:
         self._check(source, nbytes)
         data = np.empty(nbytes, np.uint8)
         if nbytes:
-            self._ask("cuMemcpyAsync", data.ctypes.data, self._address(source), nbytes, self._stream)
+            self._ask("cuMemcpyAsync", data.ctypes.data, self.address(source), nbytes, self._stream)
             self.synchronize()
         return data
 
     def copy(self, to: Ref, source: Ref, nbytes: int) -> None:
         """From one place to another of this device."""
         self._use()
-        self._ask("cuMemcpyAsync", self._address(to), self._address(source), nbytes, self._stream)
+        self._ask("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
 
     def fetch(self, to: Ref, other: "Gpu", source: Ref, nbytes: int) -> None:
         """Copy from the memory of another device, which may be on another GPU."""
         self._use()
         if other.index == self.index:
-            self._ask("cuMemcpyAsync", self._address(to), self._address(source), nbytes, self._stream)
+            self._ask("cuMemcpyAsync", self.address(to), self.address(source), nbytes, self._stream)
             return
         if other.index not in self._peers:
             self._befriend(other)
-        self._ask("cuMemcpyPeerAsync", self._address(to), self._context, self._address(source), other._context, nbytes,
+        self._ask("cuMemcpyPeerAsync", self.address(to), self._context, self.address(source), other._context, nbytes,
                   self._stream)
 
     def _befriend(self, other: "Gpu") -> None:
@@ -211,6 +211,11 @@ class Gpu:
         self._use()
         self._ask("cuStreamWaitEvent", self._stream, event, 0)
 
+    def lend(self) -> int:
+        """Address of the queue, for a library that puts work into it from this thread."""
+        self._use()
+        return int(self._stream)
+
     def milliseconds(self, begin: Any, end: Any) -> float:
         """Time between two events made with `timing`; waits for the second."""
         self._use()
@@ -249,7 +254,7 @@ class Gpu:
     def _argument(self, kind, value) -> Any:
         """A C object with the value of a parameter."""
         if isinstance(kind, Pointer):
-            return ctypes.c_uint64(0 if value is None else self._address(value))
+            return ctypes.c_uint64(0 if value is None else self.address(value))
         if kind is f32:
             return ctypes.c_float(value)
         return ctypes.c_int32(value) if kind is i32 else ctypes.c_uint32(int(value) & 0xFFFFFFFF)
@@ -280,7 +285,8 @@ class Gpu:
         return self._stages[self._turn]
 
     @staticmethod
-    def _address(ref: Ref) -> int:
+    def address(ref: Ref) -> int:
+        """Where a place is in the memory that all GPUs and the host share addresses of."""
         return ref.memory.handle + ref.offset
 
     @staticmethod

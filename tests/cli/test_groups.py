@@ -24,10 +24,10 @@ def test_a_group_becomes_its_options_and_comes_back_as_one():
 
 
 def test_every_field_is_an_argument_of_load():
-    given = Execution(host_embeddings=True, host_kv_percent=50.0, cpu_layers=2).arguments()
-    named = set(inspect.signature(numflow.load).parameters) | {"host_embeddings", "host_kv_percent"}  # the GPU's own
-    assert set(given) <= named
-    assert not {"host_embeddings", "host_kv_percent", "cpu_layers"} & set(Execution().arguments())
+    own = {"host_embeddings", "host_kv_percent", "collectives"}  # the GPU's
+    given = Execution(host_embeddings=True, host_kv_percent=50.0, cpu_layers=2, collectives="copies").arguments()
+    assert set(given) <= set(inspect.signature(numflow.load).parameters) | own
+    assert not {*own, "cpu_layers"} & set(Execution().arguments())
 
 
 def test_only_what_was_given_is_a_setting():

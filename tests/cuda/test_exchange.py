@@ -33,7 +33,7 @@ def alone(model):
 
 def _logits(model, devices, gpu, **options):
     built, checkpoint, given = model
-    program = placed(built, checkpoint, "cuda", devices, activations="f32", gpu=gpu, **options)
+    program = placed(built, checkpoint, "cuda", devices, activations="f32", gpu=gpu, collectives="copies", **options)
     try:
         return run(program, output="logits", **given)
     finally:
@@ -77,7 +77,7 @@ def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed
     opened = _use(monkeypatch, driver)
     found = _logits(model, devices, "gpu")
     np.testing.assert_array_equal(found, _logits(model, devices, "simulator"))
-    assert driver.swaps > 10
+    assert driver.swaps > 4
     assert driver.memory == {}
     assert len(opened) == gpus and sum(opened.values()) == devices.count(";") + devices.count("&") + 1
     assert bool(driver.peer_copies) == (gpus > 1)
