@@ -8,6 +8,7 @@ from numba.extending import intrinsic
 
 from numflow.cpu.access import i64, i64_ptr
 from numflow.cpu.affinity import MASK_BYTES
+from numflow.cpu.simd import inline
 from numflow.cpu.symbols import LINUX
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -36,14 +37,28 @@ def _set_affinity(typingctx, mask):
 
 
 @numba.njit
-def avoid_cpu(cpu, allowed, mask):
-    """Let this thread run on all CPUs of the mask at `allowed` but `cpu`; `mask` is memory for another mask."""
-    left = 0
+def choose_cpu(thread, n_threads, caller, allowed, mask):
+    """Let this thread run on all CPUs of the mask at `allowed` but `caller`; where threads outnumber them, on one only,
+    the caller's next and so on in turns. `mask` is memory for another mask.
+    """
+    count, rank = 0, 0
+    for cpu in range(8 * MASK_BYTES):
+        if _has(allowed, cpu):
+            count += 1
+            rank += cpu < caller
+    if count < 2 or caller < 0:
+        return
+    wanted, at = (rank + thread) % count, 0
     for word in range(MASK_BYTES // 8):
-        bits = i64(allowed, word)
-        if 0 <= cpu - 64 * word < 64:
-            bits &= ~(1 << (cpu - 64 * word))
-        i64_ptr(mask)[word] = bits
-        left |= bits
-    if left != 0:
-        _set_affinity(mask)
+        i64_ptr(mask)[word] = 0
+    for cpu in range(8 * MASK_BYTES):
+        if _has(allowed, cpu):
+            if at == wanted if n_threads > count else cpu != caller:
+                i64_ptr(mask)[cpu // 64] |= 1 << (cpu % 64)
+            at += 1
+    _set_affinity(mask)
+
+
+@inline
+def _has(mask, cpu):
+    return (i64(mask, cpu // 64) >> (cpu % 64)) & 1 != 0

@@ -1,4 +1,5 @@
-"""How many threads this process may use well: physical cores it may run on, within its container's quota."""
+"""How many threads this process may use well: physical cores it may run on, within its container's quota; and how long
+they spin where there are more of them."""
 
 import math
 import os
@@ -6,6 +7,7 @@ from pathlib import Path
 
 # Weights are read at the speed of memory, which a few dozen cores saturate; more only wait for each other.
 MOST = 32
+SPINS, SCARCE = 2000, 16  # before a waiting thread yields its core, about 40 us; where threads outnumber cores
 
 
 def default_threads() -> int:
@@ -13,6 +15,11 @@ def default_threads() -> int:
     cores = _physical(_allowed())
     quota = _quota()
     return max(1, min(cores, MOST if quota is None else math.ceil(quota), MOST))
+
+
+def patience(threads: int) -> int:
+    """How often one of so many threads spins before it yields its core: the one that it waits for may need it."""
+    return SPINS if threads <= default_threads() else SCARCE
 
 
 def _allowed() -> set[int]:

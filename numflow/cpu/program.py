@@ -16,7 +16,7 @@ from numflow.cpu.linear import uses_int8
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.cpu.world import World
 from numflow.errors import DeviceError, RequestError, did_you_mean
-from numflow.network.batch import Limits
+from numflow.network.batch import Limits, checked
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
 
@@ -54,8 +54,8 @@ class Program:
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self._progress = progress or (lambda what, done, total: None)
         threads, self._world = default_threads() if threads is None else threads, world
-        self._threads: Threads = shared_threads(threads) if world is None else Threads(threads)
-        n_threads, compiling = self._threads.n_threads, compile_seconds["compiled"]
+        self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
+        n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads, self._fused = activations, n_threads, fused
         exact = activations == "f32" or _all_floats(network)
         kv = [("f32" if exact else "f16") if kind == "auto" else kind for kind in (kv_k, kv_v)]
@@ -141,24 +141,40 @@ class Program:
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
         self.advance(batch, entry, output)
-        if output is None:
-            return None
-        return self._ctx.buffers.columns(self.network.outputs[output], len(batch.logit_rows)).copy()
+        return None if output is None else self.result(output)
 
     def advance(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> None:
         """As `run`, for a device of a plan whose output another one hands out."""
         self._entry(entry)
-        rows, held = self._rows(entry, output), self._load(batch, entry)
+        rows, arrays = self._rows(entry, output), self._checked(batch, entry)
+        self._load(arrays)
         self._walk(self._bound[entry], rows)
-        del held  # the header points into these arrays
+        del arrays  # the header points into them
+
+    def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
+        """All of a run but the walk, which the pool's threads are then to do by themselves (together.py).
+
+        arrays: of a batch that was checked (network.batch.checked); they must live until the walk is done.
+        """
+        self._entry(entry)
+        rows = self._rows(entry, output)
+        self._load(arrays)
+        self.pool.hold(self._bound[entry].table, rows)
+
+    def result(self, output: str) -> np.ndarray:
+        """What the last run has computed, as `run` returns it."""
+        rows = int(self._ctx.header_fields[ROW_FIELD["logits"]])
+        return self._ctx.buffers.columns(self.network.outputs[output], rows).copy()
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
         self._entry(entry)
-        held, bound = self._load(batch, entry), self._bound[entry]
+        arrays = self._checked(batch, entry)
+        self._load(arrays)
+        bound = self._bound[entry]
         stamps = Stamps(bound.table, bound.ends)
-        self._threads.run(stamps.table, len(stamps.table))
-        del held
+        self.pool.run(stamps.table, len(stamps.table))
+        del arrays
         return [TraceRow(index, step.label, step.op, self._shapes(step), kernel.location, microseconds)
                 for index, ((step, _), kernel, microseconds) in enumerate(
                     zip(bound.steps, bound.kernels, stamps.microseconds.tolist(), strict=True))]
@@ -180,10 +196,10 @@ class Program:
         begin = 0
         for at, step in bound.by_host:
             if at < rows:
-                self._threads.run(bound.table[begin:at], at - begin)
+                self.pool.run(bound.table[begin:at], at - begin)
                 by_host(step, self._ctx)
                 begin = at
-        self._threads.run(bound.table[begin:], rows - begin)
+        self.pool.run(bound.table[begin:], rows - begin)
         if self._world is not None and self._world.aborted:
             raise DeviceError("the run was broken off: another device failed")
 
@@ -191,7 +207,7 @@ class Program:
         """Drop weights, caches and scratch memory; the program cannot run any more."""
         self._bound.clear()
         self._caches.clear()
-        del self._ctx, self._weights, self._threads
+        del self._ctx, self._weights, self.pool
 
     def _bind(self) -> None:
         """Bind every entry to the buffers as they are now."""
@@ -230,17 +246,18 @@ class Program:
             raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
         return self._stops[entry, output]
 
-    def _load(self, batch: Batch, entry: str) -> list[np.ndarray]:
-        """Make room for the batch and fill the header; returns the arrays it points to."""
-        held = fill_header(self._ctx.header_fields, batch, self._limits[entry], self.block_size, self.blocks,
-                           self.cross_blocks, self._routes)
+    def _checked(self, batch: Batch, entry: str) -> dict[str, np.ndarray]:
+        return checked(batch, self._limits[entry], self.block_size, self.blocks, self.cross_blocks)
+
+    def _load(self, arrays: dict[str, np.ndarray]) -> None:
+        """Make room for a batch and fill the header."""
+        fill_header(self._ctx.header_fields, arrays, self._routes)
         capacity = self._ctx.capacity
         needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}
         if any(needed[rows] > capacity[rows] for rows in needed):
             self._ctx.reset({rows: have if needed[rows] <= have else max(needed[rows], 2 * have)
                              for rows, have in capacity.items()})
             self._bind()
-        return held
 
     def _shapes(self, step: Step) -> str:
         """Shapes of inputs and outputs: "[3, 64] -> [3, 112]"."""

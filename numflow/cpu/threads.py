@@ -16,6 +16,7 @@ import weakref
 import numpy as np
 
 from numflow.cpu.affinity import MASK_BYTES, allowed_mask
+from numflow.cpu.cores import patience
 from numflow.cpu.kernel import Code
 from numflow.cpu.memory import LINE, aligned
 from numflow.errors import DeviceError
@@ -36,7 +37,8 @@ RELEASED = 4 * LINE    # barriers that all threads have reached, ever
 STOP = 5 * LINE        # workers return
 CALLER = 6 * LINE      # CPU that thread 0 was on when it woke workers
 ALLOWED = 7 * LINE     # mask of the CPUs there are, two lines
-WORKERS = 9 * LINE     # for each thread: STATE and LOCK, then a mask
+PATIENCE = 9 * LINE    # how often a thread spins, at most, before it yields its core
+WORKERS = 10 * LINE    # for each thread: STATE and LOCK, then a mask
 STATE, LOCK, MASK, WORKER_BYTES = 0, 8, LINE, LINE + MASK_BYTES
 
 
@@ -68,10 +70,11 @@ class Threads:
             raise DeviceError(f"threads should be at least 1, is {n_threads}")
         self.n_threads, self._pid, self._lock = n_threads, os.getpid(), threading.Lock()
         self._control = aligned((WORKERS + n_threads * WORKER_BYTES) // 8, np.int64)
-        self._control[ALLOWED // 8:WORKERS // 8] = np.frombuffer(allowed_mask(n_threads), np.int64)
+        self._control[ALLOWED // 8:PATIENCE // 8] = np.frombuffer(allowed_mask(), np.int64)
+        self._control[PATIENCE // 8] = patience(n_threads)
         for thread in range(1, n_threads):
             self._control[(WORKERS + thread * WORKER_BYTES + LOCK) // 8] = _new_lock()
-        self._address = self._control.ctypes.data
+        self.address = self._control.ctypes.data  # of the control block
         workers = [threading.Thread(target=_work, args=(self._control, thread, n_threads), daemon=True,
                                     name=f"numflow-{thread}") for thread in range(1, n_threads)]
         for fn in (_RUN, _STOP, _SERVE):
@@ -96,8 +99,12 @@ class Threads:
         if rows == 0:
             return
         with self._lock:
-            self._control[TABLE // 8], self._control[ROWS // 8] = table.ctypes.data, rows
-            _RUN(self._address, 0, self.n_threads)
+            self.hold(table, rows)
+            _RUN(self.address, 0, self.n_threads)
+
+    def hold(self, table: np.ndarray, rows: int) -> None:
+        """What the next run walks; `run` says it by itself, others (together.py) may say it for their own threads."""
+        self._control[TABLE // 8], self._control[ROWS // 8] = table.ctypes.data, rows
 
     def close(self) -> None:
         """Stop the workers. Also happens when the object is collected and at the interpreter's exit."""

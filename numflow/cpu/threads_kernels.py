@@ -3,7 +3,7 @@
 import numba
 
 from numflow.cpu.access import i64, i64_ptr
-from numflow.cpu.affinity_kernels import avoid_cpu, current_cpu
+from numflow.cpu.affinity_kernels import choose_cpu, current_cpu
 from numflow.cpu.atomic import (
     acquire,
     call_kernel,
@@ -15,6 +15,7 @@ from numflow.cpu.atomic import (
     release,
     store_release,
 )
+from numflow.cpu.cores import SPINS
 from numflow.cpu.kernel import kernel
 from numflow.cpu.threads import (
     ALLOWED,
@@ -22,6 +23,7 @@ from numflow.cpu.threads import (
     CALLER,
     LOCK,
     MASK,
+    PATIENCE,
     RELEASED,
     ROWS,
     RUN,
@@ -34,7 +36,6 @@ from numflow.cpu.threads import (
 
 AWAKE, ASLEEP = 0, 1
 
-SPINS = 2000       # about 40 us before a waiting thread begins to yield its core
 YIELDS = 4000      # about 2 ms, on idle cores, before a worker goes to sleep
 
 
@@ -60,7 +61,7 @@ def _barrier(control, n_threads, patience):
 
 @numba.njit
 def _walk(control, thread, n_threads):
-    table, rows, patience = i64_ptr(i64(control + TABLE, 0)), i64(control + ROWS, 0), SPINS
+    table, rows, patience = i64_ptr(i64(control + TABLE, 0)), i64(control + ROWS, 0), i64(control + PATIENCE, 0)
     for row in range(rows):
         call_kernel(table[3 * row], table[3 * row + 1], thread, n_threads)
         if n_threads > 1 and (table[3 * row + 2] != 0 or row == rows - 1):
@@ -85,6 +86,12 @@ def run(control, thread, n_threads):
 
 
 @kernel
+def walk_own(args, thread, n_threads):
+    """Walk a table of one's own; args has, for each thread: its control block, its number there, how many they are."""
+    _walk(i64(args, 3 * thread), i64(args, 3 * thread + 1), i64(args, 3 * thread + 2))
+
+
+@kernel
 def stop(control, thread, n_threads):
     """Make all workers return."""
     exchange(control + STOP, 1)
@@ -95,18 +102,18 @@ def stop(control, thread, n_threads):
 def serve(control, thread, n_threads):
     """A worker's life: walk every new run, sleep after a long wait, return when told to stop."""
     line = control + WORKERS + thread * WORKER_BYTES
-    done, waited, awake = 0, 0, False
+    patience, done, waited, awake = i64(control + PATIENCE, 0), 0, 0, False
     while load_acquire(control + STOP) == 0:
         if load_acquire(control + RUN) != done:
             if not awake:
-                avoid_cpu(load_acquire(control + CALLER), control + ALLOWED, line + MASK)
+                choose_cpu(thread, n_threads, load_acquire(control + CALLER), control + ALLOWED, line + MASK)
             done, awake = done + 1, True
             _walk(control, thread, n_threads)
             waited = 0
-        elif waited < SPINS:
+        elif waited < patience:
             waited += 1
             pause()
-        elif waited < SPINS + YIELDS:
+        elif waited < patience + YIELDS:
             waited += 1
             cpu_yield()
         else:

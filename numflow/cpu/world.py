@@ -10,21 +10,21 @@ lines of the others; a line is written by one thread only, so nothing needs an a
 slots per device, used in turn: who has come to a round has read all of the last but one. Of a pair there is a ring.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numflow.cpu.cores import default_threads
+from numflow.cpu.cores import default_threads, patience
 from numflow.cpu.memory import LINE, aligned, padded
+from numflow.cpu.together import Together
 from numflow.errors import DeviceError
 from numflow.ops import Network, param
 
 SLOT_BYTES = 256 << 10
-PATIENCE, SCARCE = 2000, 16  # spins before a waiting thread yields its core; where threads outnumber cores
-_RING_ROWS = 1024            # rows that a ring holds, within its limits
-_RING = (4, 64)              # slots of a ring
+_RING_ROWS = 1024  # rows that a ring holds, within its limits
+_RING = (4, 64)    # slots of a ring
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class World:
         if count < 1:
             raise DeviceError(f"threads should be at least 1, is {threads}")
         self.threads, self.remote = dict.fromkeys(networks, count), remote
-        self.patience = PATIENCE if count * len(networks) <= cores else SCARCE
+        self.patience = patience(count * len(networks))
         widths = _widths(networks)
         at = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
         lines, self.channels = LINE, {}
@@ -107,6 +107,11 @@ class World:
         self.__dict__ |= state
         self._shared = SharedMemory(state["_shared"])
         self._memory = np.frombuffer(self._shared.buf, np.uint8)
+
+    def together(self, network: Network, programs: Sequence[Any]) -> Together | None:
+        """What runs the programs of all devices, parts of `network`, by one call; None where Python has to look after
+        devices that are elsewhere."""
+        return None if self.remote is not None else Together(network, programs, self)
 
     @property
     def address(self) -> int:

@@ -79,6 +79,8 @@ class PlanProgram:
                              part.index, {**own, "threads": self._world.threads[part.index]})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
             self._gather(START_S)
+            self._together = self._world.together(plan.network, [w.program for w in self._workers]) \
+                if transport == "threads" else None
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
             self.weights_bytes = sum(self._all("weights_bytes"))
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
@@ -158,10 +160,24 @@ class PlanProgram:
         choices: of each batch, how the tokens of its wanted rows are picked, where the program has `sample`.
         """
         owners, _ = self._facts(entry, output)
+        if self._together is not None and len(batches) == 1 and choices is None:
+            return [self._at_once(batches[0], entry, output, owners)]
         results = self._each("run_all", [
             (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1), choices)
             for part in self.parts])
         return next((result for result in results if result is not None), [None] * len(batches))
+
+    def _at_once(self, batch: Batch, entry: str, output: str | None, owners: tuple[int, ...]) -> np.ndarray | None:
+        """One batch, by one call for all devices: none waits for what Python does for another."""
+        with self._lock:
+            if self._broken:
+                raise DeviceError(self._broken)
+            outputs = [output if part.index in owners else None for part in self.parts]
+            try:
+                return self._together.run(batch, entry, outputs)
+            except DeviceError:
+                self._world.reset()
+                raise
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, a row per step of every device, one device after the other; labels begin with the device."""
@@ -286,11 +302,16 @@ class PlanProgram:
             missing.discard(index)
             answers[index], moved = value, time.monotonic()
             if how == "gone":
-                self._broken = f"{value}; load the model again"
+                self._gone(index, value)
                 return DeviceError(self._broken)
             if how == "error":
                 return self._with_device(index, value)
         return None
+
+    def _gone(self, index: int, how: str) -> None:
+        """A device's process has ended: nothing can run any more."""
+        name = self.plan.devices[index].name
+        self._broken = self._broken or f"the process of device {name} {how}; load the model again"
 
     def _with_device(self, index: int, error: Exception) -> Exception:
         """A device's error; one of memory says whose, and what the others hold."""
@@ -311,7 +332,7 @@ class PlanProgram:
                 break
             missing.discard(index)
             if how == "gone":
-                self._broken = self._broken or f"{value}; load the model again"
+                self._gone(index, value)
         if missing:
             late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
             self._broken = self._broken or f"device {late} does not answer any more; load the model again"

@@ -16,7 +16,7 @@ import numpy as np
 from numflow.errors import DeviceError, NumflowError
 from numflow.ops import Batch
 
-Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value or exception)
+Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value, exception or what became of it)
 _JOIN_S = 5.0
 
 
@@ -49,11 +49,11 @@ class Resident:
 class ThreadWorker:
     """Runs a device in a thread of this process.
 
-    make: makes what the commands work on (a program); called in the thread.
+    make: makes what the commands work on (a program); called in the thread. program: that, once it is there.
     """
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
-        self.index, self.answers = index, answers
+        self.index, self.answers, self.program = index, answers, None
         self._commands: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(make,), daemon=True, name=f"numflow-device-{index}")
         self._thread.start()
@@ -68,16 +68,15 @@ class ThreadWorker:
         self._thread.join(_JOIN_S)
 
     def _work(self, make: Callable[[], Any]) -> None:
-        program = None
         try:
-            program = make()
+            self.program = make()
             self.answers.put((self.index, "ok", None))
         except Exception as error:
             self.answers.put((self.index, "error", error))
         while (command := self._commands.get()) is not None:
-            self.answers.put((self.index, *answer(program, *command)))
-        if program is not None:
-            program.close()
+            self.answers.put((self.index, *answer(self.program, *command)))
+        if self.program is not None:
+            self.program.close()
 
 
 class ProcessWorker:
@@ -117,7 +116,7 @@ class ProcessWorker:
             self.process.join(_JOIN_S)
             code = self.process.exitcode
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            self.answers.put((self.index, "gone", DeviceError(f"the process of device {self.index} {how}")))
+            self.answers.put((self.index, "gone", how))
 
 
 def _process_work(make: Any, pipe) -> None:

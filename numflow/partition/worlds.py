@@ -6,6 +6,7 @@ from typing import Any
 
 from numflow.errors import DeviceError
 from numflow.mailboxes import Mailboxes
+from numflow.ops import Network
 from numflow.partition.plan import DevicePart
 
 
@@ -52,6 +53,12 @@ class Worlds:
             return options
         known = inspect.signature(self.program(index)).parameters
         return {name: value for name, value in options.items() if name in known}
+
+    def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
+        """What runs the programs of all devices, parts of `network`, by one call: None unless they are of one executor
+        that can (its World.together) and none is elsewhere."""
+        make = getattr(next(iter(self._worlds.values())), "together", None)
+        return None if make is None or len(self._worlds) > 1 else make(network, programs)
 
     @property
     def in_pieces(self) -> bool:

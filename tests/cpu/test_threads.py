@@ -142,9 +142,9 @@ def test_closed_threads_and_forked_children_are_refused(monkeypatch):
 
 
 def _wait_until_asleep(pool: Threads) -> None:
-    """Until its one worker sleeps; beside other work it may get its core seldom."""
-    state, end = (WORKERS + WORKER_BYTES + STATE) // 8, time.monotonic() + 30
-    while pool._control[state] != threads_kernels.ASLEEP:
+    """Until its workers sleep; beside other work they may get their cores seldom."""
+    states, end = (WORKERS + WORKER_BYTES + STATE) // 8, time.monotonic() + 30
+    while (pool._control[states::WORKER_BYTES // 8][:pool.n_threads - 1] != threads_kernels.ASLEEP).any():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -163,6 +163,37 @@ def test_workers_keep_off_the_core_of_the_caller():
             assert os.sched_getaffinity(worker.native_id) == before - {cpu}
     finally:
         os.sched_setaffinity(0, before)
+        pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_every_core_has_its_share_of_threads_that_outnumber_them():
+    before = os.sched_getaffinity(0)
+    cpus, caller = sorted(before), min(before)
+    pool = Threads(2 * len(cpus))
+    workers = pool._finalizer.peek()[2][1]
+    try:
+        os.sched_setaffinity(0, {caller})
+        _wait_until_asleep(pool)
+        pool.run(_table((_count, np.zeros(2 * len(cpus), np.int64))), 1)
+        assert [os.sched_getaffinity(worker.native_id) for worker in workers] == [{c} for c in (cpus * 2)[1:]]
+    finally:
+        os.sched_setaffinity(0, before)
+        pool.close()
+
+
+def test_each_may_walk_a_table_of_its_own():
+    """Two sets of threads in one walk, each with barriers of its own."""
+    pools, memories = [Threads(2), Threads(1)], np.zeros((2, 16), np.int64)
+    tables = [_table(*[(_count, memory), (_check_sum, memory)] * REPEAT) for memory in memories]
+    own = np.array([(pools[0].address, 0, 2), (pools[0].address, 1, 2), (pools[1].address, 0, 1)], np.int64)
+    for run in range(1, 4):
+        for pool, table, rows in zip(pools, tables, (len(tables[0]), 2), strict=True):
+            pool.hold(table, rows)
+        shared_threads(3).run(_table((threads_kernels.walk_own, own)), 1)
+        assert memories[0, :3].tolist() == [run * REPEAT, run * REPEAT, 0] and memories[0, 15] == 0
+        assert memories[1, :3].tolist() == [run, 0, 0]
+    for pool in pools:
         pool.close()
 
 

@@ -101,7 +101,7 @@ def test_what_one_request_does_wrong_hurts_no_other(model):
 
 def test_a_device_that_does_not_answer(model, monkeypatch):
     built, checkpoint, _ = model
-    program = placed(built, checkpoint, "cpu", "0&1", timeout=1.0)
+    program = placed(built, checkpoint, "reference", "0&1", timeout=1.0)
     program.reserve(2)
     expected = program.run(_batch([1, 2], 0))
     slow = program._workers[1]
@@ -115,6 +115,16 @@ def test_a_device_that_does_not_answer(model, monkeypatch):
         program.run(_batch([1, 2], 0))
     assert expected.size
     program.close()
+
+
+@pytest.mark.parametrize("transport", ["threads", "processes"])
+def test_a_run_that_is_broken_off(transport, tmp_path):
+    with numflow.load(write_checkpoint(tmp_path), devices="0&1", transport=transport, threads=1) as model:
+        expected = model.logits([1, 2])
+        model.program.abort()
+        with pytest.raises(DeviceError, match="broken off"):
+            model.logits([1, 2])
+        np.testing.assert_array_equal(model.logits([1, 2]), expected)
 
 
 def test_a_device_that_cannot_start(model):
