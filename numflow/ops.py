@@ -186,7 +186,9 @@ REQUIRED = object()
 _HEADS = {"heads": REQUIRED, "head_dim": REQUIRED}
 
 OPS = {op.name: op for op in (
-    Op("embed", "y[t] = table[tokens[t]] * scale", (), ("y",), ("table",), {"scale": 1.0}),
+    Op("embed", "y[t] = table[tokens[t]] * scale. Where `vocabulary` is given, the table has rows first .. "
+       "first + V - 1 of one of so many rows, and rows of other tokens become -0.0, which changes no number that it is "
+       "added to", (), ("y",), ("table",), {"scale": 1.0, "first": 0, "vocabulary": 0}),
     Op("embed_position", "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",), {"offset": 0}),
     Op("embed_type", "y[t] = x[t] + table[types[t]]", ("x",), ("y",), ("table",)),
     Op("rms_norm", "y = x / sqrt(mean(x^2) + eps) * weight, over each of `groups` equal column groups "

@@ -1,6 +1,7 @@
 """`embed`: rows of a packed table, so that tied embeddings are stored once.
 
-y[t] = table[tokens[t]] * scale
+y[t] = table[tokens[t]] * scale; of a table that begins with row `first` of a larger one, the rows of tokens that it
+does not have become -0.0
 """
 
 from numflow.cpu.kernel import Call, Code
@@ -13,4 +14,5 @@ def embed(step: Step, ctx) -> list[Call]:
     """table packed [V, D] -> y f32 [T, D]."""
     y, table = step.outputs[0], ctx.packed(step.weights["table"])
     return [Call.of(step, _CODE.kernel(f"embed_{table.kind}"), ctx.header, ctx.rows(y), table.codes, table.headers,
-                    *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), float(param(step, "scale")))]
+                    *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), float(param(step, "scale")),
+                    param(step, "first"))]

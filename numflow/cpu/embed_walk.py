@@ -1,6 +1,7 @@
 """How `embed` reads rows of a packed table, with the numbers that float32 `linear` has for the same matrix.
 
-A token outside the table is taken as its first or last row: what is read stays inside its memory.
+The rows of tokens that the table does not have become -0.0: nothing is read outside of its memory, and the sum over
+devices that have a part of the table each is the row as it is stored, whatever the sign of its zeros.
 """
 
 import numpy as np
@@ -14,8 +15,8 @@ from numflow.cpu.linear_tile import code_bytes
 from numflow.cpu.simd import merged
 from numflow.cpu.simd_value import Value, save
 
-# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, and the scale.
-CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE = range(2, 11)
+# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, scale, its first token.
+CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
 
 
 @merged
@@ -26,17 +27,21 @@ def embed_rows(args, thread, n_threads, kind):
     factor = np.float32(f64(args, SCALE))
     begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
     for t in range(begin, end):
-        row = min(max(np.int64(tokens[t]), 0), i64(args, ROWS) - 1)
-        codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
-        heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+        row = np.int64(tokens[t]) - i64(args, FIRST)
         y = i64(args, Y) + 4 * t * i64(args, STRIDE)
-        for unit in range(columns >> 5):
-            _row_unit(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
-        for k in range(columns & -32, columns):
-            _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
-        if factor != 1:
+        if row < 0 or row >= i64(args, ROWS):
             for k in range(columns):
-                f32_ptr(y)[k] *= factor
+                f32_ptr(y)[k] = np.float32(-0.0)
+        else:
+            codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
+            heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+            for unit in range(columns >> 5):
+                _row_unit(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+            for k in range(columns & -32, columns):
+                _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
+            if factor != 1:
+                for k in range(columns):
+                    f32_ptr(y)[k] *= factor
 
 
 @intrinsic

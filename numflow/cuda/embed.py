@@ -1,4 +1,7 @@
-"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`)."""
+"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`).
+
+Of a table that begins with row `first` of a larger one, the rows of tokens that it does not have become -0.0.
+"""
 
 import functools
 
@@ -19,6 +22,7 @@ from numflow.formats.types import to_f32
 from numflow.ops import Step, param
 
 THREADS = 128
+_NOTHING = 0x80000000  # -0.0, which changes no number that it is added to
 
 
 def embed(step: Step, ctx) -> list[Call | Meeting]:
@@ -27,7 +31,7 @@ def embed(step: Step, ctx) -> list[Call | Meeting]:
     if ctx.host_embeddings:
         return [_from_host(step, ctx)]
     table = ctx.matrix(step.weights["table"])
-    batch = ctx.batch.ref("tokens"), ctx.batch.counts
+    batch = ctx.batch.ref("tokens"), ctx.batch.counts, param(step, "first"), table.shape[0]
     if table.is_float:
         return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
                         table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
@@ -42,7 +46,10 @@ def _from_host(step: Step, ctx) -> Meeting:
     (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
 
     def act(sizes: Sizes) -> None:
-        rows = to_f32(table.rows[ctx.batch.host("tokens", sizes.rows[N_TOKENS])], table.type) * scale
+        ids = ctx.batch.host("tokens", sizes.rows[N_TOKENS]) - param(step, "first")
+        here = (ids >= 0) & (ids < len(table.rows))
+        rows = np.full((len(ids), y.width), -0.0, np.float32)
+        rows[here] = to_f32(table.rows[ids[here]], table.type) * scale
         ctx.device.upload(room, rows)
         ctx.device.launch(Launch(copy_rows, (ceil(y.width, THREADS), len(rows), 1), (
             to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
@@ -71,18 +78,22 @@ def float_rows(kind: str) -> Kernel:
     full, half = kind == "f32", kind == "f16"
 
     @kernel(f"embed_{kind}", THREADS)
-    def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, width: u32, pitch: u32,
-               scale: f32):
+    def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, first: u32, rows: u32,
+               width: u32, pitch: u32, scale: f32):
         t, column = block_y(), block_x() * 128 + thread_index()
         if t < counts[N_TOKENS] and column < width:
-            at = tokens[t] * pitch + column
-            if full:
-                value = table[at]
-            elif half:
-                value = half_to_float(as_u16(table)[at])
+            row, to = u32(u32(tokens[t]) - first), t * y_stride + column
+            if row < rows:
+                at = row * pitch + column
+                if full:
+                    value = table[at]
+                elif half:
+                    value = half_to_float(as_u16(table)[at])
+                else:
+                    value = float_of(u32(u32(as_u16(table)[at]) << u32(16)))
+                y[to] = value * scale
             else:
-                value = float_of(u32(u32(as_u16(table)[at]) << u32(16)))
-            y[t * y_stride + column] = value * scale
+                y[to] = float_of(u32(_NOTHING))
 
     return _embed
 
@@ -96,11 +107,17 @@ def code_rows(kind: str) -> Kernel:
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
-               above: u32.ptr, per_row_: u32.ptr, tokens: i32.ptr, counts: i32.ptr, units: u32, scale: f32):
+               above: u32.ptr, per_row_: u32.ptr, tokens: i32.ptr, counts: i32.ptr, first: u32, rows: u32, units: u32,
+               scale: f32):
         t, unit = block_y(), u32(block_x() * 32 + thread_index())
         if t >= counts[N_TOKENS] or unit >= units:
             return
-        row, words = u32(tokens[t]), codes()
+        row, words = u32(u32(tokens[t]) - first), codes()
+        to = y + (t * y_stride + unit * 32)
+        if row >= rows:
+            for i in range(32):
+                to[i] = float_of(u32(_NOTHING))
+            return
         at = u32(row * units + unit)
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if by_row:
@@ -113,7 +130,6 @@ def code_rows(kind: str) -> Kernel:
         else:
             a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
         read(words, low, high, two, one, at)
-        to = y + (t * y_stride + unit * 32)
         for g in range(8):
             factor, shift = (a, c) if g < 4 else (a16, c16)
             for i in range(4):

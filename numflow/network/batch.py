@@ -20,9 +20,14 @@ class Limits:
 
 def _least(network: Network, steps: tuple[Step, ...], op: str) -> int | None:
     """Rows of the smallest table that ops of this name look up; None without such ops."""
-    rows = [network.weights[step.weights["table"]].shape[0] - (param(step, "offset") if op == "embed_position" else 0)
-            for step in steps if step.op == op]
-    return min(rows, default=None)
+    return min((_rows(network, step) for step in steps if step.op == op), default=None)
+
+
+def _rows(network: Network, step: Step) -> int:
+    """What indices of a look-up must stay below, wherever the rows of its table are."""
+    if step.op == "embed" and param(step, "vocabulary"):
+        return param(step, "vocabulary")
+    return network.weights[step.weights["table"]].shape[0] - step.params.get("offset", 0)
 
 
 def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_blocks: int) -> dict[str, np.ndarray]:

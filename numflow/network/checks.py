@@ -101,6 +101,17 @@ def _table(step: Step, network: Network) -> None:
     _expect(step, "columns of table", step.outputs[0].width, network.weights[step.weights["table"]].shape[-1])
 
 
+def _embed(step: Step, network: Network) -> None:
+    """A table, or rows of one."""
+    _table(step, network)
+    rows, first, vocabulary = (network.weights[step.weights["table"]].shape[0], param(step, "first"),
+                               param(step, "vocabulary"))
+    if not vocabulary:
+        _expect(step, "first row of a whole table", 0, first)
+    elif first < 0 or first + rows > vocabulary:
+        raise NetworkError(f"{step}: rows {first} .. {first + rows - 1} are not all of a table of {vocabulary} rows")
+
+
 def _norm(step: Step, network: Network) -> None:
     _same(step, network)
     width, groups = step.outputs[0].width, param(step, "groups")
@@ -228,7 +239,7 @@ def _any_view(step: Step, network: Network) -> None:
 
 
 _SHAPES = {
-    "embed": _table, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
+    "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows,
     "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,

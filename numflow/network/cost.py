@@ -105,9 +105,9 @@ def _rows(network: Network, step: Step, load: Load) -> Mapping[str, int]:
 
 
 def _lookup(network, step, load, rows, weights, own, kv_bytes) -> Cost:
-    """A row of the table per token."""
-    table = weights["table"]
-    return Cost(own.weights / table.shape[0] * load.tokens, 0, own.activations, own.operations)
+    """A row of the table per token; of a part of one, the part of the tokens that is likely to be there."""
+    whole = step.params.get("vocabulary") or weights["table"].shape[0]
+    return Cost(own.weights / whole * load.tokens, 0, own.activations, own.operations)
 
 
 def _linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:

@@ -4,6 +4,7 @@ A value is whole on every device, or lies in pieces, or is a sum that has not be
 
     Split    device i has columns spans[i], in a buffer of its own ("qkv.part"), next to each other
     Partial  devices `adds` have terms whose sum is the value; others have nothing
+             (rows of a table: the device that has a token's row, and -0.0 of the others, which leaves all bits alone)
     Routed   as Partial, of rows that belong to routes: each row is zero but on the device that has the expert
 
 A step that needs a value whole gets an `all_gather` or an `all_reduce` just before it, so several terms of one sum
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from numflow.ops import Cache, Network, Step, View, Weight, param
 from numflow.partition.by_layer import Stage
-from numflow.partition.choose import COLUMNS, EXPERTS, FIRST, SUM, CacheCut, Choice, choose, overlap
+from numflow.partition.choose import COLUMNS, EXPERTS, FIRST, SUM, TOKENS, CacheCut, Choice, choose, overlap
 from numflow.partition.slices import columns_of, experts_of, rows_of
 from numflow.partition.spans import Spans, holders
 
@@ -102,6 +103,8 @@ class _Emitter:
             return self._sum(step, choice.spans)
         if choice.how == EXPERTS:
             return self._experts(step, choice.spans)
+        if choice.how == TOKENS:
+            return self._tokens(step, choice.spans)
         if choice.how == FIRST:
             return self._first(step)
         return self._everywhere(step)
@@ -200,6 +203,13 @@ class _Emitter:
             self._append(i, step, weights=weights, params={**step.params, "first": spans[i][0]})
         return Partial(adds, routed=True)
 
+    def _tokens(self, step: Step, spans: Spans) -> Layout:
+        table = self.network.weights[step.weights["table"]]
+        for i in holders(spans):
+            self._append(i, step, weights={"table": rows_of(table, *spans[i])},
+                         params={**step.params, "first": spans[i][0], "vocabulary": table.shape[0]})
+        return Partial(holders(spans))
+
     def _columns(self, step: Step, spans: Spans) -> Layout | None:
         """Each device makes its columns; which inputs it reads in pieces depends on the op."""
         pieces = self._pieces(step, spans)
@@ -216,7 +226,7 @@ class _Emitter:
         return Split(spans) if step.outputs else None
 
     def _pieces(self, step: Step, spans: Spans) -> dict[View, Spans]:
-        if step.op in ("linear", "embed"):
+        if step.op == "linear":
             return {}
         if step.op == "rope":
             return {step.inputs[0]: spans}
@@ -238,8 +248,6 @@ class _Emitter:
             value_dim = step.outputs[0].width // param(step, "heads")
             cut = columns_of if role == "buckets" else rows_of
             return cut(weight, begin // value_dim, end // value_dim)
-        if step.op == "embed":
-            return columns_of(weight, begin, end)
         if step.op == "linear" or weight.shape == (step.outputs[0].width,):
             return rows_of(weight, begin, end)
         return weight  # a norm's, the same for every head

@@ -8,7 +8,8 @@ What an output projection can take in pieces decides how everything before it is
     ffn_gate, ffn_up, act    rows      } by columns of ffn_down
     ffn_down                 columns                  one all_reduce
     experts                  by expert                one all_reduce, together with the shared expert's
-    embedding, head          columns, rows            one all_gather
+    embedding                rows                     one all_reduce, in which one device has each token's row
+    head                     rows                     one all_gather
 
 All other steps run on every device. A step whose cut does not fit (a norm over all heads, blocks of quantised weights
 that are wider than a device's heads) gets its input whole by an all_gather instead.
@@ -22,7 +23,7 @@ from numflow.ops import Cache, Network, Step, View, Weight, param
 from numflow.partition.slices import column_unit
 from numflow.partition.spans import Spans, even_spans, head_spans, holders, is_aligned, kv_spans, scaled
 
-WHOLE, COLUMNS, SUM, EXPERTS, FIRST = "whole", "columns", "sum", "experts", "first"
+WHOLE, COLUMNS, SUM, EXPERTS, TOKENS, FIRST = "whole", "columns", "sum", "experts", "tokens", "first"
 ELEMENTWISE = ("act", "act_mul", "add", "scale", "softcap", "clamp", "copy")
 _ROW_UNIT = 16  # rows of a matrix that kernels take together: cuts between keep them whole
 
@@ -35,6 +36,7 @@ class Choice:
          COLUMNS  each device makes `spans` of the output's columns
          SUM      each device has `spans` of the input's columns and makes a partial sum of the output
          EXPERTS  each device has `spans` of the experts
+         TOKENS   each device has `spans` of the rows of a table of tokens
          FIRST    only the first device runs it
     """
 
@@ -156,7 +158,7 @@ class _Chooser:
         x, y, weight = step.inputs[0], step.outputs[0], self.network.weights[step.weights["weight"]]
         if spans is not None:
             return Choice(COLUMNS, spans)
-        rows = even_spans(y.width, self.shares, _ROW_UNIT if y.width >= 4 * _ROW_UNIT * len(self.shares) else 1)
+        rows = self._rows(y.width)
         spans, fits = self._input(at, x, weight)
         if spans is not None:
             self.wanted[x] = spans
@@ -164,6 +166,11 @@ class _Chooser:
         if y == self.network.outputs.get("logits"):
             return Choice(COLUMNS, rows) if self.head == "split" else Choice(FIRST)
         return Choice(WHOLE)
+
+    def _rows(self, count: int) -> Spans:
+        """Rows of a matrix for each device. A table that is the output matrix too is cut here and there alike, so that
+        a device's rows of it are one weight."""
+        return even_spans(count, self.shares, _ROW_UNIT if count >= 4 * _ROW_UNIT * len(self.shares) else 1)
 
     def _input(self, at: int, x: View, weight: Weight) -> tuple[Spans | None, bool]:
         """How a linear's input is made in pieces, None if it is not; whether the weight's columns fit that cut."""
@@ -204,11 +211,8 @@ class _Chooser:
         return None
 
     def _embed(self, at: int, step: Step, spans: Spans | None) -> Choice:
-        unit = column_unit(self.network.weights[step.weights["table"]])
-        spans = even_spans(step.outputs[0].width, self.shares, max(unit, 1))
-        if self.embedding == "split" and unit and len(holders(spans)) == len(self.shares):
-            return Choice(COLUMNS, spans)
-        return Choice(FIRST)
+        rows = self._rows(self.network.weights[step.weights["table"]].shape[0])
+        return Choice(TOKENS, rows) if self.embedding == "split" else Choice(FIRST)
 
     def _experts(self, at: int, step: Step, spans: Spans | None) -> Choice:
         experts = self.network.weights[step.weights["weight"]].groups

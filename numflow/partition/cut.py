@@ -26,8 +26,9 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
                cannot be cut between heads.
     executor:  who runs the devices, for all or by the device's name; the devices of a group have the same.
     layers:    for each stack ("", or "enc." and "dec."), how many layers each group takes, instead of by the shares.
-    embedding: within a group, the table "split" by columns or "placed" on its first device.
-    head:      the output matrix "split" by rows or "placed" on the last group's first device.
+    embedding: within a group, the table of tokens "split" by rows or "placed" on its first device.
+    head:      the output matrix "split" by rows or "placed" on the last group's first device. Where it is the table
+               of tokens, a group that has both holds it once if both are split, or both placed.
     fuse:      merge neighbouring matrix products on each device.
 
     Raises:

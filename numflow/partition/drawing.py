@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from numflow.ops import EXCHANGES
-from numflow.partition.plan import Plan
+from numflow.ops import EXCHANGES, param
+from numflow.partition.plan import DevicePart, Plan
 from numflow.partition.price import Memory
 
 _BAR = 20
@@ -17,7 +17,7 @@ def draw(plan: Plan, memory: Mapping[str, Memory] | None = None) -> list[str]:
         for part in parts:
             layers = ", ".join(f"{stack}layers {span.start}-{span.stop - 1}" for stack, span in part.layers.items())
             share = f"share {part.share:g}" if part.share != 1 else ""
-            words = [f"device {part.name:<4}", layers or "no layers", share,
+            words = [f"device {part.name:<4}", layers or "no layers", _tokens(part), share,
                      _bar(memory[part.name]) if memory is not None else ""]
             corner = " " if len(parts) == 1 else "┌" if part is parts[0] else "└" if part is parts[-1] else "│"
             lines.append(f"{corner} {'  '.join(word for word in words if word)}")
@@ -39,6 +39,14 @@ def exchanges(plan: Plan) -> dict[str, int]:
     """How many exchange steps of each kind the devices run together, all entries."""
     steps = [step for part in plan.devices for own in part.network.entries.values() for step in own]
     return {op: count for op in EXCHANGES if (count := sum(step.op == op for step in steps))}
+
+
+def _tokens(part: DevicePart) -> str:
+    """Of which tokens a device has the embeddings, where it has those of some: "tokens 0-24575"."""
+    spans = {(param(step, "first"), part.network.weights[step.weights["table"]].shape[0])
+             for steps in part.network.entries.values() for step in steps
+             if step.op == "embed" and param(step, "vocabulary")}
+    return ", ".join(f"tokens {first}-{first + rows - 1}" for first, rows in sorted(spans))
 
 
 def _bar(memory: Memory) -> str:

@@ -46,6 +46,8 @@ def test_a_lookup_reads_rows():
     table = Weight("t", (1000, 64), types=("F16",))
     step = Step("embed", (), (X,), {"table": "t"})
     assert step_cost(network(step, t=table), step, Load(2, 3)).weights == 6 * 64 * 2
+    part = Step("embed", (), (X,), {"table": "t"}, {"first": 1000, "vocabulary": 3000})
+    assert step_cost(network(part, t=table), part, Load(2, 3)).weights == 2 * 64 * 2
 
 
 def test_attention_reads_keys_once_for_all_heads():

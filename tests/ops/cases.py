@@ -15,6 +15,10 @@ def _embed():
         y = b.buffer(width)
         b.step("embed", (), (y,), {"table": b.weight("table", b.normal(97, width))}, scale=scale)
         yield b.case(y, schedule)
+    b = Builder("embed-some-rows")
+    y = b.buffer(60)
+    b.step("embed", (), (y,), {"table": b.weight("table", b.normal(48, 60))}, scale=7.5, first=30, vocabulary=97)
+    yield b.case(y, RAGGED)
     for name, op, params, types in (("embed_position", "embed_position", {}, False),
                                     ("embed_position-offset-2", "embed_position", {"offset": 2}, False),
                                     ("embed_type", "embed_type", {}, True),

@@ -43,6 +43,9 @@ def test_embeddings():
     table, x, b = rng(6, 8), rng(4, 8, seed=1), batch(types=np.array([0, 1, 1, 0]))
     for t, token in enumerate(b.tokens):
         np.testing.assert_array_equal(embed.embed(table, batch=b, scale=2.0)[t], table[token] * 2)
+        some = embed.embed(table[2:4], batch=b, scale=2.0, first=2, vocabulary=len(table))[t]
+        np.testing.assert_array_equal(some, table[token] * 2 if 2 <= token < 4 else 0 * table[token])
+        assert np.signbit(some).all() or 2 <= token < 4
         np.testing.assert_array_equal(embed.embed_position(x, table, batch=b, offset=2)[t],
                                       x[t] + table[b.positions[t] + 2])
         np.testing.assert_array_equal(embed.embed_type(x, table, batch=b)[t], x[t] + table[b.types[t]])

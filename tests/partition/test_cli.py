@@ -29,13 +29,13 @@ def test_inspect_draws_the_placement(folder, capsys):
     assert code == 0
     first, second, third = json.loads(out)["devices"]
     assert first["layers"] == second["layers"] == {"": [0, 0]} and third["layers"] == {"": [1, 1]}
-    assert first["ops"]["all_reduce"] == 2 and first["ops"]["send"] == third["ops"]["receive"] == 1
+    assert first["ops"]["all_reduce"] == 3 and first["ops"]["send"] == third["ops"]["receive"] == 1
     norms = 4 * 32 * 2  # bytes that both devices of the first group have
     stored = sum(device["stored_bytes"] for device in (first, second, third))
     assert stored == whole["stored_bytes"] + norms
     assert sum(d["cache_bytes_per_token"] for d in (first, second, third)) == whole["cache_bytes_per_token"]
     code, out, _ = _numflow(capsys, "inspect", folder, "--devices", "0&1;2")
-    assert code == 0 and "layers 0-0" in out and "2 all_reduce" in out
+    assert code == 0 and "layers 0-0  tokens 0-" in out and "3 all_reduce" in out
 
 
 @pytest.mark.parametrize(("devices", "message"), [

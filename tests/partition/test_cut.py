@@ -55,8 +55,8 @@ def test_one_sum_per_half_of_a_layer():
     plan = partition(built, "0&1")
     layers = len(plan.devices[0].layers[""])
     for part in plan.devices:
-        assert _ops(part)["all_reduce"] == 2 * layers
-        assert _ops(part)["all_gather"] == 2  # embedding and head
+        assert _ops(part)["all_reduce"] == 2 * layers + 1  # and one for the embedding
+        assert _ops(part)["all_gather"] == 1  # the head
         assert _ops(part)["linear"] == 4 * layers + 1  # q, k and v as one, gate and up as one
     whole = sum(built.weights[f"blk.0.attn_{name}.weight"].shape[0] for name in "qkv")
     for part in plan.devices:
@@ -69,7 +69,7 @@ def test_the_sum_of_experts_meets_that_of_the_shared_expert():
     built, *_ = model_of("qwen2_moe")
     plan = partition(built, "0&1")
     layers = len(plan.devices[0].layers[""])
-    assert _ops(plan.devices[0])["all_reduce"] == 2 * layers
+    assert _ops(plan.devices[0])["all_reduce"] == 2 * layers + 1
     down = [_step(part, "ffn_down_exps") for part in plan.devices]
     assert [s.params["first"] for s in down] == [0, 3]
     assert [part.network.weights[s.weights["weight"]].groups for part, s in zip(plan.devices, down, strict=True)] == \
@@ -192,14 +192,20 @@ def test_steps_between_devices_are_checked():
     part = partition(built, "0&1").devices[0].network
     steps = list(part.entries["main"])
     at = next(i for i, s in enumerate(steps) if s.op == "all_gather")
-    steps[at] = type(steps[at])(**{**steps[at].__dict__, "params": {"group": (0, 1), "spans": ((0, 32), (33, 64))}})
-    with pytest.raises(NetworkError, match=r"spans \(\(0, 32\), \(33, 64\)\) do not make 64 columns"):
+    steps[at] = type(steps[at])(**{**steps[at].__dict__, "params": {"group": (0, 1), "spans": ((0, 96), (97, 203))}})
+    with pytest.raises(NetworkError, match=r"spans \(\(0, 96\), \(97, 203\)\) do not make 203 columns"):
         verify(type(part)(**{**part.__dict__, "entries": {"main": tuple(steps)}}))
     at = next(i for i, s in enumerate(steps) if s.op == "all_reduce")
     steps = list(part.entries["main"])
     steps[at] = type(steps[at])(**{**steps[at].__dict__, "params": {"group": (0, 1), "adds": (0, 2)}})
     with pytest.raises(NetworkError, match="should be some of the group"):
         verify(type(part)(**{**part.__dict__, "entries": {"main": tuple(steps)}}))
+    at, steps = next(i for i, s in enumerate(steps) if s.op == "embed"), list(part.entries["main"])
+    for params, wrong in (({"first": 120, "vocabulary": 203}, "rows 120 .. 215 are not all of a table of 203 rows"),
+                          ({"first": 3}, "first row of a whole table should be 0, is 3")):
+        steps[at] = type(steps[at])(**{**steps[at].__dict__, "params": params})
+        with pytest.raises(NetworkError, match=wrong):
+            verify(type(part)(**{**part.__dict__, "entries": {"main": tuple(steps)}}))
 
 
 def test_labels():

@@ -48,6 +48,15 @@ def test_by_tensor(path, exact, devices):
     assert tokens == exact[1]
 
 
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
+def test_a_tied_table_is_in_memory_once(name):
+    """What is there twice are vectors, and the one key/value head of the second model."""
+    def held(devices):
+        with numflow.load(real_model(name), threads=1, devices=devices) as model:
+            return model.program.weights_bytes
+    assert held("0&1") < 1.02 * held(None)
+
+
 @pytest.mark.parametrize("devices", ["0&1", "0&1;2&3"])
 def test_by_tensor_with_rounded_activations(path, exact, int8, devices):
     """A sum in another order may move an int8 activation by a step; the distance to exact logits stays the same."""
