@@ -9,7 +9,8 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
-from numflow.cli.running import compile_notice, print_json, read_text
+from numflow.cli.inputs import read_text
+from numflow.cli.running import compile_notice, print_json
 from numflow.cli.tables import print_fields, print_table
 from numflow.errors import RequestError
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import print_json, read_text
+from numflow.cli.inputs import read_text
+from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 

@@ -8,7 +8,8 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Execution, Sampling, grouped
-from numflow.cli.running import loaded, print_json, read_text
+from numflow.cli.inputs import read_text
+from numflow.cli.running import loaded, print_json
 from numflow.cli.strategies import streams
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError

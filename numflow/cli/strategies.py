@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.cli.running import read_text
+from numflow.cli.inputs import read_text
 from numflow.errors import RequestError
 
 FILES = ("json_schema", "regex", "grammar")  # their text may stand in a file: @FILE

@@ -7,7 +7,8 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
-from numflow.cli.running import loaded, print_json, read_lines
+from numflow.cli.inputs import read_lines
+from numflow.cli.running import loaded, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 

@@ -9,8 +9,11 @@ from llvmlite import binding
 from numba import types
 
 from numflow import kernel_cache
-from numflow.cpu.kernel import FASTMATH
 from numflow.cpu.symbols import NAMED
+
+# No relaxed float rules: a kernel computes what it says, so that a vector body, its tail and a tile of any height agree
+# bit for bit. Where a * b + c should be fused, the kernel calls `fma`.
+FASTMATH = False
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 

@@ -51,10 +51,6 @@ HEADER_FIELDS = 16
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
-# No relaxed float rules: a kernel computes what it says, so that a vector body, its tail and a tile of any height agree
-# bit for bit. Where a * b + c should be fused, the kernel calls `fma`.
-FASTMATH = False
-
 Argument = int | float | bool | np.ndarray
 
 _lock = threading.RLock()

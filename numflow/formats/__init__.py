@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from numflow.errors import FormatError, ModelNotFoundError
-from numflow.formats.checkpoint import Checkpoint, Tensor, TensorType
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TensorType
 
 __all__ = ["Checkpoint", "Tensor", "TensorType", "detect", "open_checkpoint"]
 

@@ -7,25 +7,7 @@ from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class TensorType:
-    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each.
-
-    Names in capitals are GGML's, those in small letters are schemes of numflow.quant.
-    """
-
-    name: str
-    block: int
-    size: int
-
-    def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
-        return columns // self.block * self.size
-
-    def columns(self, row_bytes: int) -> int | None:
-        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
-        return None if row_bytes % self.size else row_bytes // self.size * self.block
+from numflow.formats.types import TensorType, to_f32
 
 
 @dataclass(frozen=True)
@@ -60,8 +42,6 @@ class Tensor:
 
     def f32(self, rows=None) -> np.ndarray:
         """De-quantised float32 values in the tensor's shape, or [len(rows), columns] of the chosen flattened rows."""
-        from numflow.formats.types import to_f32
-
         raw = self.raw()
         if rows is not None:
             return to_f32(raw[rows], self.type.name)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import FormatError
-from numflow.formats.checkpoint import Tensor, TensorType
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.types import TensorType
 
 MAX_DIMS = 32  # NumPy's own limit is 64
 MAX_JSON_BYTES = 100_000_000

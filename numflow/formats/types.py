@@ -11,8 +11,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import FormatError, RequestError, did_you_mean
-from numflow.formats.checkpoint import TensorType
 from numflow.quant import SCHEMES, RowScheme, decode, find
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each.
+
+    Names in capitals are GGML's, those in small letters are schemes of numflow.quant.
+    """
+
+    name: str
+    block: int
+    size: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
+        return columns // self.block * self.size
+
+    def columns(self, row_bytes: int) -> int | None:
+        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        return None if row_bytes % self.size else row_bytes // self.size * self.block
+
 
 # name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package by a test.
 _GGML = {

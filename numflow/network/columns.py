@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numflow.formats.checkpoint import TensorType
+from numflow.formats.types import TensorType
 from numflow.quant import SCHEMES, RowScheme
 from numflow.quant.layout import HEADER_BYTES, UNIT
 

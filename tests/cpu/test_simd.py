@@ -8,7 +8,7 @@ import sys
 import numba
 import pytest
 
-from numflow.cpu.kernel import FASTMATH
+from numflow.cpu.compiler import FASTMATH
 from numflow.cpu.layout import NATIVE
 from numflow.cpu.linear import kernel_of
 from numflow.cpu.simd_isa import isa

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from numflow.errors import FormatError
-from numflow.formats.checkpoint import Tensor, TensorType
-from numflow.formats.types import GGML_NAMES, TYPES, tensor_type, to_f32
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.types import GGML_NAMES, TYPES, TensorType, tensor_type, to_f32
 from numflow.quant import SCHEMES, decode, encode, find
 
 DECODED = [t.name for t in gguf.constants.GGML_QUANT_SIZES if t in gguf.quants._type_traits]
