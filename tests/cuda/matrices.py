@@ -9,7 +9,7 @@ from numflow.cuda.pack import stored_bytes
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.quant import ROW_SCHEMES, decode, encode, find
-from tests.ops.build import Builder, FakeWeights
+from tests.ops.build import VOCABULARY, Builder, FakeWeights
 
 QUANTISED = tuple(NATIVE)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
@@ -105,13 +105,14 @@ def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: in
     return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
 
 
-def embed_case(kind: str, width: int, blank: bool = False):
-    """A Case of op `embed` whose table is stored as `kind`."""
-    b = Builder(f"embed-{kind}")
+def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first: int = 0):
+    """A Case of op `embed` whose table is stored as `kind`. held: rows that are here, from `first` on; 0: all."""
+    b, held = Builder(f"embed-{kind}"), held or VOCABULARY
     y = b.buffer(width)
-    rows = stored(kind, 97, width) if kind in NATIVE and not blank else None
+    rows = stored(kind, held, width) if kind in NATIVE and not blank else None
     if rows is None:
-        rows = np.zeros((97, stored_bytes(kind, width)), np.uint8)
-    b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5)
-    case = b.case(y, (((0, 3),),))
+        rows = np.zeros((held, stored_bytes(kind, width)), np.uint8)
+    part = {"first": first, "vocabulary": VOCABULARY} if held < VOCABULARY else {}
+    b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5, **part)
+    case = b.case(y, (((0, 12 if part else 3),),))
     return replace(case, weights=Stored(case.weights, next(iter(case.weights.arrays)), kind, rows))

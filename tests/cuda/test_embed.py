@@ -1,5 +1,6 @@
 """`embed` from tables of every type on the simulator."""
 
+import numpy as np
 import pytest
 
 from numflow.cuda.device import Simulated
@@ -17,3 +18,16 @@ def test_rows_of_a_table(kind):
     case = embed_case(kind, 256)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
     assert error(actual, run_case(case, Reference)[0]) < 1e-6
+
+
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_K", "q3h"])
+def test_rows_of_a_part_of_a_table(kind, host):
+    """Of tokens that are elsewhere, -0.0."""
+    case = embed_case(kind, 256, held=48, first=30)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=1), host_embeddings=host)
+    (expected,) = run_case(case, Reference)
+    assert error(actual, expected) < 1e-6
+    elsewhere = (expected == 0).all(axis=1)
+    assert 0 < elsewhere.sum() < len(elsewhere)
+    assert np.signbit(actual[elsewhere]).all() and not actual[elsewhere].any()
