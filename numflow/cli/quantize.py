@@ -46,7 +46,9 @@ def quantize(
     """
     from numflow import formats, registry
     from numflow.engine.quantise.export import export_gguf
+    from numflow.engine.quantise.quantize import check_target
     from numflow.engine.quantise.quantize import quantize as run
+    from numflow.engine.quantise.sensitivity import automatic_recipe, check_bits
     from numflow.formats.gguf_writer import ENCODED
     from numflow.quant.recipe import read_recipe
     from numflow.registry.progress import megabytes, reporter
@@ -59,19 +61,20 @@ def quantize(
     as_gguf = target.suffix.lower() == ".gguf"
     if as_gguf and imatrix is not None:
         raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
+    # What can be refused is refused before a calibration has taken its time.
+    chosen = None if target_bpw is not None else read_recipe(named[0], ENCODED if as_gguf else None)
     path = registry.resolve(source, offline=offline)
+    checkpoint = formats.open_checkpoint(path)
+    check_target(target, checkpoint, force)
+    if target_bpw is not None:
+        check_bits(path, target_bpw, spec)
     progress = reporter()
     try:
         calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
-        if target_bpw is not None and calibration is not None:
-            from numflow.engine.quantise.sensitivity import automatic_recipe
-
+        if chosen is None:
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, calibration, spec)
-        else:
-            chosen = read_recipe(named[0], ENCODED if as_gguf else None)
         progress.stage(f"quantising to {chosen.name}", 0)
-        checkpoint = formats.open_checkpoint(path)
         if as_gguf:
             report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force)
         else:
@@ -131,6 +134,7 @@ def imatrix(
     from numflow import registry
     from numflow.registry.progress import megabytes, reporter
 
+    _check_out(out)
     path = registry.resolve(model or registry.default_model(), offline=offline)
     progress = reporter()
     try:
@@ -139,6 +143,17 @@ def imatrix(
         progress.close()
     found.write(out)
     print(f"{out}: {len(found.importances)} matrices, {found.facts['tokens']} tokens, {megabytes(out.stat().st_size)}")
+
+
+def _check_out(out: Path) -> None:
+    """Refuse to write a calibration where that cannot be, or over anything but another calibration."""
+    from numflow.formats.folder import made_here
+    from numflow.network.calibration import KIND
+
+    if not out.parent.is_dir():
+        raise RequestError(f"{out}: no folder {out.parent}")
+    if out.exists() and (not out.is_file() or made_here(out) != KIND):
+        raise RequestError(f"{out} is there already, and is no calibration")
 
 
 def _calibration(model: Path, file: Path, context: int, chunks: int | None, spec: str | None, progress):

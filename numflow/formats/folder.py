@@ -31,6 +31,7 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _SHARDS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 _LOOSE = (".bin", ".pt", ".pth", ".ckpt")
 _NO_WEIGHTS = re.compile(r"(tok|training_args|optimizer|scheduler|scaler|rng_state).*", re.IGNORECASE)
+CONTAINER = "numflow container"
 _GGUF_SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}\.gguf")
 
 
@@ -57,6 +58,8 @@ def _llama2c_tokenizer(folder: Path) -> Path | None:
 def find_weights(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """The weight files of a folder, and which file holds which tensor where an index says so ({} if none does).
 
+    What numflow has made of a model counts only where nothing else is: it is often kept beside the model.
+
     Raises:
         FormatError: a bad index, or several models.
         ModelNotFoundError: no weights here.
@@ -67,15 +70,16 @@ def find_weights(folder: Path) -> tuple[list[Path], dict[str, str]]:
         index = folder / f"{single}.index.json"
         if index.is_file():
             return read_index(index)
-        if found := _files(folder, shards):
+        if found := [p for p in _files(folder, shards) if not made_here(p)]:
             return found, {}
     if found := _files(folder, "*.gguf"):
         return [_one_gguf(folder, found)], {}
     loose = [p for p in _files(folder, "*") if p.suffix in _LOOSE and not _NO_WEIGHTS.fullmatch(p.name)]
-    if len(loose) == 1:
-        return loose, {}
-    if loose:
-        raise FormatError(f"{folder}: several models, name one: {', '.join(p.name for p in loose)}")
+    found = loose or [p for p in _files(folder, "*.safetensors") if made_here(p) == CONTAINER]
+    if len(found) == 1:
+        return found, {}
+    if found:
+        raise FormatError(f"{folder}: several models, name one: {', '.join(p.name for p in found)}")
     raise ModelNotFoundError(f"{folder}: no weights here (looked for {', '.join(_SHARDS)} and *{', *'.join(_LOOSE)})")
 
 
@@ -107,6 +111,18 @@ def read_index(path: Path) -> tuple[list[Path], dict[str, str]]:
     if missing:
         raise FormatError(f"{path}: {len(missing)} of {len(paths)} files are missing, the first is {show(missing[0])}")
     return paths, weight_map
+
+
+def made_here(path: Path) -> str:
+    """What numflow has made of a model in this file: CONTAINER, or the kind of another one; "" for files of others."""
+    from numflow.formats import container, safetensors
+
+    try:
+        metadata = safetensors.read_with_metadata(path)[1]
+    except FormatError:  # another format, or whoever opens it says what is wrong
+        return ""
+    kind = CONTAINER if container.is_container(metadata) else metadata.get("kind", "")
+    return kind if kind.startswith("numflow") else ""
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

@@ -62,6 +62,46 @@ def test_sizes_out_of_reach(run, source, text, tmp_path, bits):
     assert done.code == 1 and f"{float(bits):g} bits per weight are too few: q2 alone takes 2.6200" in done.err
 
 
+def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("numflow.engine.quantise.calibrate.calibrate", lambda *a, **k: pytest.fail("calibrates"))
+    there, calibrated = tmp_path / "there", ("--imatrix", text)
+    there.write_text("mine")
+    for words, message in (
+            ((there, "--weights", "q4"), "is there already; --force"),
+            ((tmp_path / "no" / "x", "--weights", "q4"), "no folder"),
+            ((os.devnull, "--weights", "q4", "--force"), "is there already, and is no file"),
+            ((tmp_path, "--weights", "q4", "--force"), "is there already, and is no file"),
+            ((source / "model.safetensors", "--weights", "q4", "--force"), "the target is the source itself"),
+            ((tmp_path / "x", "--weights", "q44"), "no quantisation scheme"),
+            ((tmp_path / "x", "--target-bpw", "2"), "2 bits per weight are too few")):
+        done = run("quantize", source, *words, *calibrated)
+        assert done.code == 1 and message in done.err and done.err.count("\n") == 1, done.err
+    for out, message in ((there, "is there already, and is no calibration"), (tmp_path / "no" / "x", "no folder"),
+                         (source / "model.safetensors", "is there already, and is no calibration")):
+        done = run("imatrix", "-m", source, "--text", text, "-o", out)
+        assert done.code == 1 and message in done.err and done.err.count("\n") == 1, done.err
+    assert there.read_text() == "mine"
+
+
+@pytest.mark.parametrize("threads", [0, -3])
+def test_threads_that_are_none(run, source, tmp_path, threads):
+    done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--threads", threads)
+    assert done.code == 1 and f"threads should be a whole number from 1, is {threads}" in done.err
+
+
+def test_a_calibration_is_written_over_another(run, source, text, tmp_path):
+    for chunks in (1, 2):
+        done = run("imatrix", "-m", source, "--text", text, "-o", tmp_path / "c", "--context", 64, "--chunks", chunks)
+        assert done.code == 0 and f"{64 * chunks} tokens" in done.out
+
+
+def test_a_source_of_other_shapes(run, source, tmp_path):
+    assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
+    done = run("verify", tmp_path / "x", "--against", write_model(tmp_path / "other", ffn=128))
+    assert done.code == 1 and "has other hashes than its source had" in done.err
+    assert "down_proj.weight' is [64, 96], in" in done.err and "it is [64, 128]" in done.err
+
+
 def test_a_calibration_of_another_model(run, source, text, tmp_path):
     made, renamed, wide = (tmp_path / name for name in ("made", "renamed", "wide"))
     assert run("imatrix", "-m", source, "--text", text, "-o", made, "--context", 64, "--chunks", 2).code == 0

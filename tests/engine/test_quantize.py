@@ -12,7 +12,7 @@ from numflow import formats
 from numflow.engine.quantise import quantize as module
 from numflow.engine.quantise.calibrate import calibrate
 from numflow.engine.quantise.quantize import quantize, verify
-from numflow.errors import FormatError, RequestError
+from numflow.errors import FormatError, ModelNotFoundError, RequestError
 from numflow.formats import container, writer
 from numflow.quant.recipe import Recipe, read_recipe
 from tests.conftest import real_model, shared
@@ -123,6 +123,27 @@ def test_a_report_that_claims_other_errors(source, made, tmp_path):
     verify(file)
     with pytest.raises(FormatError, match="has an error of 0.01.*, the report says 0.01"):
         verify(file, source)
+
+
+def test_it_may_lie_beside_its_source(tmp_path):
+    source = write_model(tmp_path / "source")
+    loose = tmp_path / "loose"
+    shutil.copytree(source, loose)
+    (loose / "model.safetensors").rename(loose / "weights.safetensors")
+    for folder in (source, loose):
+        quantize(formats.open_checkpoint(folder), folder / "a.safetensors", MIX)
+        calibrate(folder, TEXT, 64, 1).write(folder / "calibration.safetensors")
+        assert verify(folder / "a.safetensors", folder)["recipe"]["name"] == "mix"
+        quantize(formats.open_checkpoint(folder), folder / "b.safetensors", MIX)
+    assert (source / "b.safetensors").read_bytes() == (source / "a.safetensors").read_bytes()
+    (loose / "weights.safetensors").unlink()
+    with pytest.raises(FormatError, match="several models, name one: a.safetensors, b.safetensors"):
+        formats.open_checkpoint(loose)
+    (loose / "b.safetensors").unlink()
+    assert formats.open_checkpoint(loose).tensors["lm_head.weight"].type.name == "F32"
+    (loose / "a.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="no weights here"):
+        formats.open_checkpoint(loose)
 
 
 def test_another_source_is_noticed(made, tmp_path):

@@ -44,6 +44,8 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     """
     target = Path(target)
     check_target(target, source, replace)
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads should be a whole number from 1, is {threads}")
     chosen = network.choose_spec(source, spec)
     plan = plan_of(network.build(chosen, source, fuse=False), source, recipe)
     if not plan.schemes:
@@ -171,8 +173,9 @@ def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint 
         return [f"tensor {name!r} has other bytes"]
     if source is None or "error" not in row:
         return []
-    if name not in source.tensors:
-        return [f"tensor {name!r} is not in {source.path}"]
+    if name not in source.tensors or source.tensors[name].shape != tensor.shape:
+        found = list(source.tensors[name].shape) if name in source.tensors else "missing"
+        return [f"tensor {name!r} is {row['shape']}, in {source.path} it is {found}"]
     error = errors(source.tensors[name], data, row["type"], None)["error"]
     same = abs(error - row["error"]) <= 1e-5 * max(error, 1e-9)
     return [] if same else [f"tensor {name!r} has an error of {error:g}, the report says {row['error']:g}"]

@@ -69,8 +69,22 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     return Recipe(f"{AUTOMATIC}{bits:g}", PROBE, rules)
 
 
-def groups(built, checkpoint, calibration: Calibration | None = None) -> list[Group]:
-    """The matrices of a network (built with fuse=False) that can be quantised, by kind and depth."""
+def check_bits(path: Path, bits: float, spec: str | Path | None = None) -> None:
+    """Refuse a size that cannot be met, before anything is measured.
+
+    Raises:
+        RequestError: as `check_size`.
+    """
+    checkpoint = formats.open_checkpoint(path)
+    built = network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)
+    check_size(groups(built, checkpoint, measure=False), bits)
+
+
+def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True) -> list[Group]:
+    """The matrices of a network (built with fuse=False) that can be quantised, by kind and depth.
+
+    measure: errors too; without, there are none.
+    """
     plan = plan_of(built, checkpoint, Recipe("probe", PROBE))
     table: dict[tuple[str, int], list[str]] = {}
     layers = [layer for name in plan.schemes if (layer := _place(plan.modules[name][0])[1]) >= 0]
@@ -82,7 +96,7 @@ def groups(built, checkpoint, calibration: Calibration | None = None) -> list[Gr
     for names in table.values():
         tensors = [checkpoint.tensors[name] for name in names]
         sizes = {name: sum(t.rows * s.row_bytes(t.columns) for t in tensors) for name, s in ROW_SCHEMES.items()}
-        measured = [_errors(tensor, calibration) for tensor in tensors]
+        measured = [_errors(tensor, calibration) for tensor in tensors] if measure else []
         errors = {scheme: sum(table[scheme] for table in measured) for scheme in ROW_SCHEMES}
         if all(tensor.type.block > 1 for tensor in tensors):
             sizes[KEEP], errors[KEEP] = sum(tensor.nbytes for tensor in tensors), 0.0
