@@ -10,6 +10,7 @@ The annotations are the signature. Kernels that are specialised are made by a fu
 their `name` must tell them apart. `device` marks functions that kernels call.
 """
 
+import functools
 import inspect
 import types as pytypes
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from numflow.cuda.intrinsic import Intrinsic, LocalArray, SharedArray
 from numflow.cuda.scalar import Pointer, Scalar
 
 REGISTRY: dict[str, "Kernel"] = {}
+_PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
 
 
 class DeviceFunction:
@@ -51,6 +53,11 @@ class Kernel:
     blocks: int = 0
     exact: bool = False
 
+    @functools.cached_property
+    def plain(self) -> Callable:
+        """The body as the simulator runs it: what it calls are the twins themselves."""
+        return rewired(self.body, _twin, _PLAIN)
+
     @property
     def location(self) -> str:
         """file:line."""
@@ -64,23 +71,23 @@ def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = Fa
         hints = body.__annotations__
         signature = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
         made = Kernel(name or body.__name__.lstrip("_"), body, signature, threads, blocks, exact)
-        assert made.name not in REGISTRY, f"two kernels are called {made.name}"
-        REGISTRY[made.name] = made
-        return made
+        found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
+        assert found is made or ingredients(found.body) == ingredients(body), f"two kernels are called {made.name}"
+        return found
     return wrap
 
 
-def for_numba(body: Callable, convert: Callable, seen: dict | None = None) -> Callable:
-    """A copy of a function in which intrinsics, types and device functions are what the compiler knows.
+def rewired(body: Callable, convert: Callable, seen: dict) -> Callable:
+    """A copy of a function in which intrinsics, types and device functions are others: what the compiler knows, say.
 
     convert: maps an Intrinsic, a Scalar or a memory declaration, or a copied device function, to its stand-in.
+    seen:    stand-ins of device functions so far; copies that share it share these.
     """
-    seen = {} if seen is None else seen
 
     def stand_in(value):
         if isinstance(value, DeviceFunction):
             if value not in seen:
-                seen[value] = convert(for_numba(value.body, convert, seen))
+                seen[value] = convert(rewired(value.body, convert, seen))
             return seen[value]
         if isinstance(value, Intrinsic | Scalar | SharedArray | LocalArray):
             return convert(value)
@@ -93,6 +100,13 @@ def for_numba(body: Callable, convert: Callable, seen: dict | None = None) -> Ca
                                 body.__name__, body.__defaults__, cells)
     copy.__module__, copy.__qualname__ = body.__module__, body.__qualname__
     return copy
+
+
+def _twin(thing):
+    """What the simulator calls for it."""
+    if isinstance(thing, Intrinsic):
+        return thing.twin
+    return thing.convert if isinstance(thing, Scalar) else thing
 
 
 def ingredients(body: Callable, seen: set | None = None) -> list[str]:

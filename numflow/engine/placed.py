@@ -60,10 +60,10 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
     Raises:
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
     """
-    if backend == "cuda" and transport != "threads":
+    if backend == "cuda" and transport not in ("threads", "ray"):
         raise DeviceError(f"transport {transport!r} is for devices of the CPU; those of backend 'cuda' are threads of "
-                          "one process")
-    placement, layers = parse_devices(devices or "0"), None
+                          "one process, or of an actor for each group (transport 'ray')")
+    placement, layers = parse_devices("0" if devices is None else devices), None
     if cpu_layers:
         placement, layers = with_cpu_layers(built, devices, cpu_layers)
     runs = executors_of(placement, backend)
@@ -71,7 +71,8 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
     if transport == "ray":
         from numflow.partition.ray_program import RayProgram
 
-        return RayProgram(plan, modules[backend], files, timeout, **dict(options or {}))
+        return RayProgram(plan, {name: modules[name] for name in set(runs.values())}, files, timeout,
+                          **dict(options or {}))
     executors = {name: import_module(modules[name]) for name in set(runs.values())}
     source = files if transport == "processes" else SharedWeights(checkpoint)
     return PlanProgram(plan, executors, source, transport, timeout, **dict(options or {}))

@@ -53,5 +53,7 @@ def environment() -> dict[str, Any]:
 
 def room(ray: Any) -> str:
     """What the cluster has, for messages."""
-    have, free = (found().get("CPU", 0) for found in (ray.cluster_resources, ray.available_resources))
-    return f"it has {have:g} CPUs, {free:g} of them free"
+    have, free = ray.cluster_resources(), ray.available_resources()
+    kinds = ("CPU", "GPU") if have.get("GPU") else ("CPU",)
+    return "it has " + " and ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free"
+                                    for kind in kinds)

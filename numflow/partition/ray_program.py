@@ -4,7 +4,7 @@ The contract is an executor's Program, so the engine need not know. When an acto
 broken off, a new actor takes its place, and the run ends with DeviceLostError: the engine reads the sequences again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.plan import Plan
 from numflow.partition.program import PROGRESS_S, START_S
 from numflow.partition.ray_cluster import connected, environment, room
-from numflow.partition.ray_stage import IO, Stage
+from numflow.partition.ray_resources import bundles, listed, needs_of, nodes_of
+from numflow.partition.ray_stage import IO, Place, Stage
 
 GRACE_S = 15.0    # for the other actors to stop after one has failed; who does not is replaced too
 PLACE_S = 120.0   # for the cluster to have room
@@ -23,22 +24,24 @@ PLACE_S = 120.0   # for the cluster to have room
 class RayProgram:
     """Runs a plan on a Ray cluster: the one that RAY_ADDRESS names, or one on this machine.
 
-    executor: module of the Program and World that run each group's devices. source: gives a device's weights; it goes
-              to the other machines, which must find the model's files at the same path.
+    executors: by name, module of the Program and World that run the devices of a group.
+    source:   gives a device's weights; it goes to the other machines, which must find the model's files at the same
+              path.
     timeout:  seconds without progress of an actor after which a run is given up.
-    threads:  of each device, 1 if None: what an actor asks the cluster for.
+    threads:  of each device on a processor, 1 if None. ray_resources.py says what actors ask the cluster for.
     strategy: of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
 
     Raises:
         DeviceError: ray is not installed, the cluster has no room, or a device cannot be started.
     """
 
-    def __init__(self, plan: Plan, executor: str, source: Callable[[Network], Any], timeout: float = PROGRESS_S,
-                 threads: int | None = None, strategy: str = "PACK", **options: Any):
+    def __init__(self, plan: Plan, executors: Mapping[str, str], source: Callable[[Network], Any],
+                 timeout: float = PROGRESS_S, threads: int | None = None, strategy: str = "PACK", **options: Any):
         self._ray = connected()
         self.plan, self.network, self.timeout = plan, plan.network, timeout
-        self._make = (plan, executor, source, timeout, {**options, "threads": threads or 1})
-        self._cpus = [(threads or 1) * len(group) for group in plan.groups]
+        self._make = (plan, executors, source, timeout, {**options, "threads": threads or 1})
+        self._asked = bundles(needs_of(plan, threads), nodes_of(self._ray),
+                              f"the {len(plan.groups)} groups of devices {plan.placement}")
         self._blocks, self._run, self.restarts = (0, 0), 0, 0
         self._lost: DeviceLostError | None = None  # what the next run is to say
         self._actors: list[Any] = []
@@ -48,7 +51,8 @@ class RayProgram:
             self._actors = [self._actor(group) for group in range(len(plan.groups))]
             self._connect()
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
-            self.weights_bytes, self.threads = sum(self._all("weights_bytes")), sum(self._cpus)
+            self.weights_bytes = sum(self._all("weights_bytes"))
+            self.threads = sum(filter(None, self._all("threads"))) or None
         except BaseException:
             self.close()
             raise
@@ -67,6 +71,10 @@ class RayProgram:
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers and devices."""
         return sum(self._ask("cross_block_bytes"))
+
+    def places(self) -> list[Place]:
+        """Where the actor of each group is, and which GPUs it has."""
+        return self._get([actor.place.remote() for actor in self._actors], self.timeout)
 
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks on every device."""
@@ -126,18 +134,18 @@ class RayProgram:
 
     def _place(self, strategy: str) -> None:
         ray = self._ray
-        self._placed = ray.util.placement_group([{"CPU": cpus} for cpus in self._cpus], strategy=strategy)
+        self._placed = ray.util.placement_group(self._asked, strategy=strategy)
         if not self._placed.wait(PLACE_S):
             ray.util.remove_placement_group(self._placed)
-            raise DeviceError(f"the Ray cluster has no room for groups of {self._cpus} CPUs (strategy {strategy}): "
-                              f"{room(ray)}; use fewer groups or threads")
+            raise DeviceError(f"the Ray cluster has no room for groups of {listed(self._asked)} (strategy {strategy}) "
+                              f"within {PLACE_S:g} s: {room(ray)}; use fewer devices or threads")
 
     def _actor(self, group: int) -> Any:
-        ray, (plan, *rest) = self._ray, self._make
+        ray, asked, (plan, *rest) = self._ray, self._asked[group], self._make
         where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._placed, placement_group_bundle_index=group)
         return ray.remote(concurrency_groups={IO: 1})(Stage).options(
-            num_cpus=self._cpus[group], scheduling_strategy=where, max_restarts=0,
+            num_cpus=asked["CPU"], num_gpus=asked.get("GPU"), scheduling_strategy=where, max_restarts=0,
             runtime_env=environment()).remote(plan, group, *rest)
 
     def _connect(self) -> None:

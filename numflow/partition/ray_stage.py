@@ -1,19 +1,28 @@
 """One group of a plan as a Ray actor: its devices run in the actor's process, its values travel through Ray.
 
 Inside a group, devices are threads that share memory, with the native exchanges; between groups, what a device sends
-becomes a call of the receiving group's actor, whose array Ray carries (within a machine through its object store).
+becomes a call of the receiving group's actor, whose array Ray carries (within a machine through its object store). What
+a GPU sends goes there through pinned memory of the host.
 """
 
+import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from numflow.errors import DeviceError, NumflowError
 from numflow.mailboxes import Mailboxes
 from numflow.ops import Batch, Network
 from numflow.partition.plan import Plan
 from numflow.partition.program import PlanProgram
+from numflow.partition.ray_resources import visible_gpus
+from numflow.partition.workers import portable
 
 IO = "io"  # the concurrency group of methods that run beside a run of the devices
 
@@ -29,30 +38,73 @@ class ActorMailboxes(Mailboxes):
         super().__init__()
         self.groups, self.run = groups, 0
         self.peers: Mapping[int, Any] = {}
+        self._later = ThreadPoolExecutor(1, "numflow-parcels")
 
-    def put(self, sender: int, receiver: int, x: np.ndarray) -> None:
+    def put(self, sender: int, receiver: int, x: Any) -> None:
+        """x: an array, or what becomes one once a GPU is done with it: a thread waits for that, and not the sender."""
         self.progress += 1
-        actor = self.peers[self.groups[receiver]]
-        actor.deliver.options(concurrency_group=IO).remote(self.run, sender, receiver, x)
+        if isinstance(x, np.ndarray):
+            self._hand_over(self.run, sender, receiver, x)
+        else:
+            self._later.submit(self._hand_over, self.run, sender, receiver, x)
+
+    def take(self, sender: int, receiver: int) -> np.ndarray:
+        """As of Mailboxes; if the sender's GPU has failed, its error."""
+        x = super().take(sender, receiver)
+        if isinstance(x, Exception):
+            raise x
+        return x
 
     def arrived(self, run: int, sender: int, receiver: int, x: np.ndarray) -> None:
         """A value from another actor."""
         if run >= self.run:
             super().put(sender, receiver, x)
 
+    def _hand_over(self, run: int, sender: int, receiver: int, x: Any) -> None:
+        try:
+            x = np.asarray(x)
+        except NumflowError as error:
+            x = portable(error)
+        actor = self.peers[self.groups[receiver]]
+        actor.deliver.options(concurrency_group=IO).remote(run, sender, receiver, x)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor is. node: of the Ray cluster. visible: what its driver shows of that machine's GPUs
+    (CUDA_VISIBLE_DEVICES). gpus: by name of a device, which of these it is; devices of a processor are not there."""
+
+    node: str
+    visible: str | None
+    gpus: Mapping[str, int]
+
 
 class Stage:
     """What the actor is made of. `deliver` and `abort` are called in the concurrency group IO.
 
-    executor: module with the Program and World of its devices. source: gives weights, from files.
+    executors: by name, module with the Program and World of its devices. source: gives weights, from files.
+
+    Raises:
+        DeviceError: Ray has given no GPU to devices that want one. What PlanProgram raises.
     """
 
-    def __init__(self, plan: Plan, group: int, executor: str, source: Callable[[Network], Any], timeout: float,
-                 options: Mapping[str, Any]):
-        self.group = group
+    def __init__(self, plan: Plan, group: int, executors: Mapping[str, str], source: Callable[[Network], Any],
+                 timeout: float, options: Mapping[str, Any]):
+        self.group, self.gpus = group, _given_gpus(plan, group)
         self.mailboxes = ActorMailboxes({part.index: part.group for part in plan.devices})
-        self.program = PlanProgram(plan, import_module(executor), source, "threads", timeout, group=group,
-                                   remote=self.mailboxes, **options)
+        executor: Any = import_module(executors[plan.devices[plan.groups[group][0]].executor])
+        if len({part.executor for part in plan.devices}) > 1:  # each takes the options that it knows
+            known = {*inspect.signature(executor.Program).parameters, "threads"}
+            options = {name: value for name, value in options.items() if name in known}
+        executor = _on_gpus(executor, self.gpus) if self.gpus else executor
+        self.program = PlanProgram(plan, executor, source, "threads", timeout, group=group, remote=self.mailboxes,
+                                   **options)
+
+    def place(self) -> Place:
+        """Where this actor is."""
+        import ray
+
+        return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)
 
     def connect(self, peers: Mapping[int, Any], blocks: tuple[int, int]) -> None:
         """Get to know the other actors; memory as it was reserved before, where this one is new."""
@@ -83,3 +135,26 @@ class Stage:
     def abort(self) -> None:
         """Let the devices wait no longer."""
         self.program.abort()
+
+
+def _given_gpus(plan: Plan, group: int) -> dict[str, int]:
+    """By name of each device of the group that is a GPU: which of the GPUs that the driver shows here."""
+    wanted = [plan.devices[index].name for index in plan.groups[group] if plan.devices[index].executor == "cuda"]
+    if not wanted:
+        return {}
+    import ray
+
+    hidden = os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "0").lower() not in ("0", "false", "")
+    found = visible_gpus(wanted, ray.get_gpu_ids(), shown=not hidden)
+    if not found:
+        raise DeviceError(f"Ray has given no GPU to the actor of devices {', '.join(wanted)}")
+    return found
+
+
+def _on_gpus(executor: Any, numbers: Mapping[str, int]) -> Any:
+    """The executor, with devices on these GPUs, by name, in the place of those that their names say."""
+    def world(networks, threads=None, shared=False, remote=None, names=None):
+        return executor.World(networks, threads, shared, remote,
+                              names={index: str(numbers[name]) for index, name in names.items()})
+
+    return SimpleNamespace(Program=executor.Program, World=world)

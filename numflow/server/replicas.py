@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from numflow.errors import DeviceError
-from numflow.partition.devices import parse_devices
+from numflow.partition.devices import CPU, parse_devices
 from numflow.partition.ray_cluster import connected, environment, room
+from numflow.partition.ray_resources import Need, bundles, listed, nodes_of
 from numflow.server.config import Config, ModelConfig
 from numflow.server.errors import ApiError
 from numflow.server.replica import Call, Head, Replica, portable
@@ -104,27 +105,26 @@ class Replicas:
         # Errors of tasks are not among them: these are exceptions of the replica's own code.
         self._gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.WorkerCrashedError,
                       serve.exceptions.ReplicaUnavailableError)
-        cpus = _cpus(self._config.models)
-        if self.count * cpus > ray.cluster_resources().get("CPU", 0):
-            raise self._no_room(ray, cpus)
+        asked = bundles([_need(self._config.models)] * self.count, nodes_of(ray), f"{self.count} replicas")[0]
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         made: Any = serve.deployment(Replica)
         deployment = made.options(
             name="service", num_replicas=self.count, max_ongoing_requests=self._config.max_connections,
-            ray_actor_options={"num_cpus": cpus, "runtime_env": environment()}, health_check_period_s=HEALTH_S,
+            ray_actor_options={"num_cpus": asked.get("CPU", 0), "num_gpus": asked.get("GPU", 0),
+                               "runtime_env": environment()}, health_check_period_s=HEALTH_S,
             graceful_shutdown_timeout_s=self._config.drain_timeout, max_constructor_retry_count=3)
         target = serve.RunTarget(deployment.bind(portable(self._config)), self.name, None)
         try:
             self._handle, = serve.run_many([target], wait_for_applications_running=False)
-            self._wait(ray, serve, cpus)
+            self._wait(ray, serve, asked)
             if failure := self._handle.failure.remote().result():  # of any: what one cannot load, none can
                 raise DeviceError(failure)
         except BaseException:
             self._end()
             raise
 
-    def _wait(self, ray: Any, serve: Any, cpus: float) -> None:
+    def _wait(self, ray: Any, serve: Any, asked: dict[str, float]) -> None:
         """Until all replicas have loaded their models, or cannot."""
         begin = time.monotonic()
         while (found := serve.status().applications.get(self.name)) is None or found.status != "RUNNING":
@@ -133,7 +133,8 @@ class Replicas:
             if found is not None and found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise DeviceError(f"the replicas cannot be started: {' '.join(found.message.split())[-400:]}")
             if seconds > START_S or (seconds > PLACE_S and any("to be scheduled" in state for state in states)):
-                raise self._no_room(ray, cpus)
+                raise DeviceError(f"the Ray cluster has no room for {self.count} replicas of {listed([asked])} within "
+                                  f"{PLACE_S:g} s: {room(ray)}; use fewer replicas, devices or threads")
             time.sleep(_LOOK_S)
 
     def _end(self) -> None:
@@ -143,23 +144,23 @@ class Replicas:
             serve.delete(self.name)
             self._handle = None
 
-    def _no_room(self, ray: Any, cpus: float) -> DeviceError:
-        return DeviceError(f"the Ray cluster has no room for {self.count} replicas of {cpus:g} CPUs each: {room(ray)}; "
-                           "use fewer replicas or threads")
-
 
 def _lost() -> ApiError:
     return ApiError(503, "the replica that wrote this answer was lost, and another one takes its place: ask again",
                     code="replica_lost", headers={"Retry-After": "1"})
 
 
-def _cpus(models: Sequence[ModelConfig]) -> float:
-    """CPUs of a replica: threads of the largest model that runs in its process; groups of devices that are actors ask
-    for their own."""
-    def needed(model: ModelConfig) -> int:
-        if model.load.get("transport") == "ray":
-            return 0
-        devices = len(parse_devices(model.load["devices"])) if model.load.get("devices") else 1
-        return devices * model.load.get("threads", 1)
+def _need(models: Sequence[ModelConfig]) -> Need:
+    """What a replica asks for: enough for any of the models that run in its process; groups of devices that are actors
+    ask for their own."""
+    def needed(model: ModelConfig) -> tuple[int, int]:
+        load = model.load
+        if load.get("transport") == "ray":
+            return 0, 0
+        names = [device.name for device in parse_devices(load["devices"])] if load.get("devices") else ["0"]
+        gpus = sum(name != CPU for name in names) if load.get("backend") == "cuda" else 0
+        on_cpu = len(names) - gpus or int(bool(gpus and load.get("cpu_layers")))
+        return gpus + on_cpu * load.get("threads", 1), gpus
 
-    return max(map(needed, models))
+    found = list(map(needed, models))
+    return Need(max(cpus for cpus, _ in found), max(gpus for _, gpus in found))

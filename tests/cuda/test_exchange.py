@@ -7,7 +7,9 @@ import pytest
 
 from numflow.cuda.device import Simulated
 from numflow.cuda.exchange import Parcel, World
+from numflow.cuda.kernel import REGISTRY, kernel
 from numflow.cuda.runtime import Gpu
+from numflow.cuda.scalar import f32, u32
 from numflow.errors import DeviceError
 from numflow.lab.shapes import Shape, random_network
 from numflow.partition import micro
@@ -115,6 +117,20 @@ def test_a_parcel_is_an_array_for_whoever_takes_it():
     assert list(stock) == [parcel]
 
 
+def test_devices_that_make_the_same_kernel_at_the_same_time():
+    """functools.cache lets two threads in; whoever comes second gets the first one's kernel."""
+    def made(factor):
+        @kernel("scale_in_two_threads", 32)
+        def _scale(y: f32.ptr, n: u32):
+            y[n] = y[n] * factor
+        return _scale
+
+    assert made(2) is made(2)
+    with pytest.raises(AssertionError, match="two kernels are called scale_in_two_threads"):
+        made(3)
+    del REGISTRY["scale_in_two_threads"]
+
+
 def test_mistakes(model):
     built, checkpoint, _ = model
     with pytest.raises(DeviceError, match="device 'cpu' is no GPU: GPUs are numbers"):
@@ -123,3 +139,9 @@ def test_mistakes(model):
         placed(built, checkpoint, "cuda", "0;1", transport="processes")
     world = World({0: None, 1: None}, names={0: "3", 1: "2"})
     assert world.numbers == {0: 3, 1: 2}
+
+
+def test_a_part_of_a_table_in_the_host_s_memory(model):
+    """Each device brings the rows of its own tokens: -0.0 of the others', so that the sum has the same bits."""
+    np.testing.assert_array_equal(_logits(model, "0&1", "simulator", host_embeddings=True),
+                                  _logits(model, "0&1", "simulator"))

@@ -100,5 +100,8 @@ def test_no_room(model, folder, monkeypatch):
     from numflow.partition import ray_program
 
     monkeypatch.setattr(ray_program, "PLACE_S", 2.0)
-    with pytest.raises(DeviceError, match=r"no room for groups of \[64, 64\] CPUs .* has 3 CPUs, 0 of them free"):
+    with pytest.raises(DeviceError, match=r"no room for groups of 2 x \(1 CPU\) .* has 3 CPUs, 0 of them free"):
+        numflow.load(folder, devices="0;1", transport="ray", threads=1)
+    with pytest.raises(DeviceError, match=r"cannot have room for the 2 groups of devices 0;1: asked for "
+                                          r"2 x \(64 CPUs\), each on one machine; its machines have "):
         numflow.load(folder, devices="0;1", transport="ray", threads=64)

@@ -21,7 +21,7 @@ from numflow.server.config import make_config  # noqa: E402
 from numflow.server.front import endpoints  # noqa: E402
 from numflow.server.merge import merged  # noqa: E402
 from numflow.server.replica import Head, Replica  # noqa: E402
-from numflow.server.replicas import Replicas, _cpus  # noqa: E402
+from numflow.server.replicas import Replicas, _need  # noqa: E402
 from numflow.server.service import Service  # noqa: E402
 from numflow.server.wire import KEEP_ALIVE  # noqa: E402
 from tests.server.processes import ServerProcess  # noqa: E402
@@ -150,12 +150,16 @@ def test_numbers_of_all_replicas():
     assert 'n_total{model="m",replica="0"} 2.0' in found and 'n_total{model="m",replica="1"} 3.0' in found
 
 
-def test_cpus_of_a_replica():
-    def cpus(**options):
-        return _cpus(make_config({}, models={"a": {"path": "x", **options}}).models)
+def test_what_a_replica_asks_for():
+    def need(**options):
+        found = _need(make_config({}, models={"a": {"path": "x", **options}}).models)
+        return found.cpus, found.gpus
 
-    assert cpus() == 1 and cpus(threads=4) == 4 and cpus(threads=2, devices="0&1;2") == 6
-    assert cpus(transport="ray", devices="0;1", threads=4) == 0
+    assert need() == (1, 0) and need(threads=4) == (4, 0) and need(threads=2, devices="0&1;2") == (6, 0)
+    assert need(transport="ray", devices="0;1", threads=4, backend="cuda") == (0, 0)
+    assert need(backend="cuda") == (1, 1) and need(backend="cuda", devices="0&1", threads=4) == (2, 2)
+    assert need(backend="cuda", devices="cpu;0", threads=4) == (5, 1)
+    assert need(backend="cuda", cpu_layers=2, threads=3) == (4, 1)
     with pytest.raises(RequestError, match="replicas should be a whole number from 1"):
         make_config({}, service={"replicas": 0}, models={"a": {"path": "x"}})
 
@@ -316,7 +320,8 @@ def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, vic
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_served(cluster, model_folders):
-    for options, message in (((f"tiny={model_folders['chat']}", "--replicas", "5"), "no room for 5 replicas of 1 CPUs"),
+    for options, message in (((f"tiny={model_folders['chat']}", "--replicas", "5"),
+                              "cannot have room for 5 replicas: asked for 5 x (1 CPU)"),
                              (("tiny=/nowhere/at-all.gguf", "--replicas", "1"), "at-all.gguf")):
         server = ServerProcess("-m", *options, RAY_ADDRESS=cluster.address, wait=False)
         with server:
