@@ -8,6 +8,7 @@ A unit of the GRID kinds has one block (GRID) or two (GRID16).
     scale = the float32 whose bits are B + S * D      zero = first + Z * step, all four by row, all exact
 """
 
+import numpy as np
 from llvmlite import ir
 
 from numflow.cpu.layout import GRID16, ROW_HEADERS, Scheme
@@ -71,7 +72,8 @@ class Grid16(Grid):
     """GRID16 with AVX-512: the fields of both blocks of a unit at once, in the two halves of a lane.
 
     S is at bits 12 .. 14 of each, so that a dot product of 16-bit numbers makes it B + S * D; Z at bits 0 .. 2, which,
-    with the row's window above, number the 32 zeros there are.
+    with the row's window above, number the 32 zeros there are. Where these have 8 significant bits (q2), the upper
+    halves of their float32 are a table of 16-bit numbers, and one look-up is for both blocks.
     """
 
     def __init__(self, heads: Value, scheme: Scheme, hold: Keep):
@@ -79,18 +81,28 @@ class Grid16(Grid):
         rows = load(heads, "u16", 16).widen()
         self._steps = [self.step << (self.at - 12 + 16 * half) for half in range(2)]
         self._windows = (rows & 3) << 3 | (rows & 3) << 19
-        zeros, kind = self.own.zeros().reshape(2, 16), llvm_type("f32", 16)
-        self._zeros = [hold(Value(heads.builder, ir.Constant(kind, [kind.element(float(z)) for z in part])))
-                       for part in zeros]
+        zeros = self.own.zeros().ravel()
+        bits = zeros.view(np.uint32)
+        self._short = not (bits & 0xFFFF).any()
+        tables = [("u16", bits >> 16)] if self._short else [("f32", zeros[:16]), ("f32", zeros[16:])]
+        self._zeros = [self._held_table(*table) for table in tables]
 
     def scale(self, unit: Value, half: int) -> Value:
         s = self._both(unit) & self._held(0x70007000)
         return self.base.call("llvm.x86.avx512.vpdpwssd.512", self.base.llvm.type, s, self._steps[half]).as_("f32", 16)
 
     def zero(self, unit: Value, half: int) -> Value:
-        numbers = (self._both(unit) & self._held(0x00070007) | self._windows) >> 16 * half
+        numbers = self._both(unit) & self._held(0x00070007) | self._windows
+        if self._short:
+            table, = self._zeros
+            both = table.call("llvm.x86.avx512.permvar.hi.512", table.llvm.type, numbers.as_("u16", 32)).as_("i32", 16)
+            return (both & self._held(-65536) if half else both << 16).as_("f32", 16)
         low, high = self._zeros
-        return low.call("llvm.x86.avx512.vpermi2var.ps.512", low.llvm.type, numbers, high)
+        return low.call("llvm.x86.avx512.vpermi2var.ps.512", low.llvm.type, numbers >> 16 * half, high)
+
+    def _held_table(self, kind: str, entries: np.ndarray) -> Value:
+        vector = llvm_type(kind, len(entries))
+        return self.hold(Value(self.base.builder, ir.Constant(vector, [vector.element(e) for e in entries.tolist()])))
 
     def _both(self, unit: Value) -> Value:
         """Fields of 16 rows, i32; bytes are Z and what follows, and S with 4 bits before, of both blocks."""

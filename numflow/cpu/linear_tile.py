@@ -13,12 +13,12 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
-from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, SCHEMES, UNIT, WITH_BASE, Scheme
+from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, PIECES, SCHEMES, UNIT, WITH_BASE, Scheme
 from numflow.cpu.simd_dot import dot4, dot4_signed
-from numflow.cpu.simd_hold import Hold
+from numflow.cpu.simd_hold import FEW_TOKENS, Hold
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
-from numflow.cpu.simd_value import Value, constant, fma, prefetch
+from numflow.cpu.simd_value import Value, constant, fma, load, prefetch
 
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
 # hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
@@ -152,6 +152,8 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, groups: range, minu
 
     minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
     """
+    if scheme.bits == 2 and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
+        return _dot_in_place(scheme, hold, x, codes, groups, _zeros(minus, "i32"))
     m, signed = len(minus), scheme.header not in WITH_BASE and scheme.code_bits == 8 and isa() == "avx2"
     acc = _zeros(minus, "i32") if scheme.header in WITH_BASE or signed else [s << (scheme.code_bits - 1) for s in minus]
     for group in groups:
@@ -161,6 +163,27 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, groups: range, minu
             acc = [dot4_signed(a, signed_codes, word) for a, word in zip(acc, words)]
         else:
             acc = [dot4(a, vector, word, scheme.code_bits) for a, word in zip(acc, words)]
+    return acc
+
+
+def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, groups: range, acc: list[Value]) -> list[Value]:
+    """The same for codes with a base, multiplied where they stand in their bytes, highest bits first.
+
+    One shift of the sums brings all products of a place down to the next, instead of one shift for every vector.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    for group in groups:
+        (vector, place, _, _), = PIECES[scheme.bits][group]
+        places.setdefault(place, []).append((vector, group))
+    below = sorted(places)
+    while below:
+        place = below.pop()
+        for vector, group in places[place]:
+            field = load(codes + 64 * vector, "u8", 64)
+            field = field & hold(Value(field.builder, field.like((1 << scheme.code_bits) - 1 << place)))
+            acc = [dot4(a, field, word, 8) for a, word in zip(acc, each_word(x + 4 * len(acc) * group, len(acc)))]
+        down = place - (below[-1] if below else 0)
+        acc = [a.sar(down) for a in acc] if down else acc
     return acc
 
 

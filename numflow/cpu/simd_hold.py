@@ -12,7 +12,7 @@ from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_value import Value
 
 Keep = Callable[[Value], Value]
-_MOST_TOKENS = 2  # with more of them, sums need the registers
+FEW_TOKENS = 2  # with more of them, sums need the registers
 
 
 class Hold:
@@ -20,7 +20,7 @@ class Hold:
 
     def __init__(self, builder: ir.IRBuilder, tokens: int):
         self._builder, self._before = builder, builder.block
-        self._active, self._held = isa() == "avx512" and tokens <= _MOST_TOKENS, dict[str, Value]()
+        self._active, self._held = isa() == "avx512" and tokens <= FEW_TOKENS, dict[str, Value]()
 
     def __call__(self, constant: Value) -> Value:
         """The same vector of 64 bytes, in a register."""
