@@ -64,7 +64,10 @@ def test_same_top_and_uncertainties():
     assert result["same_top"] == pytest.approx(0.5, abs=0.05)
     assert 0 < result["kl"]["stderr"] < result["kl"]["mean"]
     assert result["kl"]["p99.9"] <= result["kl"]["max"]
-    assert divergence(fake_model(half), fake_model(counted), TEXT, 64)["kl"]["stderr"] == 0
+    assert result["protocol_text"].endswith("its standard errors are over windows")
+    alone = divergence(fake_model(half), fake_model(counted), TEXT, 64)  # one window says nothing of others
+    assert alone["same_top_stderr"] == pytest.approx(0.5 / (alone["tokens"] - 1) ** 0.5, rel=0.02)
+    assert alone["kl"]["stderr"] > 0 and "over tokens, there being one window" in alone["protocol_text"]
 
 
 def test_several_models_at_once_and_progress():

@@ -40,7 +40,8 @@ class Divergence:
     def result(self) -> dict:
         """perplexity with its stderr, base_perplexity, kl and same_top with theirs, tokens.
 
-        Standard errors of kl and same_top are taken over windows, because tokens of one window resemble each other.
+        Standard errors of kl and same_top are taken over windows, because tokens of one window resemble each other;
+        where there is only one, over its tokens.
         """
         kl, same = np.concatenate(self._kl), np.concatenate(self._same)
         nll, base_nll = np.concatenate(self._nll), np.concatenate(self._base_nll)
@@ -65,8 +66,9 @@ def divergence(model, base, text: str, context: int = 512, chunks: int | None = 
         RequestError: as `perplexity`; or the models do not share a vocabulary.
     """
     result = divergences({"": model}, base, text, context, chunks, progress, protocol)[""]
+    over = "windows" if result["chunks"] > 1 else "tokens, there being one window, and so too small"
     return {**result, "protocol_text": f"{PROTOCOLS[protocol]}; divergence of the model from the base at every scored "
-                                       f"token, in nats; errors of means are over windows"}
+                                       f"token, in nats; its standard errors are over {over}"}
 
 
 def divergences(models, base, text: str, context: int = 512, chunks: int | None = None, progress=None,
@@ -129,9 +131,10 @@ def _compare(p: np.ndarray, q: np.ndarray, target: int) -> tuple[float, bool, fl
 
 
 def _spread(windows: Sequence[np.ndarray]) -> float:
-    """Standard error of the mean over all tokens, from the means of windows; 0 for a single one."""
+    """Standard error of the mean over all tokens, from the means of windows; of one window, from its tokens."""
     if len(windows) < 2:
-        return 0.0
+        tokens = windows[0]
+        return float(np.std(tokens, ddof=1)) / math.sqrt(len(tokens)) if len(tokens) > 1 else 0.0
     means, counts = (np.array([f(w) for w in windows], np.float64) for f in (np.mean, len))
     overall = np.average(means, weights=counts)
     share = counts / counts.sum()
