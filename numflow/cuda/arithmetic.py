@@ -4,6 +4,7 @@ Twins in Python, as in intrinsics.py.
 """
 
 import math
+import struct
 
 import numpy as np
 
@@ -12,33 +13,35 @@ from numflow.cuda.intrinsics import aligned
 from numflow.cuda.scalar import f32, i32, u16, u32
 from numflow.cuda.simulator import NOW, exchange, together
 
+_WORD, _TWO_WORDS, _SIGNED = struct.Struct("<I").pack, struct.Struct("<II").pack, struct.Struct("4b").unpack
+_HALVES, _AS_WORD = struct.Struct("<ee").pack, struct.Struct("<I").unpack
+_FLOATS = list(np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32))  # of the bits of a float16
+
 # ---- bits
 
 
 @asm((i32,), (u32, u32, i32), "dp4a.s32.s32 $0, $1, $2, $3;")
 def dp4a(a: int, b: int, c: int) -> int:
     """c + sum of the products of 4 signed bytes of a and of b."""
-    return i32(c + sum(_signed_byte(a >> s) * _signed_byte(b >> s) for s in (0, 8, 16, 24)))
+    (p, q, r, s), (t, u, v, w) = _SIGNED(_WORD(a)), _SIGNED(_WORD(b))
+    return i32(c + p * t + q * u + r * v + s * w)
 
 
 @asm((i32,), (u32, u32, i32), "dp4a.u32.s32 $0, $1, $2, $3;")
 def dp4a_us(a: int, b: int, c: int) -> int:
     """c + sum of the products of 4 unsigned bytes of a and signed bytes of b."""
-    return i32(c + sum((a >> s & 255) * _signed_byte(b >> s) for s in (0, 8, 16, 24)))
-
-
-def _signed_byte(word: int) -> int:
-    return ((word & 255) ^ 128) - 128
+    (p, q, r, s), (t, u, v, w) = _WORD(a), _SIGNED(_WORD(b))
+    return i32(c + p * t + q * u + r * v + s * w)
 
 
 @asm((u32,), (u32, u32, u32), "prmt.b32 $0, $1, $2, $3;")
 def prmt(a: int, b: int, selector: int) -> int:
     """4 of the 8 bytes of (a, b): nibble i of the selector says which becomes byte i; its bit 3 takes the sign."""
-    both, result = a | b << 32, 0
-    for i in range(4):
-        nibble = selector >> (4 * i) & 15
-        byte = both >> (8 * (nibble & 7)) & 255
-        result |= (byte if nibble < 8 else 255 * (byte >> 7)) << (8 * i)
+    both, result = _TWO_WORDS(a, b), 0
+    for i in (0, 4, 8, 12):
+        nibble = selector >> i & 15
+        byte = both[nibble & 7]
+        result |= (byte if nibble < 8 else 255 * (byte >> 7)) << 2 * i
     return result
 
 
@@ -66,19 +69,19 @@ def count_bits(word: int) -> int:
 @asm((f32,), (u16,), "cvt.f32.f16 $0, $1;")
 def half_to_float(half: int):
     """f32 of a float16's bits."""
-    return f32(np.uint16(half).view(np.float16))
+    return _FLOATS[half]
 
 
 @asm((f32,), (u32,), "{.reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l;}")
 def low_half(word: int):
     """f32 of the lower float16 of a word."""
-    return f32(np.uint16(word & 0xFFFF).view(np.float16))
+    return _FLOATS[word & 0xFFFF]
 
 
 @asm((f32,), (u32,), "{.reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h;}")
 def high_half(word: int):
     """f32 of the upper float16 of a word."""
-    return f32(np.uint16(word >> 16).view(np.float16))
+    return _FLOATS[word >> 16]
 
 
 @asm((u16,), (f32,), "cvt.rn.f16.f32 $0, $1;")
@@ -90,7 +93,15 @@ def float_to_half(value) -> int:
 @asm((u32,), (f32, f32), "cvt.rn.f16x2.f32 $0, $2, $1;")
 def pack_halves(low, high) -> int:
     """Two floats as float16 in a word."""
-    return int(np.float16(low).view(np.uint16)) | int(np.float16(high).view(np.uint16)) << 16
+    return _rounded(low, high)
+
+
+def _rounded(low, high) -> int:
+    """Two float16 in a word."""
+    try:
+        return _AS_WORD(_HALVES(low, high))[0]
+    except OverflowError:  # infinite as a float16
+        return int(np.float16(low).view(np.uint16)) | int(np.float16(high).view(np.uint16)) << 16
 
 
 @asm((u32,), (f32, f32), "cvt.rn.bf16x2.f32 $0, $2, $1;")
@@ -157,12 +168,14 @@ def sqrt(x):
 @asm((f32,), (f32, f32), "max.f32 $0, $1, $2;")
 def fmax(a, b):
     """The larger; of a NaN and a number the number."""
-    return np.fmax(f32(a), f32(b))
+    a, b = f32(a), f32(b)
+    return b if a < b or a != a else a
 
 
 @asm((f32,), (f32, f32), "min.f32 $0, $1, $2;")
 def fmin(a, b):
-    return np.fmin(f32(a), f32(b))
+    a, b = f32(a), f32(b)
+    return b if b < a or a != a else a
 
 
 @asm((f32,), (f32,), "abs.f32 $0, $1;")
@@ -235,32 +248,26 @@ def _signed_bytes(words):
 
 def _mma(a, b, c, values):
     def product(slots):
-        words = np.array([slot[0] for slot in slots], np.uint32)  # [32, 4]
-        left = np.concatenate([np.concatenate([_fragment(words[:, 0], values), _fragment(words[:, 2], values)], 1),
-                               np.concatenate([_fragment(words[:, 1], values), _fragment(words[:, 3], values)], 1)])
-        words = np.array([slot[1] for slot in slots], np.uint32)
-        right = np.concatenate([_fragment(words[:, 0], values), _fragment(words[:, 1], values)], 1)
-        return left @ right.T
+        words = np.array([slot[0] for slot in slots], np.uint32).reshape(8, 4, 2, 2)  # row, word of it; k, row + 8
+        left = values(np.ascontiguousarray(words.transpose(3, 0, 2, 1))).reshape(16, -1)
+        words = np.array([slot[1] for slot in slots], np.uint32).reshape(8, 4, 2)  # column, word of it; k
+        right = values(np.ascontiguousarray(words.transpose(0, 2, 1))).reshape(8, -1)
+        result = (left @ right.T).ravel()
+        return result.tolist() if result.dtype.kind == "i" else list(result)
 
-    result, lane = together((a, b), product), NOW.thread.lane
-    row, column = lane // 4, lane % 4 * 2
-    values_ = (result[row, column], result[row, column + 1], result[row + 8, column], result[row + 8, column + 1])
+    result, lane, (c0, c1, c2, c3) = together((a, b), product), NOW.thread.lane, c
+    at = lane // 4 * 8 + lane % 4 * 2
+    r0, r1, r2, r3 = result[at], result[at + 1], result[at + 64], result[at + 65]
     if values is _signed_bytes:
-        return tuple(i32(int(v) + n) for v, n in zip(values_, c))
-    return tuple(f32(v + n) for v, n in zip(values_, c))
-
-
-def _fragment(words, values):
-    """[32] words, 4 lanes to a row -> 8 rows."""
-    return values(np.ascontiguousarray(words)).reshape(8, -1)
+        return i32(r0 + c0), i32(r1 + c1), i32(r2 + c2), i32(r3 + c3)
+    return f32(r0 + c0), f32(r1 + c1), f32(r2 + c2), f32(r3 + c3)
 
 
 @builtin("ldmatrix4")
 def load_matrices(shared, index: int) -> tuple:
     """Four 8 x 8 matrices of 16-bit values from shared memory (u32 pointer). Lane l gives the start of row l % 8 of
     matrix l // 8; it gets word l % 4 of row l // 4 of each."""
-    at = shared.at(index, 4)
-    aligned(shared, at, 4)
+    at = aligned(shared, index, 4)
     rows = exchange(at)
     lane = NOW.thread.lane
     return tuple(shared.array.item(rows[8 * m + lane // 4] + lane % 4) for m in range(4))
@@ -269,8 +276,7 @@ def load_matrices(shared, index: int) -> tuple:
 @builtin("ldmatrix4t")
 def load_columns(shared, index: int) -> tuple:
     """load_matrices of transposed matrices: a lane gets rows 2 (l % 4) and the next, of column l // 4, of each."""
-    at = shared.at(index, 4)
-    aligned(shared, at, 4)
+    at = aligned(shared, index, 4)
     rows, lane, halves = exchange(at), NOW.thread.lane, shared.array.view(np.uint16)
     result = []
     for m in range(4):
@@ -293,19 +299,12 @@ def transpose_matrix(word: int) -> int:
 @asm((u32,), (u32, u32), "sub.rn.f16x2 $0, $1, $2;")
 def sub_halves(a: int, b: int) -> int:
     """a - b of two float16 each."""
-    return _pair_of_halves(a, b, lambda x, y: x - y)
+    return _rounded(float(_FLOATS[a & 0xFFFF]) - float(_FLOATS[b & 0xFFFF]),
+                    float(_FLOATS[a >> 16]) - float(_FLOATS[b >> 16]))
 
 
 @asm((u32,), (u32, u32, u32), "fma.rn.f16x2 $0, $1, $2, $3;")
 def fma_halves(a: int, b: int, c: int) -> int:
     """a * b + c of two float16 each, rounded once."""
-    exact = _doubles(a) * _doubles(b) + _doubles(c)
-    return int(exact.astype(np.float16).view(np.uint32)[0])
-
-
-def _doubles(word):
-    return np.array([word], np.uint32).view(np.float16).astype(np.float64)
-
-
-def _pair_of_halves(a, b, function):
-    return int(function(_doubles(a), _doubles(b)).astype(np.float16).view(np.uint32)[0])
+    return _rounded(float(_FLOATS[a & 0xFFFF]) * float(_FLOATS[b & 0xFFFF]) + float(_FLOATS[c & 0xFFFF]),
+                    float(_FLOATS[a >> 16]) * float(_FLOATS[b >> 16]) + float(_FLOATS[c >> 16]))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from numflow.cuda.compat import compiler, core, target
-from numflow.cuda.kernel import Kernel, for_numba, ingredients
+from numflow.cuda.kernel import Kernel, ingredients, rewired
 from numflow.errors import DeviceError
 from numflow.kernel_cache import root
 
@@ -137,7 +137,7 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
     bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
     with target(capability):
         signature = compiler().types.void(*map(numba_type, kernel.signature))
-        ptx, _ = cuda.compile(for_numba(kernel.body, convert), signature,
+        ptx, _ = cuda.compile(rewired(kernel.body, convert, {}), signature,
                               device=False, abi="numba", cc=capability, fastmath=not kernel.exact, output="ptx",
                               launch_bounds=bounds)
     return ptx

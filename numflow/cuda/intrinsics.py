@@ -9,7 +9,7 @@ import numpy as np
 
 from numflow.cuda import simulator
 from numflow.cuda.intrinsic import asm, builtin
-from numflow.cuda.simulator import NOW, Span, exchange, wait
+from numflow.cuda.simulator import NOW, exchange, wait
 
 # ---- where a thread is
 
@@ -96,25 +96,29 @@ def ballot(predicate) -> int:
 @builtin("load4")
 def load4(pointer, index: int) -> tuple:
     """4 values of 4 bytes from pointer[index] on: one 128-bit load; the address must be a multiple of 16."""
-    return _vector(pointer, index, 4)
+    at, load = aligned(pointer, index, 4), pointer.load
+    return load(at), load(at + 1), load(at + 2), load(at + 3)
 
 
 @builtin("load2")
 def load2(pointer, index: int) -> tuple:
     """2 values of 4 bytes: one 64-bit load."""
-    return _vector(pointer, index, 2)
+    at, load = aligned(pointer, index, 2), pointer.load
+    return load(at), load(at + 1)
 
 
 @builtin("stream4")
 def stream4(pointer, index: int) -> tuple:
     """4 u32 of memory that is read once, such as weights: 128 bits past the first cache, read-only."""
-    return _vector(pointer, index, 4)
+    at, load = aligned(pointer, index, 4), pointer.load
+    return load(at), load(at + 1), load(at + 2), load(at + 3)
 
 
 @builtin("stream2")
 def stream2(pointer, index: int) -> tuple:
     """2 u32, as stream4."""
-    return _vector(pointer, index, 2)
+    at, load = aligned(pointer, index, 2), pointer.load
+    return load(at), load(at + 1)
 
 
 @builtin("stream1")
@@ -126,57 +130,52 @@ def stream1(pointer, index: int):
 @builtin("store4")
 def store4(pointer, index: int, a, b, c, d) -> None:
     """4 values of 4 bytes at pointer[index]: one 128-bit store."""
-    aligned(pointer, pointer.at(index, 4), 4)
-    for i, value in enumerate((a, b, c, d)):
-        pointer[index + i] = value
+    at, array = aligned(pointer, index, 4), pointer.array
+    array[at], array[at + 1], array[at + 2], array[at + 3] = a, b, c, d
 
 
 @builtin("store2")
 def store2(pointer, index: int, a, b) -> None:
     """2 values of 4 bytes."""
-    aligned(pointer, pointer.at(index, 2), 2)
-    pointer[index], pointer[index + 1] = a, b
+    at, array = aligned(pointer, index, 2), pointer.array
+    array[at], array[at + 1] = a, b
 
 
-def _vector(pointer, index, count):
-    at = pointer.at(index, count)
-    aligned(pointer, at, count)
-    return tuple(pointer.array[at:at + count].tolist()) if pointer.array.dtype.kind != "f" else tuple(
-        pointer.array[at:at + count])
-
-
-def aligned(pointer, at, count):
-    """Check that a vector access is on a multiple of its size."""
-    array = pointer.array
-    if (array.ctypes.data + at * array.itemsize) % (count * array.itemsize) and pointer.space == "global":
-        raise simulator.SimulatorError(f"a vector of {count} at element {at} of {array.dtype} is not aligned")
-    if pointer.space != "global" and at % count:
-        raise simulator.SimulatorError(f"a vector of {count} at element {at} of shared memory is not aligned")
+def aligned(pointer, index: int, count: int) -> int:
+    """Place in the array of a vector access of so many elements, which must be on a multiple of its size."""
+    at = pointer.start + index
+    if at < 0 or at + count > pointer.size:
+        pointer.at(index, count)
+    size = pointer.array.itemsize
+    if (pointer.address + at * size) % (count * size):
+        raise simulator.SimulatorError(f"a vector of {count} at element {at} of {pointer.space} {pointer.array.dtype} "
+                                       "is not aligned")
+    return at
 
 
 @builtin("as_u32")
 def as_words(pointer):
     """The same address as a pointer to u32."""
-    return Span(pointer.array.view(np.uint32), pointer.start * pointer.array.itemsize // 4, pointer.space)
+    return pointer.view(np.uint32)
 
 
 @builtin("as_u16")
 def as_u16(pointer):
     """The same address as a pointer to u16."""
-    return Span(pointer.array.view(np.uint16), pointer.start * pointer.array.itemsize // 2, pointer.space)
+    return pointer.view(np.uint16)
 
 
 @builtin("as_f32")
 def as_floats(pointer):
     """The same address as a pointer to f32."""
-    return Span(pointer.array.view(np.float32), pointer.start * pointer.array.itemsize // 4, pointer.space)
+    return pointer.view(np.float32)
 
 
 @builtin("cp_async")
 def copy_async(shared, at: int, source, index: int) -> None:
     """16 bytes from source[index] to shared[at], both u32 pointers, in the background (sm_80)."""
-    aligned(shared, shared.at(at, 4), 4)
-    NOW.thread.copies[-1].append((shared, at, _vector(source, index, 4)))
+    begin = aligned(source, index, 4)
+    NOW.thread.copies[-1].append((shared.array, aligned(shared, at, 4), source.array[begin:begin + 4].copy()))
 
 
 @asm((), (), "cp.async.commit_group;", "effect", "memory")
@@ -190,9 +189,8 @@ def copy_wait() -> None:
     """Wait for all groups of this thread; a barrier must follow before others read."""
     copies = NOW.thread.copies  # they take effect as late as they may
     while len(copies) > 1:
-        for shared, at, words in copies.pop(0):
-            for i, word in enumerate(words):
-                shared[at + i] = word
+        for array, at, words in copies.pop(0):
+            array[at:at + 4] = words
 
 
 @builtin("atomic_add")

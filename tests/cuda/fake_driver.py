@@ -170,7 +170,7 @@ class FakeDriver:
         self.launches += 1
         args = [self._span(kind, value) if isinstance(kind, Pointer) else kind(value)
                 for kind, value in zip(kernel.signature, values, strict=True)]
-        launch(kernel.body, grid, kernel.threads, tuple(args))
+        launch(kernel.plain, grid, kernel.threads, tuple(args))
 
     def _span(self, kind, address):
         if not address:
