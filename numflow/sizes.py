@@ -14,7 +14,7 @@ def parse_bytes(size: int | float | str, what: str = "memory") -> int:
     Raises:
         RequestError: anything else.
     """
-    if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 1:
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and 1 <= size < float("inf"):
         return int(size)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower()) if isinstance(size, str) else None
     if match is None or not (count := int(float(match[1]) * _UNITS[match[2]])):

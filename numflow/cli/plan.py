@@ -20,7 +20,8 @@ def plan(
     memory: Annotated[str, typer.Option(metavar="SIZE,SIZE", show_default="the cluster's", help="Memory of the "
                                         "devices, in the order of --devices, or one size for all.")] = "",
     batch: Annotated[int, typer.Option(metavar="N", help="Queries at the same time.")] = 1,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of each query.")] = 2048,
+    context: Annotated[int | None, typer.Option(metavar="N", show_default="2048, or the model's if that is less",
+                                                help="Tokens of each query.")] = None,
     objective: Annotated[str, typer.Option(metavar="NAME", help="latency (one fast answer) or "
                                            "throughput.")] = "latency",
     cluster: Annotated[str, typer.Option(metavar="FILE", show_default="this machine, measured once", help="Hardware: a "
@@ -28,7 +29,8 @@ def plan(
     shape: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Instead of a model on disk: a plain "
                                        "decoder of this size, such as 7b, 13b or 70b.")] = "",
     weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
-                                         help="Tensor type of the matrices, such as F16, Q4_0 or q3h.")] = "",
+                                         help="Tensor type of the matrices, such as F16 or Q4_0; of a model also a "
+                                         "scheme, a preset or a recipe file, as when it is loaded.")] = "",
     kv: Annotated[str, typer.Option(metavar="TYPE", help="Type of cached values: f32, f16, q8 .. q2.")] = "f16",
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
@@ -46,40 +48,49 @@ def plan(
     if clusters:
         print_table(("name", "what it is"), hardware.known_clusters().items())
         return
-    goal = planner.Goal(batch, context, objective)
-    found = hardware.read_cluster(cluster) if cluster else _this_machine(devices, measure)
-    names = _names(devices, found)
+    names, sizes = _names(devices), _sizes(kv, this_machine=not cluster)
+    network = _network(model, shape, weights, spec, offline)
+    goal = planner.Goal(batch, _context(network, context), objective)
+    found = hardware.read_cluster(cluster) if cluster else _this_machine(names, measure)
+    names = names or list(found.devices)
     found = _with_memory(found, names, memory)
-    network = _network(model, shape, weights, spec, offline, context)
-    candidates = planner.rank(network, found, names, goal, devices or None, progress=_progress,
-                              **_sizes(kv, this_machine=not cluster))
+    candidates = planner.rank(network, found, names, goal, devices or None, progress=_progress, **sizes)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if json:
-        print_json({"model": network.name, "cluster": found.title, "batch": batch, "context": context,
+        print_json({"model": network.name, "cluster": found.title, "batch": batch, "context": goal.context,
                     "objective": objective, "candidates": [_as_dict(c) for c in candidates]})
-        return
-    print(f"{network.name} on {found.title}, {batch} x {context} tokens, {objective}\n")
-    print_table(("devices", "strategy", ">GB", ">first token s", ">tok/s, one", f">tok/s, {batch}", "verdict"),
-                [_row(c) for c in candidates])
-    if candidates[0].fits:
-        print("\n" + "\n".join(draw(candidates[0].plan, candidates[0].memory)))
     else:
+        print(f"{network.name} on {found.title}, {batch} x {goal.context} tokens, {objective}\n")
+        print_table(("devices", "strategy", ">GB", ">first token s", ">tok/s, one", f">tok/s, {batch}", "verdict"),
+                    [_row(c) for c in candidates])
+        if candidates[0].fits:
+            print("\n" + "\n".join(draw(candidates[0].plan, candidates[0].memory)))
+    if not candidates[0].fits:
         raise RequestError("no strategy fits into the memory of these devices; a smaller --context, --batch, --kv or "
                            "--weights would need less")
 
 
-def _this_machine(devices: str, again: bool):
+def _this_machine(names: list[str], again: bool):
     from numflow.lab.machine import this_machine
+
+    return this_machine(names or ["0"], again)
+
+
+def _names(devices: str) -> list[str]:
     from numflow.partition.devices import parse_devices
 
-    return this_machine(len(parse_devices(devices)) if devices else 1, again)
+    return [device.name for device in parse_devices(devices)] if devices else []
 
 
-def _names(devices: str, cluster) -> list[str]:
-    from numflow.partition.devices import parse_devices
-
-    return [device.name for device in parse_devices(devices)] if devices else list(cluster.devices)
+def _context(network, asked: int | None) -> int:
+    """Tokens of a query: as asked, if the model can read that many."""
+    longest = network.facts.get("context")
+    if asked is None:
+        return min(2048, longest or 2048)
+    if longest is not None and asked > longest:
+        raise RequestError(f"--context should be 1 .. {longest} tokens, as {network.name}'s, is {asked}")
+    return asked
 
 
 def _with_memory(cluster, names: list[str], memory: str):
@@ -99,24 +110,31 @@ def _with_memory(cluster, names: list[str], memory: str):
                                      for name, device in cluster.devices.items()})
 
 
-def _network(model, shape: str, weights: str, spec: Path | None, offline: bool, context: int):
+def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
     """The model's network, each matrix product on its own."""
     from dataclasses import replace
 
     from numflow import formats, network, registry
-    from numflow.formats.types import tensor_type
+    from numflow.engine.quantise.requantise import requantised
+    from numflow.formats.types import TYPES
+    from numflow.quant import SCHEMES
 
     if shape:
         from numflow.lab.shapes import find_shape, random_network
 
         return replace(random_network(find_shape(shape), weights or "F16", fuse=False)[0], name=shape)
     checkpoint = formats.open_checkpoint(registry.resolve(model or registry.default_model(), offline=offline))
-    built = network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)
-    if not weights:
+    chosen, stored = network.choose_spec(checkpoint, spec), weights in TYPES and weights not in SCHEMES
+    if weights and not stored:  # as `--weights` of the commands that run a model
+        checkpoint = requantised(checkpoint, chosen, weights, None, None, progress=False)
+    built = network.build(chosen, checkpoint, fuse=False)
+    if not stored:
         return built
-    tensor_type(weights)
-    return replace(built, weights={name: replace(weight, types=(weights,)) if len(weight.shape) == 2 else weight
-                                   for name, weight in built.weights.items()})
+    block = TYPES[weights].block
+    return replace(built, weights={
+        name: replace(weight, types=(weights,) * len(weight.types))
+        if len(weight.shape) == 2 and weight.shape[1] % block == 0 else weight
+        for name, weight in built.weights.items()})
 
 
 def _sizes(kv: str, this_machine: bool) -> dict:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,11 +17,12 @@ _FEW, _MANY = 2, 24  # layers of the toy: what a layer takes is the difference
 _TOKENS = 48
 
 
-def this_machine(devices: int, again: bool = False) -> Cluster:
-    """The CPU as `devices` virtual devices "0", "1", ... and "cpu": threads shared out evenly.
+def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
+    """The CPU as virtual devices of these names: threads shared out evenly.
 
     again: measure even if figures are kept.
     """
+    devices = len(names)
     facts = host()
     key = f"{facts['cpu']}, {facts['cores']} cores, {devices} devices, format {_FORMAT}"
     path = home() / "machine.json"
@@ -31,7 +33,7 @@ def this_machine(devices: int, again: bool = False) -> Cluster:
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
         os.replace(partial, path)
-    return as_cluster(kept[key], devices)
+    return as_cluster(kept[key], devices, names)
 
 
 def measure(devices: int) -> dict[str, float]:
@@ -56,10 +58,10 @@ def measure(devices: int) -> dict[str, float]:
             **_together(devices, threads, cores / threads)}
 
 
-def as_cluster(figures: dict[str, float], devices: int) -> Cluster:
-    """Measured figures as a cluster."""
+def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | None = None) -> Cluster:
+    """Measured figures as a cluster; devices are "0", "1", ... if they have no other names."""
     device = Device("virtual", figures["memory"], figures["bandwidth"], figures["operations"], figures["step"])
-    names = [*map(str, range(devices)), "cpu"]
+    names = list(map(str, range(devices))) if names is None else names
     return Cluster(f"this machine as {devices} virtual device{'s' * (devices > 1)}", dict.fromkeys(names, device),
                    Link(figures["host_bandwidth"] / 2, figures["latency"]), {}, figures["cores"],
                    figures["host_bandwidth"], figures["crowded"], figures["start"], figures["start_each"])

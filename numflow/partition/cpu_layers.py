@@ -24,7 +24,7 @@ def with_cpu_layers(network: Network, devices: str | None, count: int) -> tuple[
     Raises:
         DeviceError: the processor is among the devices already, or there are not that many layers.
     """
-    given = parse_devices(devices or "0")
+    given = parse_devices("0" if devices is None else devices)
     sizes = {stack: len(found) for stack, found in layers_by_stack(network).items()}
     if any(device.name == CPU for device in given):
         raise DeviceError(f"cpu_layers={count} puts the processor among the devices, but {str(given)!r} names it "

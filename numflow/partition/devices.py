@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from numflow.errors import DeviceError
 
 CPU = "cpu"  # the name of the processor among devices
+SHARES = 1e-6, 1e6  # the least and the largest share
 _TOKEN = re.compile(r"\s*(?:(?P<cpu>cpu)|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<mark>[;,&|*]))", re.I)
 
 
@@ -25,7 +26,7 @@ class Device:
     share: float = 1.0
 
     def __str__(self) -> str:
-        return self.name if self.share == 1 else f"{self.name}*{self.share:g}"
+        return self.name if self.share == 1 else f"{self.name}*{self.share:.6f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class _Reader:
             return Device(name)
         begin, token = self._next()
         share = float(token["number"]) if token is not None and token.lastgroup == "number" else 0.0
-        if share <= 0:
-            raise self._error(begin, "a share: a number above 0")
+        if not SHARES[0] <= share <= SHARES[1]:
+            raise self._error(begin, "a share: a number 0.000001 .. 1000000")
         return Device(name, share)
 
     def mark(self) -> str | None:

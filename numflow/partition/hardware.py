@@ -3,10 +3,12 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from numflow.errors import FormatError, ModelNotFoundError, RequestError, did_you_mean
+from numflow.partition.devices import CPU
 from numflow.sizes import parse_bytes
 
 CLUSTERS = Path(__file__).parent / "clusters"
@@ -113,15 +115,16 @@ class _Reader:
             self.keys(f"device.{kind}", facts, {"count", "memory", "bandwidth", "operations", "step", "host"},
                       {"memory", "bandwidth", "operations"})
             for device in self.devices(kind, facts):
-                name = "cpu" if kind == "cpu" else str(sum(other != "cpu" for other in devices))
+                name = CPU if kind == CPU else str(sum(other != CPU for other in devices))
                 devices[name] = device
         links: dict[tuple[str, str], Link] = {}
-        for number, facts in enumerate(table.get("links", [])):
+        for number, facts in enumerate(self.listed("links", table.get("links", []))):
             where = f"links[{number}]"
             self.keys(where, facts, {"between", "bandwidth", "latency"}, {"between", "bandwidth", "latency"})
-            link, ends = self.link(where, facts), [str(end) for end in facts["between"]]
-            if len(ends) < 2 or not set(ends) <= devices.keys():
-                raise self.wrong(f"{where}.between", f"two or more of {', '.join(devices)}", facts["between"])
+            link, between = self.link(where, facts), self.listed(f"{where}.between", facts["between"])
+            ends = list(map(str, between))
+            if len(set(ends)) < 2 or len(set(ends)) < len(ends) or not set(ends) <= devices.keys():
+                raise self.wrong(f"{where}.between", f"two or more of {', '.join(devices)}, each once", between)
             links |= {(a, b): link for a in ends for b in ends if a != b}
         self.keys("link", table["link"], {"bandwidth", "latency"}, {"bandwidth", "latency"})
         return Cluster(str(table.get("title", self.path.stem)), devices, self.link("link", table["link"]), links)
@@ -129,11 +132,12 @@ class _Reader:
     def devices(self, kind: str, facts) -> list[Device]:
         """As many as `count` says; `host` may be one number or one for each."""
         count = facts.get("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
-            raise self.wrong(f"device.{kind}.count", "a whole number 1 .. 1024", count)
+        most = 1 if kind == CPU else 1024
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+            raise self.wrong(f"device.{kind}.count", f"a whole number 1 .. {most}" if most > 1 else "1", count)
         hosts = facts.get("host", 0)
         hosts = hosts if isinstance(hosts, list) else [hosts] * count
-        if len(hosts) != count or not all(isinstance(host, int) for host in hosts):
+        if len(hosts) != count or not all(isinstance(host, int) and not isinstance(host, bool) for host in hosts):
             raise self.wrong(f"device.{kind}.host", f"{count} whole numbers", facts["host"])
         try:
             memory = parse_bytes(facts["memory"], f"{self.path}: device.{kind}.memory")
@@ -147,6 +151,11 @@ class _Reader:
     def link(self, where: str, facts) -> Link:
         return Link(self.number(f"{where}.bandwidth", facts["bandwidth"]) * 1e9,
                     self.number(f"{where}.latency", facts["latency"], least=0) * 1e-6)
+
+    def listed(self, where: str, value) -> list:
+        if not isinstance(value, list):
+            raise self.wrong(where, "a list", value)
+        return value
 
     def table(self, where: str, value) -> Mapping[str, Any]:
         if not isinstance(value, dict) or not value or not all(isinstance(v, dict) for v in value.values()):
@@ -163,7 +172,7 @@ class _Reader:
             raise FormatError(f"{self.path}: {self.full(where, key)!r} is missing")
 
     def number(self, where: str, value, least: float | None = None) -> float:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
         if not good or value < (least or 0) or (least is None and value == 0):
             raise self.wrong(where, "a number above 0" if least is None else "a number from 0", value)
         return float(value)

@@ -70,23 +70,37 @@ class Candidate:
 
 
 def strategies(cluster: Cluster, names: Sequence[str], needed: float = 0.0) -> list[str]:
-    """Device strings over some or all of these devices, by layer, by tensor and hybrid; quicker devices come first
-    and get a larger share. "cpu", if it is among them, takes the first layers beside all others, in groups of their
-    own: as few as leave the other devices enough memory for `needed` bytes, and more."""
+    """Device strings over some or all of these devices, by layer, by tensor and hybrid; quicker devices come first,
+    those with the quickest links between them side by side, with shares by their speed and by their memory. "cpu", if
+    it is among them, takes the first layers beside all others, in groups of their own: as few as leave the other
+    devices enough memory for `needed` bytes, and more."""
     numbers = sorted((n for n in names if n != CPU), key=lambda n: -cluster.devices[n].bandwidth)
-    found = []
+    found: list[str] = []
     for count in range(1, len(numbers) + 1):
-        found += _ways([_shared(cluster, n, numbers[:count]) for n in numbers[:count]])
+        chosen = _side_by_side(cluster, numbers[:count])
+        for what in ("bandwidth", "memory"):
+            sizes = {n: getattr(cluster.devices[n], what) for n in chosen}
+            found += _ways([_shared(n, sizes) for n in chosen])
     if CPU in names:
         shares = _cpu_shares(cluster, numbers, needed)
-        found += [f"{CPU}*{share:g};{way}" for way in _ways(numbers) for share in shares] or [CPU]
-    return found
+        ways = _ways(_side_by_side(cluster, numbers))
+        found += [f"{CPU}*{share:g};{way}" for way in ways for share in shares] or [CPU]
+    return list(dict.fromkeys(found))
 
 
 def _ways(names: Sequence[str]) -> list[str]:
-    """Devices in equal groups: by layer, hybrid, by tensor."""
-    return [";".join("&".join(names[at:at + size]) for at in range(0, len(names), size))
-            for size in range(1, len(names) + 1) if len(names) % size == 0]
+    """Devices in groups of one size, the last one smaller where they do not divide: by layer, hybrid, by tensor."""
+    sizes = [size for size in range(1, len(names) + 1) if size in (1, len(names)) or 2 * size <= len(names) + 1]
+    return [";".join("&".join(names[at:at + size]) for at in range(0, len(names), size)) for size in sizes]
+
+
+def _side_by_side(cluster: Cluster, names: Sequence[str]) -> list[str]:
+    """The names in such an order that each is followed by the one it has the quickest link to."""
+    order, left = list(names[:1]), list(names[1:])
+    while left:
+        order.append(max(left, key=lambda n: cluster.between(order[-1], n).bandwidth))
+        left.remove(order[-1])
+    return order
 
 
 def _cpu_shares(cluster: Cluster, numbers: Sequence[str], needed: float) -> list[float]:
@@ -98,9 +112,9 @@ def _cpu_shares(cluster: Cluster, numbers: Sequence[str], needed: float) -> list
     return sorted({round(least * factor + 0.005, 2) for factor in (1.0, 1.1, 1.25, 2.0)})
 
 
-def _shared(cluster: Cluster, name: str, names: Sequence[str]) -> str:
-    least = min(cluster.devices[n].bandwidth for n in names)
-    share = round(cluster.devices[name].bandwidth / least, 1)
+def _shared(name: str, sizes: Mapping[str, float]) -> str:
+    """A device with its share, relative to the least."""
+    share = round(sizes[name] / min(sizes.values()), 1)
     return name if share == 1 else f"{name}*{share:g}"
 
 
@@ -128,6 +142,8 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
         if progress is not None:
             progress(text)
         found.append(_price(network, cluster, text, goal, whole, backend))
+        if any(_same_cut(found[-1], other) for other in found[:-1]):
+            found.pop()
     found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
     return [_with_reason(c, found[0], goal) for c in found]
 
@@ -148,6 +164,13 @@ def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> 
         exchanging, waiting = shares
     first = prefill_seconds(prices, goal.context)
     return Candidate(text, placement.strategy, plan, memory, first, speed, throughput, exchanging, waiting)
+
+
+def _same_cut(a: Candidate, b: Candidate) -> bool:
+    """Whether two strings of groups of one device give everybody the same layers: shares are rounded to layers."""
+    cuts = [[(part.name, part.layers) for part in c.plan.devices] for c in (a, b) if c.plan and
+            len(c.plan.groups) == len(c.plan.devices)]
+    return len(cuts) == 2 and cuts[0] == cuts[1]
 
 
 def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[float, float, float]:

@@ -7,8 +7,10 @@ the answer is a value or an exception.
 import contextlib
 import multiprocessing
 import queue
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from numflow.ops import Batch
 
 Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value, exception or what became of it)
 _JOIN_S = 5.0
+_STARTING = threading.Lock()
 
 
 class Resident:
@@ -91,7 +94,8 @@ class ProcessWorker:
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_process_work, args=(make, theirs), daemon=True,
                                        name=f"numflow-device-{index}")
-        self.process.start()
+        with _no_main():
+            self.process.start()
         theirs.close()
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"numflow-answers-{index}")
         self._reader.start()
@@ -119,11 +123,26 @@ class ProcessWorker:
             self.answers.put((self.index, "gone", how))
 
 
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """A process that is started meanwhile does not run the caller's script again, as those of multiprocessing do: a
+    script need not hide what it does from them (`if __name__ == "__main__"`)."""
+    with _STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
 def _process_work(make: Any, pipe) -> None:
-    """The life of a device's process. Ctrl-C is for the parent, which closes the pipe."""
+    """The life of a device's process. Ctrl-C is for the parent, which closes the pipe; when the parent has died in the
+    midst of a run, nobody waits for other devices any more."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_abort_with_parent, args=(make.world,), daemon=True).start()
     program = None
     try:
         program = make()
@@ -137,6 +156,14 @@ def _process_work(make: Any, pipe) -> None:
     if program is not None:
         program.close()
     make.world.close()
+
+
+def _abort_with_parent(world: Any) -> None:
+    """Break the run off as soon as the parent has died."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        world.abort()
 
 
 def answer(program: Any, name: str, args: tuple) -> tuple[str, Any]:

@@ -31,6 +31,8 @@ def test_shares():
     assert list(devices) == [Device("0", 2), Device("1"), Device("3", 0.5)]
     assert devices.group_shares == (2, 1.5)
     assert str(devices) == "0*2;1&3*0.5"
+    for text in ("0*1000000;1*0.000001", "0*1.234567&1"):
+        assert str(parse_devices(text)) == text
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -42,9 +44,12 @@ def test_shares():
     ("0&gpu", "position 3: expected a device: a number or 'cpu', found 'gpu'"),
     ("0&1;0", "position 5: expected a device that was not named before; 0 is there already, found '0'"),
     ("1;01", "position 3: expected a device that was not named before; 1 is there already, found '01'"),
-    ("0*;1", "position 3: expected a share: a number above 0, found ';1'"),
-    ("0*0;1", "position 3: expected a share: a number above 0, found '0;1'"),
-    ("0**2", "position 3: expected a share: a number above 0, found '*2'"),
+    ("0*;1", "position 3: expected a share: a number 0.000001 .. 1000000, found ';1'"),
+    ("0*0;1", "position 3: expected a share: a number 0.000001 .. 1000000, found '0;1'"),
+    ("0*-1;1", "position 3: expected a share: a number 0.000001 .. 1000000, found '-1;1'"),
+    (f"0*{'9' * 400};1", "position 3: expected a share: a number 0.000001 .. 1000000, found '99999999'"),
+    ("cpu&cpu", "position 5: expected a device that was not named before; cpu is there already, found 'cpu'"),
+    ("0**2", "position 3: expected a share: a number 0.000001 .. 1000000, found '*2'"),
     ("0*2*3", "position 4: expected ';', '&' or the end, found '*3'"),
     ("0.5", "position 1: expected a device: a number or 'cpu', found '0.5'"),
     ("0;-1", "position 3: expected a device: a number or 'cpu', found '-1'"),

@@ -64,9 +64,12 @@ def test_memory_is_shared_out():
 
 
 def test_the_strategies_of_four_devices():
-    assert strategies(CLUSTER, "0123") == ["0", "0;1", "0&1", "0;1;2", "0&1&2", "0;1;2;3", "0&1;2&3", "0&1&2&3"]
+    assert strategies(CLUSTER, "0123") == ["0", "0;1", "0&1", "0;1;2", "0&1;2", "0&1&2", "0;1;2;3", "0&1;2&3",
+                                           "0&1&2&3"]
     uneven = replace(CLUSTER, devices={"0": GPU, "1": replace(GPU, bandwidth=1600e9)})
-    assert strategies(uneven, "01") == ["1", "1*2;0", "1*2&0"]
+    assert strategies(uneven, "01") == ["1", "1*2;0", "1*2&0", "1;0", "1&0"]
+    linked = replace(CLUSTER, links=dict.fromkeys([("0", "3"), ("3", "0"), ("1", "2"), ("2", "1")], Link(45e9, 9e-6)))
+    assert "0&3;1&2" in strategies(linked, "0123")
     host = replace(CLUSTER, devices={"0": GPU, "cpu": replace(GPU, memory=1e12)})
     assert strategies(host, ["0", "cpu"], needed=28.8e9)[1] == "cpu*1;0"
     assert strategies(host, ["cpu"]) == ["cpu"]
@@ -108,6 +111,13 @@ def test_what_does_not_fit_says_what_would():
     tiny = replace(CLUSTER, devices={str(i): replace(GPU, memory=3e8) for i in range(2)})
     reason = next(c for c in rank(NETWORK, tiny, "01", Goal(1, 64)) if c.devices == "0;1").reason
     assert "of 300 MB" in reason and "devices like that would hold it, or weights of fewer bits" in reason
+
+
+def test_unequal_memory_is_filled():
+    """Two devices as fast as each other, of which one has a third of the other's memory."""
+    small = replace(CLUSTER, devices={"0": replace(GPU, memory=3e9), "1": replace(GPU, memory=1e9)})
+    best = rank(NETWORK, small, "01", Goal(1, 64))[0]
+    assert best.fits and best.devices in ("0*3;1", "0*3&1")
 
 
 def test_mistakes():

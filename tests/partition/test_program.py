@@ -69,7 +69,7 @@ def test_blocks_are_copied_saved_and_loaded(model):
 
 def test_trace_names_the_devices(model):
     built, checkpoint, _ = model
-    program = placed(built, checkpoint, "cpu", "0&1;2")
+    program = placed(built, checkpoint, "cpu", "0;1&2")
     program.reserve(2)
     rows = program.trace(_batch([1, 2], 0))
     assert [row.index for row in rows] == list(range(len(rows)))
@@ -153,6 +153,8 @@ def test_load_says_what_is_wrong(tmp_path):
     folder = write_checkpoint(tmp_path)
     with pytest.raises(DeviceError, match="position 3: expected a device"):
         numflow.load(folder, devices="0;x")
+    with pytest.raises(DeviceError, match="devices '': position 1: expected a device"):
+        numflow.load(folder, devices="")
     with pytest.raises(DeviceError, match="2 layers cannot be cut into 3 groups of devices: name at most 2 groups"):
         numflow.load(folder, devices="0;1;2")
     with pytest.raises(RequestError, match="has no option 'world'"):
@@ -162,12 +164,12 @@ def test_load_says_what_is_wrong(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_is_killed(tmp_path):
     folder = write_checkpoint(tmp_path)
-    with numflow.load(folder, devices="0;1", transport="processes", threads=1) as model:
+    with numflow.load(folder, devices="3;7", transport="processes", threads=1) as model:
         ids = model.generate([1, 2], max_tokens=4, ignore_eos=True).ids
         with numflow.load(folder, threads=1) as one:
             assert one.generate([1, 2], max_tokens=4, ignore_eos=True).ids == ids
         os.kill(model.program._workers[1].process.pid, signal.SIGKILL)
         begin = time.monotonic()
-        with pytest.raises(DeviceError, match="the process of device 1 was killed by signal 9; load the model again"):
+        with pytest.raises(DeviceError, match="the process of device 7 was killed by signal 9; load the model again"):
             model.generate([1, 2], max_tokens=4, ignore_eos=True)
         assert time.monotonic() - begin < 20
