@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +145,30 @@ def test_it_may_lie_beside_its_source(tmp_path):
     (loose / "a.safetensors").unlink()
     with pytest.raises(ModelNotFoundError, match="no weights here"):
         formats.open_checkpoint(loose)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux only")
+def test_what_has_been_read_leaves_memory(tmp_path):
+    source = write_model(tmp_path / "source", ffn=8192) / "model.safetensors"
+    tables = [resident(source)]
+
+    def written(done, total):
+        tables.append(resident(source))
+
+    quantize(formats.open_checkpoint(source), tmp_path / "x", Recipe("b", "q4_b32t1a"), written=written)
+    assert len(tables) > 20 and max(tables) < 256, f"{max(tables)} of {source.stat().st_size >> 10} KiB"
+
+
+def resident(file) -> int:
+    """KiB of a mapped file that are in memory."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if not head.endswith(":"):
+            inside = line.endswith(str(file))
+        elif inside and head == "Rss:":
+            found += int(line.split()[1])
+    return found
 
 
 def test_another_source_is_noticed(made, tmp_path):

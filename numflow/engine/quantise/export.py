@@ -6,7 +6,7 @@ from typing import Any
 
 import numflow
 from numflow import network
-from numflow.engine.quantise.quantize import Row, check_target, source_facts, totals
+from numflow.engine.quantise.quantize import Row, check_target, source_facts, step_of, totals
 from numflow.errors import RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint
@@ -38,8 +38,8 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     rows = [Row(tensor, plan, None, None) for tensor in source.tensors.values()]
     entries = [Entry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
-    total = sum(row.nbytes for row in rows)
-    gguf_writer.write(Path(target), source.files["weights"][0], entries, lambda done: written(done, total))
+    gguf_writer.write(Path(target), source.files["weights"][0], entries,
+                      step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
             "calibration": None, **totals(rows), "kept": dict(plan.kept), "idle": list(plan.idle),
             "tensors": [row.facts for row in rows]}

@@ -18,6 +18,7 @@ from numflow import formats, network
 from numflow.errors import FormatError, RequestError
 from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.mapped import release_memory
 from numflow.formats.types import tensor_type, to_f32
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
@@ -75,9 +76,17 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     entries = [container.entry_of(row.tensor, row.kind, row.read) for row in rows]
     entries += [Entry.of(container.PREFIX + name, data) for name, data in attached.items()]
     entries += [config, Entry(container.REPORT, "U8", (size,), size, finished_report)]
-    total = sum(entry.nbytes for entry in entries)
-    write(target, entries, metadata, lambda done: written(done, total))
+    write(target, entries, metadata, step_of(written, sum(entry.nbytes for entry in entries)))
     return report
+
+
+def step_of(written: Written, total: int) -> Callable[[int], None]:
+    """What is called after each tensor: its pages go, those of the source too, and `written` is told."""
+    def step(done: int) -> None:
+        release_memory()
+        written(done, total)
+
+    return step
 
 
 class Row:
@@ -145,6 +154,7 @@ def verify(target: Path, against: Path | None = None,
         for row in report["tensors"]:
             checked(row["name"])
             wrong += _other_tensor(row, model, source)
+            release_memory()
         expected = {**report, **_totals_of(report["tensors"])}
     except (KeyError, TypeError) as error:
         raise FormatError(f"{target}: the report lacks {error}") from None
