@@ -30,15 +30,16 @@ def hybrid(setting: Setting) -> None:
         for devices, layers in _placements(network, setting.quick):
             if setting.is_over:
                 return
-            program = _program(network, checkpoint, devices, layers, setting)
-            try:
-                facts, logits = _measure(program, shape, setting.quick)
-            finally:
-                program.close()
-            alone = logits if alone is None else alone
             counts = ";".join(map(str, next(iter(layers.values())))) if layers else "even"
-            setting.add(model=name, devices=str(devices), layers=counts,
-                        off=float(np.abs(logits - alone).max() / alone.std()), **facts)
+            with setting.attempt(model=name, devices=str(devices), layers=counts):
+                program = program_of(network, checkpoint, devices, layers, setting)
+                try:
+                    facts, logits = measured(program, shape, setting.quick)
+                finally:
+                    program.close()
+                alone = logits if alone is None else alone
+                setting.add(model=name, devices=str(devices), layers=counts,
+                            off=float(np.abs(logits - alone).max() / alone.std()), **facts)
 
 
 def _placements(network, quick: bool):
@@ -47,15 +48,16 @@ def _placements(network, quick: bool):
     return found + [with_cpu_layers(network, None, count) for count in ((1, -1) if quick else CPU_LAYERS)]
 
 
-def _program(network, checkpoint, devices, layers, setting: Setting) -> PlanProgram:
+def program_of(network, checkpoint, devices, layers, setting: Setting, **options) -> PlanProgram:
+    """A plan on GPUs and the processor, with room for a prompt and what is measured after it."""
     plan = partition(network, devices, executors_of(devices, "cuda"), layers=layers)
     program = PlanProgram(plan, {"cpu": cpu, "cuda": cuda}, lambda part: WeightSource(part, checkpoint),
-                          gpu="simulator" if setting.simulator else "gpu")
+                          gpu="simulator" if setting.simulator else "gpu", **options)
     program.reserve(-(-(PROMPT + STEPS) // program.block_size))
     return program
 
 
-def _measure(program: PlanProgram, shape: Shape, quick: bool) -> tuple[dict, np.ndarray]:
+def measured(program: PlanProgram, shape: Shape, quick: bool) -> tuple[dict, np.ndarray]:
     """Figures, and the logits after the prompt."""
     tokens, steps = (6, 2) if quick else (PROMPT, STEPS)
     ids = np.random.default_rng(0).integers(0, shape.vocabulary, tokens)

@@ -35,8 +35,8 @@ Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_d
                     help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
                          "device 0 twice as much. On the CPU a device is a set of threads; with --device cuda numbers "
                          "are GPUs, and cpu may stand beside them: cpu;0.")]
-Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices on the CPU: threads, "
-                      "processes with shared memory between, or ray (actors of a Ray cluster).")]
+Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices: threads; on the CPU "
+                      "also processes with shared memory between; or ray (an actor of a Ray cluster for each group).")]
 Collectives = Annotated[str | None, typer.Option("--collectives", metavar="NAME", show_default="auto", help="How GPUs "
                         "of a group sum: copies from GPU to GPU, nccl, or auto: nccl where it is installed and each "
                         "device has a card of its own.")]

@@ -26,7 +26,7 @@ from numflow.cuda.nccl import Clique, clique
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.errors import DeviceError, NetworkError
 from numflow.mailboxes import Mailboxes
-from numflow.ops import Step, View, param
+from numflow.ops import Network, Step, View, param
 
 THREADS = 128
 _LEAST = 4096  # bytes of a piece
@@ -58,6 +58,17 @@ class World(Mailboxes):
             if not name.isdecimal():
                 raise DeviceError(f"device {name!r} is no GPU: GPUs are numbers, from 0 on")
         self.numbers = {index: int(names[index]) if names else index for index in networks}
+
+    def join(self, index: int, device: Device, network: Network, collectives: str) -> None:
+        """A device has come. collectives: as of its Program, the same for all.
+
+        Raises:
+            DeviceError: it is to sum by NCCL, and cannot.
+        """
+        self.devices[index], self.collectives = device, collectives
+        for step in (step for steps in network.entries.values() for step in steps):
+            if step.op in ("all_reduce", "all_gather"):
+                self.clique(device, param(step, "group"))
 
     def clique(self, device: Device, group: tuple[int, ...]) -> Clique | None:
         """Where the devices of a group meet by NCCL; None: they meet by copies."""

@@ -69,7 +69,7 @@ class Program:
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
         if world is not None:
-            world.devices[device], world.collectives = self.device, collectives
+            world.join(device, self.device, network, collectives)
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.activations, self._fused, self._units = activations, fused, units
         report = progress or (lambda what, done, total: None)

@@ -41,7 +41,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     devices:      place the model on several devices: "0;1" cuts it by layer, "0&1" by tensor, "0&1;2&3" both. On the
                   CPU a device is a set of threads with memory of its own; `threads` are then those of each device.
                   With "cuda" numbers are GPUs, and "cpu" among them is the processor: "cpu;0".
-    transport:    of devices on the CPU: "threads" of this process, or "processes" with shared memory between.
+    transport:    of devices: "threads" of this process; on the CPU also "processes" with shared memory between; "ray":
+                  an actor of a Ray cluster for each group of devices.
     cpu_layers:   with "cuda": so many layers run on the processor, the first ones; -N: the last N.
     draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
                   loaded with the same backend, activations and threads, and closed with the model.

@@ -111,7 +111,7 @@ MODEL = {
                       (), "load"),
     "threads": Option(_count, None, "CPU threads.", ("cpu_threads",), "load"),
     "activations": Option(_text, "int8", "int8 or f32.", (), "load"),
-    "transport": Option(_text, None, "Between devices on the CPU: threads, processes or ray.", (), "load"),
+    "transport": Option(_text, None, "Between devices: threads, processes (on the CPU) or ray.", (), "load"),
     "weights": Option(_text, None, "Quantise while loading: a scheme, a preset or a recipe file.",
                       ("device_weight_data_type",), "load"),
     "imatrix": Option(_text, None, "With weights: a calibration file.", (), "load"),
@@ -124,8 +124,8 @@ MODEL = {
     "host_embeddings": Option(_flag, None, "Keep the table of tokens in the host's memory.", (), "load"),
     "cpu_layers": Option(_a(int, "a whole number"), None, "With cuda: layers that the processor runs, the first ones; "
                          "below 0: the last ones.", (), "load"),
-    "collectives": Option(_text, None, "With cuda, how the GPUs of a group sum: copies, nccl, or auto: nccl where it can "
-                          "be.", (), "load"),
+    "collectives": Option(_text, None, "With cuda, how the GPUs of a group sum: copies, nccl, or auto: nccl where it "
+                          "can be.", (), "load"),
     "context": Option(_count, None, "Longest text in tokens.", ("max_context_len",), "load"),
     "chunk": Option(_count, None, "Rows of a prompt that run at once.", (), "load"),
     "max_batch": Option(_count, None, "Sequences that run side by side.", ("max_concurrent_queries",), "engine"),

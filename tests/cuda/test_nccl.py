@@ -200,8 +200,10 @@ def test_abort_of_what_all_have_called_keeps_the_communicators():
     for rank, gpu in enumerate(gpus):
         np.testing.assert_array_equal(gpu.download(memory[rank], 16).view(np.float32), 3)
     made.all_reduce(0, gpus[0], memory[0], memory[0], 4)  # one that the other does not make
-    threading.Timer(0.1, made.abort).start()
+    other = threading.Timer(0.1, made.abort)
+    other.start()
     assert np.isnan(gpus[0].download(memory[0], 16).view(np.float32)).all(), "it waited for the abort, no longer"
+    other.join()
     assert {comm.state for comm in library.made} == {"aborted"}
     with pytest.raises(DeviceError, match="broken off"):
         made.ready()
@@ -244,3 +246,23 @@ def test_broken_off_while_communicators_are_made(monkeypatch):
     with pytest.raises(DeviceError, match="broken off"):
         made.ready()
     assert {comm.state for comm in library.made} == {"aborted"}
+
+
+@pytest.mark.slow
+def test_the_suite_measures_both_ways(machine, model, monkeypatch, tmp_path):
+    """... where there are two cards; with one it says so."""
+    from experiments.gpu_suite import collectives
+    from experiments.gpu_suite.setting import Setting
+
+    driver, library = machine
+    monkeypatch.setattr(collectives, "TOY", {"toy": Shape(1, 32, 2, 2, 32, 40, 64)})
+    setting = Setting(False, True, tmp_path, "collectives")
+    monkeypatch.setattr(Setting, "device", lambda self: Gpu(driver, 0, fake_binary))
+    collectives.collectives(setting)
+    copies, nccl = setting.rows
+    assert (copies["collectives"], nccl["collectives"]) == ("copies", "nccl")
+    assert copies["off"] == 0 and nccl["off"] < TOLERANCE and copies["tokens_per_s"] > 0 and library.calls
+    driver.devices = 1
+    setting.rows.clear()
+    collectives.collectives(setting)
+    assert len(setting.rows) == 1 and setting.rows[0]["what"].endswith("two cards, and the driver knows one")
