@@ -8,6 +8,7 @@ What is called of the library (nccl4py's bindings): comm_init_all, all_reduce, a
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -17,6 +18,7 @@ from numflow.cuda import compat
 from numflow.cuda.device import Device, Ref
 from numflow.errors import DeviceError
 
+log = logging.getLogger("numflow.cuda")
 CHOICES = ("auto", "copies", "nccl")
 FLOAT32, SUM = 7, 0  # ncclDataType_t and ncclRedOp_t
 ENTER_S = 2.0        # for calls under way to return before communicators are aborted under them
@@ -98,6 +100,8 @@ class Clique:
             comms = self._library.comm_init_all(len(self.cards), self.cards)
         except (self._library.NCCLError, RuntimeError) as error:
             self.failure = f"NCCL cannot join GPUs {', '.join(map(str, self.cards))}: {error}"
+            if not self._must:
+                log.warning("%s; they meet by copies", self.failure)
             return
         with self._state:
             if not self._aborted:

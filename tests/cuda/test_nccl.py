@@ -134,12 +134,14 @@ def test_a_wrong_request_costs_no_communicator(machine, model, alone):
 
 
 @pytest.mark.slow
-def test_auto_falls_back_to_copies(machine, model, alone):
+def test_auto_falls_back_to_copies(machine, model, alone, caplog):
     driver, library = machine
     library.refuse = True
     program = _placed(model)
     assert error(run(program, output="logits", **IDS), alone) < TOLERANCE
     assert driver.peer_copies and not library.calls
+    assert [record.message for record in caplog.records] == [
+        "NCCL cannot join GPUs 0, 1: UnhandledCudaError (1): unhandled cuda error; they meet by copies"]
     program.close()
     program = _placed(model, collectives="nccl")
     with pytest.raises(DeviceError, match="NCCL cannot join GPUs 0, 1: UnhandledCudaError"):
