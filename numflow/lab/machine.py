@@ -4,17 +4,19 @@ import json
 import os
 import time
 from collections.abc import Sequence
-
-import numpy as np
+from contextlib import ExitStack
+from statistics import fmean, median
 
 from numflow.engine.measure.bench import host
+from numflow.engine.model import Model
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.registry.paths import home
 
-_FORMAT = 2
+_FORMAT = 3
 _TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
 _FEW, _MANY = 2, 24  # layers of the toy: what a layer takes is the difference
-_TOKENS = 48
+_TOKENS, _ROUNDS = 48, 5
+_LEAST = {"step": 1e-9, "latency": 1e-7, "crowded": 1e-7, "start": 0.0, "start_each": 0.0}  # of what is measured
 
 
 def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
@@ -70,25 +72,38 @@ def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | N
 def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
     """What a step, an exchange and a batch take of themselves, from a model with hardly any work in it.
 
-    A layer of n devices takes its steps, of which each does a part, as many at a time as there are cores, and two
-    exchanges. What is left of a run without its layers is two more exchanges and what the batch takes.
+    The models take turns, so that what else the machine does hits all of them; every figure is the median of the turns.
     """
     counts = sorted({1, 2, max(2, devices)})
-    few, many = ({n: _run(n, layers, threads) for n in counts} for layers in (_FEW, _MANY))
-    layer = {n: (many[n][0] - few[n][0]) / (_MANY - _FEW) for n in counts}
-    step = layer[1] * (_MANY - _FEW) / (many[1][1] - few[1][1])
-    exchange = {n: max(1e-7, (layer[n] - layer[1] / min(n, cores)) / 2) for n in counts[1:]}
-    start = max(0.0, few[1][0] - few[1][1] * step)
-    left = {n: few[n][0] - _FEW * layer[n] - 2 * exchange[n] for n in counts[1:]}
-    each = [(left[n] - (few[1][0] - _FEW * layer[1])) / (n - 1) for n in counts[1:]]
-    return {"step": step, "latency": exchange[2], "crowded": exchange[counts[-1]], "start": start,
-            "start_each": max(0.0, float(np.mean(each)))}
+    with ExitStack() as stack:
+        toys = {(n, layers): stack.enter_context(_toy(n, layers, threads)) for n in counts for layers in (_FEW, _MANY)}
+        steps = {layers: len(toys[1, layers].program.plan.part(0).entries["main"]) for layers in (_FEW, _MANY)}
+        turns = [_turn({key: _token_seconds(toy) for key, toy in toys.items()}, counts, steps, cores)
+                 for _ in range(_ROUNDS)]
+    return {key: max(least, median(turn[key] for turn in turns)) for key, least in _LEAST.items()}
 
 
-def _run(devices: int, layers: int, threads: int) -> tuple[float, int]:
-    """(seconds of one token, steps) of the toy, each layer on that many virtual devices."""
+def _turn(seconds: dict[tuple[int, int], float], counts: list[int], steps: dict[int, int],
+          cores: float) -> dict[str, float]:
+    """The figures of one turn; differences of measured times, so any of them may come out below nothing.
+
+    A layer of n devices takes its steps, of which each does a part, as many at a time as there are cores, and two
+    exchanges. What is left of a run without its layers is two more exchanges and what the batch takes.
+
+    seconds: of a token of the toy with (devices, layers). steps: of the toy with so many layers.
+    """
+    layer = {n: (seconds[n, _MANY] - seconds[n, _FEW]) / (_MANY - _FEW) for n in counts}
+    step = layer[1] * (_MANY - _FEW) / (steps[_MANY] - steps[_FEW])
+    exchange = {n: max(_LEAST["latency"], (layer[n] - layer[1] / min(n, cores)) / 2) for n in counts[1:]}
+    beside = {n: seconds[n, _FEW] - _FEW * layer[n] - 2 * exchange.get(n, 0.0) for n in counts}
+    return {"step": step, "latency": exchange[2], "crowded": exchange[counts[-1]],
+            "start": seconds[1, _FEW] - steps[_FEW] * step,
+            "start_each": fmean((beside[n] - beside[1]) / (n - 1) for n in counts[1:])}
+
+
+def _toy(devices: int, layers: int, threads: int) -> Model:
+    """A model with hardly any work in it, each layer on that many virtual devices."""
     from numflow.cpu import program as executor
-    from numflow.engine.model import Model
     from numflow.lab.shapes import find_shape, random_network
     from numflow.network import WeightSource
     from numflow.partition.cut import partition
@@ -97,13 +112,18 @@ def _run(devices: int, layers: int, threads: int) -> tuple[float, int]:
     network, checkpoint = random_network(find_shape("1b", layers=layers, **_TOY), "F32", fuse=False)
     plan = partition(network, "&".join(map(str, range(devices))))
     program = PlanProgram(plan, executor, lambda part: WeightSource(part, checkpoint), threads=threads)
-    with Model(network, program) as model, model.runner.open(_TOKENS + 1) as sequence:
-        times = []
+    return Model(network, program)
+
+
+def _token_seconds(model: Model) -> float:
+    """Median seconds of one token."""
+    times = []
+    with model.runner.open(_TOKENS + 1) as sequence:
         for token in range(_TOKENS):
             begin = time.perf_counter()
             sequence.last([token])
             times.append(time.perf_counter() - begin)
-    return float(np.median(times)), len(plan.part(0).entries["main"])
+    return median(times)
 
 
 def _memory() -> int:

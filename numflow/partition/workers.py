@@ -56,7 +56,8 @@ class ThreadWorker:
     """
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
-        self.index, self.answers, self.program = index, answers, None
+        self.index, self.answers = index, answers
+        self.program: Any = None
         self._commands: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(make,), daemon=True, name=f"numflow-device-{index}")
         self._thread.start()

@@ -1,0 +1,122 @@
+"""The part of the report about virtual devices: which plans are measured now, which rows stay as they were, and how
+they are shown."""
+
+import json
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from numflow.errors import RequestError
+
+from .real import CONTEXT, QUERIES, SINGLE, measure
+
+PLANS = {"single": SINGLE, "two by layer": "0;1", "two by tensor": "0&1"}
+KEPT = ("model", "figures", "rounds")  # of the newest measurement
+
+
+def virtual(lab, strategies: Mapping[str, str]) -> None:
+    """Measure the plans that the option `virtual` names; rows of the others are taken from the folder's results."""
+    plans = PLANS if lab.quick else PLANS | strategies
+    wanted = _wanted(lab.options["virtual"], plans)
+    old = {} if lab.quick else _results(lab)
+    new = {}
+    if wanted:
+        new = measure(lab, wanted)
+        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        new["rows"] = [{**row, "when": now} for row in new["rows"]]
+    rows = _merged(list(plans.values()), old.get("virtual", []), new.get("rows", []))
+    if not rows:
+        return
+    lab.results |= {"virtual": rows, **{key: (new or old)[key] for key in KEPT}}
+    lab.heading("Real: virtual devices of this machine")
+    _text(lab, rows)
+    _figure(lab, rows)
+
+
+def _wanted(option: str, plans: Mapping[str, str]) -> dict[str, str]:
+    """The plans of "all", "none", or device strings with commas between.
+
+    Raises:
+        RequestError: no such plan.
+    """
+    if option in ("all", "none"):
+        return dict(plans) if option == "all" else {}
+    texts = [text.strip() for text in option.split(",")]
+    for text in texts:
+        if text not in plans.values():
+            raise RequestError(f"option virtual: expected all, none or some of {', '.join(plans.values())}, "
+                               f"found {text!r}")
+    return {name: text for name, text in plans.items() if text in texts}
+
+
+def _results(lab) -> dict:
+    """What the folder of the report has; rows without a date are of an older form and are not taken over."""
+    try:
+        found = json.loads((lab.folder / "results.json").read_text(encoding="utf-8"))["results"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found if all("when" in row for row in found.get("virtual", [])) else {}
+
+
+def _merged(order: list[str], old: list[dict], new: list[dict]) -> list[dict]:
+    """Rows by plan and number of queries: the new ones, and old ones where there are none."""
+    rows = {(row["devices"], row["queries"]): row for row in (*old, *new) if row["devices"] in order}
+    return sorted(rows.values(), key=lambda row: (order.index(row["devices"]), row["queries"]))
+
+
+def _text(lab, rows: list[dict]) -> None:
+    figures, spread = lab.results["figures"], "least .. most"
+    giga, micro = {key: value / 1e9 for key, value in figures.items()}, {k: value * 1e6 for k, value in figures.items()}
+    lab.text(
+        f"{lab.results['model']}, after {CONTEXT} tokens; each virtual device is threads of its own with memory of its "
+        f"own. Measured on this machine: {giga['bandwidth']:.1f} GB/s and {giga['operations']:.0f} int8 GOP/s per "
+        f"device, {giga['host_bandwidth']:.1f} GB/s together, {figures['cores']:.2g} devices at full speed together; "
+        f"{micro['step']:.1f} µs per step, {micro['latency']:.1f} µs per exchange of two devices and "
+        f"{micro['crowded']:.1f} µs of all; {micro['start_each']:.0f} µs of a batch for each further device. What each "
+        "kind of step takes, and a batch beside its steps, is measured on one device, for each number of queries; so "
+        "the rows of one device show no more than that the parts add up. All else is predicted: plans, exchanges, "
+        "waiting, and devices that share cores and memory. More devices than there are cores can gain nothing over as "
+        "many as there are: what they test is the execution and the prediction. All plans and measurements took turns, "
+        f"in {lab.results['rounds']} rounds, each predicted from what was measured in it. The table has medians of the "
+        "rounds, the least and the most beside each; the last column says whether the prediction lies between the least "
+        "and the most that was measured.")
+    lab.table(["strategy", "devices", "queries", "tok/s", spread, "predicted", spread, "off", spread, "within"], [
+        [row["strategy"], f"`{row['devices']}`", row["queries"], row["measured"],
+         f"{row['least']:.0f} .. {row['most']:.0f}", row["predicted"],
+         f"{row['predicted_least']:.0f} .. {row['predicted_most']:.0f}", f"{row['off']:+.0%}",
+         f"{row['off_least']:+.0%} .. {row['off_most']:+.0%}",
+         "yes" if row["least"] <= row["predicted"] <= row["most"] else "no"] for row in rows])
+    worst = max(rows, key=lambda row: abs(row["off"]))
+    near = sum(abs(row["off"]) <= 0.15 for row in rows)
+    lab.text(f"The worst prediction is {worst['off']:+.0%} off ({worst['strategy']}, {worst['queries']} queries); "
+             f"{near} of {len(rows)} are within 15 %.")
+    for when in sorted({row["when"] for row in rows} - {max(row["when"] for row in rows)}):
+        texts = dict.fromkeys(row["devices"] for row in rows if row["when"] == when)
+        lab.text(f"Measured earlier, on {when}, with the machine's figures of that time: "
+                 f"{', '.join(f'`{text}`' for text in texts)}.")
+
+
+def _figure(lab, rows: list[dict]) -> None:
+    plt = lab.pyplot()
+    figure, axes = plt.subplots(1, len(QUERIES), figsize=(10, 3.8))
+    for axis, queries in zip(axes, QUERIES, strict=True):
+        chosen = [row for row in rows if row["queries"] == queries]
+        at = np.arange(len(chosen))
+        for shift, key, least, most, color in ((-0.2, "measured", "least", "most", "tab:blue"),
+                                               (0.2, "predicted", "predicted_least", "predicted_most", "tab:orange")):
+            rate = np.array([row[key] for row in chosen])
+            spread = [np.maximum(0, rate - [row[least] for row in chosen]),
+                      np.maximum(0, [row[most] for row in chosen] - rate)]
+            axis.bar(at + shift, rate, 0.4, yerr=spread, capsize=2, color=color, label=key)
+        for x, row in zip(at, chosen, strict=True):
+            axis.annotate(f"{row['off']:+.0%}", (x + 0.2, max(row["predicted"], row["predicted_most"])), fontsize=7,
+                          ha="center", xytext=(0, 2), textcoords="offset points")
+        axis.set_xticks(at, [f"{row['strategy']}\n{row['devices']}" for row in chosen], fontsize=7)
+        axis.set_title("one query" if queries == 1 else f"{queries} queries")
+        axis.set_ylabel("tokens/s")
+        axis.margins(y=0.25)
+    axes[0].legend(loc="upper right", ncol=2, fontsize=8)
+    figure.tight_layout()
+    lab.figure(figure, "virtual", "Virtual devices of this machine: predicted and measured")
+    plt.close(figure)
