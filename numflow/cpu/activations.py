@@ -10,6 +10,8 @@ the rest. A tile of M tokens that begins at token t lies at t * K elements:
 so that M neighbouring words are what one step of a register tile reads. Tokens after the last are left as they are.
 """
 
+from dataclasses import dataclass
+
 from numflow.cpu.kernel import Call, Code
 from numflow.cpu.layout import AUX_BYTES, UNIT
 from numflow.cpu.simd_isa import token_tile
@@ -17,6 +19,18 @@ from numflow.cpu.simd_isa import token_tile
 _CODE = Code("numflow.cpu.activations_kernels")
 TOKEN_TILE = token_tile()
 CHUNK = 256  # columns that a thread takes at a time
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A view as the right-hand operand of a matrix: addresses of x and aux (0 for float32).
+
+    calls: what makes it from the view; empty if an earlier step has and the view was not written since.
+    """
+
+    x: int
+    aux: int
+    calls: tuple[Call, ...]
 
 
 def operand_bytes(rows: int, columns: int, int8: bool) -> tuple[int, int]:

@@ -34,8 +34,9 @@ class Bound:
 
     def __init__(self, steps: tuple[Step, ...], ctx: Context, fused: bool = True):
         outputs, group = ctx.network.outputs.values(), _Group()
-        adds = adds_taken_over(steps, outputs) if fused else {}
-        made = operands_made(steps, outputs, lambda reader: linear.uses_int8(
+        adds = {i: add for i, add in adds_taken_over(steps, outputs).items()
+                if linear.can_add(ctx.packed(steps[i].weights["weight"]))} if fused else {}
+        made = operands_made(steps, outputs, lambda reader: linear.operand_kinds(
             ctx.packed(reader.weights["weight"]), ctx.activations)) if fused else {}
         barriers: list[int] = []
         self.steps: list[tuple[Step, list[Call]]] = []
@@ -50,10 +51,10 @@ class Bound:
             if group.meets(*effects):
                 barriers[-1], group = 1, _Group()
             group.add(*effects)
-            barriers += [1] * (len(calls) - 1) + [0]
+            barriers += [0 if call.joined else 1 for call in calls[1:]] + [0]
             self.steps.append((step, calls))
         self.done_by = made | {i: linear_at for linear_at, i in adds.items()}
-        self.kernels = [(calls or self.steps[self.done_by[i]][1])[0 if i in made else -1].kernel
+        self.kernels = [_main(calls or self.steps[self.done_by[i]][1])[0 if i in made else -1].kernel
                         for i, (_, calls) in enumerate(self.steps)]
         self.calls = [call for _, calls in self.steps for call in calls]
         self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
@@ -82,6 +83,11 @@ class Bound:
             done()
         self.table = np.array([(call.kernel.address, call.args.ctypes.data, barrier)
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
+
+
+def _main(calls: list[Call]) -> list[Call]:
+    """A step's calls without those that go on with the work of the one before."""
+    return [call for call in calls if not call.joined]
 
 
 def _effects(step: Step, ctx: Context) -> tuple[list, list]:

@@ -1,13 +1,12 @@
 """What the binder of an op may ask for while a network is bound: addresses, packed weights, shared scratch memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from numflow.cpu.activations import bind_operand, operand_bytes
+from numflow.cpu.activations import Operand, bind_operand, operand_bytes
 from numflow.cpu.cache import KVCache
-from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD, Call
+from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD
 from numflow.cpu.layout import Packed
 from numflow.cpu.memory import Buffers, aligned
 from numflow.cpu.operands import bind_made
@@ -15,18 +14,6 @@ from numflow.cpu.pack import pack
 from numflow.cpu.world import World
 from numflow.network.fusing import overlap
 from numflow.ops import Network, Step, View
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A view as the right-hand operand of a matrix (activations.py): addresses of x and aux (0 for float32).
-
-    calls: what makes it from the view; empty if an earlier step has and the view was not written since.
-    """
-
-    x: int
-    aux: int
-    calls: tuple[Call, ...]
 
 
 class Weights:

@@ -5,6 +5,7 @@ does not have become -0.0
 """
 
 from numflow.cpu.kernel import Call, Code
+from numflow.cpu.outliers import added_to_rows
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.embed_kernels", "numflow.cpu.own_kernels", "numflow.cpu.inferflow_kernels")
@@ -13,6 +14,9 @@ _CODE = Code("numflow.cpu.embed_kernels", "numflow.cpu.own_kernels", "numflow.cp
 def embed(step: Step, ctx) -> list[Call]:
     """table packed [V, D] -> y f32 [T, D]."""
     y, table = step.outputs[0], ctx.packed(step.weights["table"])
-    return [Call.of(step, _CODE.kernel(f"embed_{table.kind}"), ctx.header, ctx.rows(y), table.codes, table.headers,
-                    *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), float(param(step, "scale")),
-                    param(step, "first"))]
+    last = float(param(step, "scale")), param(step, "first")
+    call = Call.of(step, _CODE.kernel(f"embed_{table.kind}"), ctx.header, ctx.rows(y), table.codes, table.headers,
+                   *table.shape, *table.scheme.tile_bytes(y.width), *ctx.view(y), *last)
+    if table.outliers is None:
+        return [call]
+    return [call, added_to_rows(step, ctx, table.outliers, table.shape[0], *last)]

@@ -3,7 +3,10 @@
 from numflow.cpu import kv_rows
 from numflow.cpu.layout import NATIVE, SCHEMES, tiles_of
 from numflow.cpu.memory import padded
+from numflow.cpu.outliers import expected_bytes
 from numflow.ops import Cache, Weight
+from numflow.quant import SCHEMES as QUANT_SCHEMES
+from numflow.quant.apart import with_outliers
 
 
 def weight_bytes(weight: Weight) -> int:
@@ -16,8 +19,18 @@ def weight_bytes(weight: Weight) -> int:
         return 4 * columns
     plain = (len(set(weight.types)) == 1 and weight.constant is None and not weight.add and not weight.normalize_rows
              and not any(part.transpose for part in weight.parts))
-    kind = NATIVE.get(weight.types[0], "f32") if plain else "f32"
-    return weight.groups * tiles_of(rows // weight.groups) * sum(SCHEMES[kind].tile_bytes(columns))
+    if not plain:
+        return _matrix_bytes("f32", weight.groups, rows, columns)
+    apart = with_outliers(weight.types[0], QUANT_SCHEMES)
+    if apart is None:
+        return _matrix_bytes(NATIVE.get(weight.types[0], "f32"), weight.groups, rows, columns)
+    cut = any(part.columns is not None for part in weight.parts)
+    return _matrix_bytes(NATIVE[apart.base.name], weight.groups, rows, columns) + weight.groups * expected_bytes(
+        apart, rows // weight.groups, columns, cut)
+
+
+def _matrix_bytes(kind: str, groups: int, rows: int, columns: int) -> int:
+    return groups * tiles_of(rows // groups) * sum(SCHEMES[kind].tile_bytes(columns))
 
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:

@@ -13,15 +13,15 @@ from numflow.ops import Step, View
 __all__ = ["adds_taken_over", "operands_made"]
 
 
-def operands_made(steps: Sequence[Step], outputs: Iterable[View], int8: Callable[[Step], bool]) -> dict[int, int]:
+def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callable[[Step], object]) -> dict[int, int]:
     """Index of a step -> index of the linear that computes it while it makes its operand.
 
-    int8: tells of a linear whether its operand is int8.
+    kinds: tells of a linear what kinds of operands it has; all readers have to agree.
     """
     kept, made = tuple(outputs), {}
     for i, step in enumerate(steps):
         if can_make(step) and not any(overlap(view, step.outputs[0]) for view in kept):
             found = readers(steps, i)
-            if found and len({int8(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
+            if found and len({kinds(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
                 made[i] = found[0]
     return made

@@ -164,18 +164,22 @@ _KERNEL = re.compile(r"^@kernel\ndef (\w+)\(", re.M)
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`."""
+    """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`.
+
+    joined: of one step's calls, that each thread may go on with it before others are done with the one before.
+    """
 
     step: Step | None
     kernel: Kernel
     args: np.ndarray
     keep: tuple = field(default=(), repr=False)
+    joined: bool = False
 
     @classmethod
-    def of(cls, step: Step | None, kernel: Kernel, *values: Argument, keep: tuple = ()) -> "Call":
+    def of(cls, step: Step | None, kernel: Kernel, *values: Argument, keep: tuple = (), joined: bool = False) -> "Call":
         """A call with `values` as arguments: int as is, float as float64 bits (read with f64), array as its address."""
         args = np.array([_word(value) for value in values], np.int64)
-        return cls(step, kernel, args, (*keep, *(v for v in values if isinstance(v, np.ndarray))))
+        return cls(step, kernel, args, (*keep, *(v for v in values if isinstance(v, np.ndarray))), joined)
 
     def __call__(self, thread: int = 0, n_threads: int = 1) -> None:
         self.kernel(self.args.ctypes.data, thread, n_threads)

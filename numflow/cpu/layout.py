@@ -34,6 +34,7 @@ F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with a
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -150,6 +151,7 @@ class Packed:
     type:          tensor type in the file, such as "Q4_K".
     groups:        number of equal matrices stacked along N (experts); each starts at a tile of its own.
     expanded_from: the file's type where it has no kernels of its own and was expanded to `kind` at load, else None.
+    outliers:      what is added to some weights, an outliers.Sparse, or None.
     """
 
     kind: str
@@ -159,6 +161,7 @@ class Packed:
     codes: np.ndarray = field(repr=False)
     headers: np.ndarray = field(repr=False)
     expanded_from: str | None = None
+    outliers: Any = None
 
     @property
     def group_tiles(self) -> int:
@@ -167,8 +170,8 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, headers and padding included."""
-        return self.codes.nbytes + self.headers.nbytes
+        """Bytes in memory, headers, padding and outliers included."""
+        return self.codes.nbytes + self.headers.nbytes + (self.outliers.nbytes if self.outliers is not None else 0)
 
     @property
     def is_float(self) -> bool:

@@ -4,9 +4,12 @@ linear         y [T, N] = x [T, K] @ weight[N, K].T + bias[N]                   
 expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[t, s]  kernels: expert_kernels.py
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from numflow.cpu.activations import TOKEN_TILE, operand_bytes
+from numflow.cpu import outliers
+from numflow.cpu.activations import TOKEN_TILE, Operand, operand_bytes
 from numflow.cpu.expert_routes import group_bytes, operand_rows
 from numflow.cpu.kernel import Call, Code, Kernel
 from numflow.cpu.layout import ROWS, SCHEMES, Packed, tiles_of
@@ -27,12 +30,16 @@ def linear(step: Step, ctx) -> list[Call]:
     weight = ctx.packed(step.weights["weight"])
     int8 = uses_int8(weight, ctx.activations)
     operand, add = ctx.operand(x, int8), ctx.add
+    floats = ctx.operand(x, False) if weight.outliers is not None and int8 else Operand(operand.x, 0, ())
     factor = float(param(add, "scale")) if add else 0.0
     addend, y = (ctx.view(add.inputs[0]), add.outputs[0]) if add else ((0, 0), y)
-    return [*operand.calls, Call.of(
+    calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.of(
         step, kernel_of("linear", weight.kind, int8), ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes,
         weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
         token_block(x.width, int8), *addend, factor)]
+    if weight.outliers is not None:
+        calls.append(outliers.added(step, ctx, weight.outliers, floats.x, token_block(x.width, False)))
+    return calls
 
 
 def expert_linear(step: Step, ctx) -> list[Call]:
@@ -45,20 +52,27 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     groups = ctx.scratch("routes by expert", group_bytes(routes, experts))
     x_size, aux_size = operand_bytes(operand_rows(routes), x.width, int8)
     operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if int8 else 0
+    operands, sparse = {"routes_to_int8" if int8 else "routes_to_f32": operand}, weight.outliers
+    if sparse is not None and int8:
+        size, _ = operand_bytes(operand_rows(routes), x.width, False)
+        operands["routes_to_f32"] = ctx.scratch("operand of routes", size)
     shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
     first = param(step, "first")
     others = [Call.of(None, _CODE.kernel("zero_others"), ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first,
                       experts, *ctx.view(y), y.width)]
-    return [
+    calls = [
         *(others if "first" in step.params else ()),
         Call.of(None, _CODE.kernel("group_routes"), ctx.header, ctx.rows(ids), *ctx.view(ids), ids.width, first,
                 experts, routes, groups),
-        Call.of(None, _CODE.kernel("routes_to_int8" if int8 else "routes_to_f32"), *ctx.view(x), shared, x.width,
-                operand, aux, experts, routes, groups),
+        *(Call.of(None, _CODE.kernel(kernel), *ctx.view(x), shared, x.width, to, aux, experts, routes, groups,
+                  joined=to is not operand) for kernel, to in operands.items()),
         Call.of(step, kernel_of("expert_linear", weight.kind, int8), ctx.header, ctx.rows(y), operand, aux,
                 weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight),
                 *ctx.view(y), y.width, x.width, 0, experts, routes, groups),
     ]
+    if sparse is not None:
+        calls.append(outliers.added_to_experts(step, ctx, sparse, operands["routes_to_f32"], experts, routes, groups))
+    return calls
 
 
 def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
@@ -70,6 +84,17 @@ def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
 def uses_int8(weight: Packed, activations: str) -> bool:
     """Whether a matrix meets int8 activations: plain numbers never do."""
     return activations == "int8" and not weight.is_float
+
+
+def operand_kinds(weight: Packed, activations: str) -> tuple[bool, ...]:
+    """What operands a matrix meets, int8 or not; outliers meet float32 ones."""
+    int8 = uses_int8(weight, activations)
+    return (True, False) if int8 and weight.outliers is not None else (int8,)
+
+
+def can_add(weight: Packed) -> bool:
+    """Whether a linear can do the `add` behind it: not where outliers are still to be added to its output."""
+    return weight.outliers is None
 
 
 def token_block(columns: int, int8: bool) -> int:

@@ -6,10 +6,13 @@ from numflow.cpu.arena import Arena
 from numflow.cpu.kernel import Call, Code
 from numflow.cpu.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
+from numflow.cpu.outliers import pack_outliers
 from numflow.errors import NetworkError
 from numflow.formats.mapped import release_pages
-from numflow.formats.types import TYPES, to_f32
+from numflow.formats.types import tensor_type, to_f32
 from numflow.network.weights import RawMatrix
+from numflow.quant import SCHEMES as QUANT_SCHEMES
+from numflow.quant.apart import take_apart, with_outliers
 
 _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
@@ -28,17 +31,22 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
         NetworkError: the stored rows do not fit the shape and the type.
         FormatError: a type that nothing can expand.
     """
-    (n, columns), native = raw.shape, raw.type in NATIVE
+    (n, columns), apart, outliers = raw.shape, with_outliers(raw.type, QUANT_SCHEMES), raw.outliers
+    if apart and n and raw.rows.shape[0] == n:
+        _, outliers = take_apart(raw.rows, apart, columns)
+    stored = apart.base.name if apart else raw.type
+    native = stored in NATIVE
     if n % raw.groups or raw.rows.shape[0] != n:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{raw.rows.shape[0]} stored rows")
-    if native and (columns % TYPES[raw.type].block or raw.rows.shape[1] != TYPES[raw.type].row_bytes(columns)):
+    wanted = tensor_type(raw.type)
+    if native and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
         raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
-    kind = NATIVE.get(raw.type, "f32")
+    kind = NATIVE.get(stored, "f32")
     tiles = raw.groups * tiles_of(n // raw.groups)
     codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
-    packed = Packed(kind, raw.type if native else "F32", raw.shape, raw.groups, codes, headers,
-                    None if native else raw.type)
+    packed = Packed(kind, stored if native else "F32", raw.shape, raw.groups, codes, headers,
+                    None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
     if native:
         _pack(raw, packed, threads)
     else:

@@ -17,7 +17,7 @@ from numflow.cuda.operand import padded
 from numflow.cuda.pack_types import codes_of, headers_of
 from numflow.cuda.scalar import u8, u16, u32
 from numflow.errors import NetworkError
-from numflow.formats.types import TYPES, to_f32
+from numflow.formats.types import TYPES
 from numflow.network.weights import RawMatrix
 
 STAGE = 64 << 20  # bytes of rows that are on their way at a time
@@ -36,8 +36,8 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{rows.shape[0]} stored rows")
     expanded = None
-    if raw.type not in FLOATS and raw.type not in NATIVE:
-        rows, expanded = np.ascontiguousarray(to_f32(rows, raw.type), np.float32).view(np.uint8), raw.type
+    if raw.outliers is not None or (raw.type not in FLOATS and raw.type not in NATIVE):
+        rows, expanded = raw.f32().view(np.uint8), raw.type
     wanted = 4 * columns if expanded else stored_bytes(raw.type, columns)
     if rows.shape[1] != wanted:
         raise NetworkError(f"matrix {raw.name!r}: rows of {rows.shape[1]} bytes, not {columns} {raw.type} numbers")

@@ -7,8 +7,11 @@ import numpy as np
 from numflow.errors import NetworkError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_pages
+from numflow.formats.types import tensor_type, to_f32
 from numflow.network.columns import can_cut, stored_columns
 from numflow.ops import Network, Part, Weight
+from numflow.quant import find
+from numflow.quant.apart import Outliers, joined, take_apart
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,8 @@ class RawMatrix:
     """A matrix as stored: `rows` uint8 [N, row_bytes] of tensor type `type`, standing for [N, K] = `shape`.
 
     groups: N is `groups` equal matrices one after the other (experts), else 1.
+    outliers: what is added to some weights: to columns that were cut out of a type with outliers, whose base is `type`;
+              of whole rows outliers are in `rows`.
     """
 
     name: str
@@ -23,6 +28,12 @@ class RawMatrix:
     rows: np.ndarray
     shape: tuple[int, int]
     groups: int = 1
+    outliers: Outliers | None = None
+
+    def f32(self) -> np.ndarray:
+        """float32 [N, K], the caller's own."""
+        values = np.array(to_f32(self.rows, self.type), np.float32)
+        return values if self.outliers is None else self.outliers.add_to(values)
 
 
 class WeightSource:
@@ -35,17 +46,29 @@ class WeightSource:
         """A matrix in the type the file has; as F32 where its parts differ in type or are computed at load."""
         weight = self._weight(name)
         columns = weight.shape[-1]
-        computed = any(part.transpose or (part.columns is not None and not can_cut(self._tensor(part).type))
-                       for part in weight.parts)
+        computed = any(part.transpose for part in weight.parts)
         plain = (weight.constant is None and not weight.add and not weight.normalize_rows
                  and len(set(weight.types)) == 1 and not computed)
         shape = (int(np.prod(weight.shape[:-1])), columns)
         if not plain:
             rows = self.f32(name).reshape(shape)
             return RawMatrix(name, "F32", rows.view(np.uint8).reshape(shape[0], columns * 4), shape, weight.groups)
+        if any(part.columns is not None and not can_cut(self._tensor(part).type) for part in weight.parts):
+            return self._cut_apart(weight, shape)
         pieces = [self._stored(part, name) for part in weight.parts]
         rows = pieces[0] if len(pieces) == 1 else _joined(pieces)
         return RawMatrix(name, weight.types[0], rows, shape, weight.groups)
+
+    def _cut_apart(self, weight: Weight, shape: tuple[int, int]) -> RawMatrix:
+        """Some columns of tensors with outliers."""
+        scheme, rows, outliers = find(weight.types[0]), [], []
+        for part in weight.parts:
+            tensor = self._tensor(part)
+            begin, end = self._between_blocks(part, weight.name)
+            base, added = take_apart(_chosen(tensor.raw(), part.rows), scheme, tensor.columns)
+            rows.append(stored_columns(base, tensor_type(scheme.base.name), tensor.columns, begin, end))
+            outliers.append(added.between(begin, end))
+        return RawMatrix(weight.name, scheme.base.name, np.concatenate(rows), shape, weight.groups, joined(outliers))
 
     def f32(self, name: str) -> np.ndarray:
         """De-quantised float32 values in the weight's shape."""
@@ -74,11 +97,16 @@ class WeightSource:
         rows = _chosen(tensor.raw(), part.rows)
         if part.columns is None:
             return rows
-        begin, end = part.columns
+        return stored_columns(rows, tensor.type, tensor.columns, *self._between_blocks(part, name))
+
+    def _between_blocks(self, part: Part, name: str) -> tuple[int, int]:
+        """The part's columns, which must be whole blocks."""
+        tensor = self._tensor(part)
+        begin, end = part.columns or (0, tensor.columns)
         if begin % tensor.type.block or end % tensor.type.block:
             raise NetworkError(f"weight {name!r}: columns {begin} .. {end} of tensor {part.tensor!r} cut a block of "
                                f"{tensor.type.block} {tensor.type.name} weights")
-        return stored_columns(rows, tensor.type, tensor.columns, begin, end)
+        return begin, end
 
     def _part(self, part: Part, vector: bool) -> np.ndarray:
         values = self._all_columns(part, vector)

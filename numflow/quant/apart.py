@@ -47,6 +47,39 @@ class OutlierScheme(Scheme):
         return self.base.row_bytes(columns) + 4 * self.count(columns)
 
 
+@dataclass(frozen=True)
+class Outliers:
+    """What is added to some weights of a matrix [N, K], R of each row; zeros are added where a row has fewer.
+
+    columns: uint16 [N, R].
+    values:  uint16 [N, R], the bits of bfloat16.
+    """
+
+    columns: np.ndarray = field(repr=False)
+    values: np.ndarray = field(repr=False)
+
+    def between(self, begin: int, end: int) -> "Outliers":
+        """Those of columns begin .. end - 1, counted from the first of these; R is what the fullest row has."""
+        inside = (self.columns >= begin) & (self.columns < end) & (self.values & 0x7FFF != 0)
+        count = int(inside.sum(axis=1).max(initial=0))
+        first = np.argsort(~inside, axis=1, kind="stable")[:, :count]
+        inside, columns, values = (np.take_along_axis(a, first, 1) for a in (inside, self.columns, self.values))
+        return Outliers(np.where(inside, columns - np.uint16(begin), 0).astype(np.uint16),
+                        np.where(inside, values, 0).astype(np.uint16))
+
+    def add_to(self, x: np.ndarray) -> np.ndarray:
+        """`x` float32 [N, K] with the values added, in place."""
+        np.add.at(x, (np.arange(len(x))[:, None], self.columns), (self.values.astype(np.uint32) << 16).view(np.float32))
+        return x
+
+
+def joined(parts: list[Outliers]) -> Outliers:
+    """Those of several matrices, one below the other."""
+    count = max(part.columns.shape[1] for part in parts)
+    padded = [[np.pad(a, ((0, 0), (0, count - a.shape[1]))) for a in (part.columns, part.values)] for part in parts]
+    return Outliers(*(np.concatenate(arrays) for arrays in zip(*padded, strict=True)))
+
+
 def with_outliers(name: str, schemes: dict[str, Scheme]) -> OutlierScheme | None:
     """The scheme called SCHEME+SHARE%, None if `name` is no such name.
 
@@ -86,29 +119,31 @@ def encode(x: np.ndarray, scheme: OutlierScheme, encode_base, decode_base, impor
 
 
 def decode(raw: np.ndarray, scheme: OutlierScheme, columns: int, decode_base) -> np.ndarray:
-    """uint8 [N, row_bytes] -> float32 [N, columns]; columns out of range, which no encoder writes, count for nothing.
+    """uint8 [N, row_bytes] -> float32 [N, columns]; columns out of range count for nothing.
 
     Raises:
         RequestError, FormatError: as `checked_bytes`.
     """
-    base, at, values = parts(raw, scheme, columns)
-    decoded = np.array(decode_base(base), np.float32)
-    rows, slots = np.nonzero(at < columns)
-    np.add.at(decoded, (rows, at[rows, slots]), values[rows, slots])
-    return decoded
+    base, outliers = take_apart(raw, scheme, columns)
+    return outliers.add_to(np.array(decode_base(np.ascontiguousarray(base)), np.float32))
 
 
-def parts(raw: np.ndarray, scheme: OutlierScheme, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of the base uint8 [N, base.row_bytes], columns of outliers int64 [N, R], what is added there float32 [N, R].
+def take_apart(raw: np.ndarray, scheme: OutlierScheme, columns: int) -> tuple[np.ndarray, Outliers]:
+    """Rows of the base uint8 [N, base.row_bytes], a view of `raw` where that is contiguous, and what is added to them.
+
+    Columns out of range, which no encoder writes, get zeros.
 
     Raises:
         RequestError, FormatError: as `checked_bytes`.
     """
     raw = checked_bytes(raw, scheme, columns)
     first, count = scheme.base.row_bytes(columns), scheme.count(columns)
-    at, values = (np.ascontiguousarray(raw[:, begin:begin + 2 * count]).view("<u2")
+    at, values = (np.ascontiguousarray(raw[:, begin:begin + 2 * count]).view("<u2").astype(np.uint16)
                   for begin in (first, first + 2 * count))
-    return np.ascontiguousarray(raw[:, :first]), at.astype(np.int64), (values.astype(np.uint32) << 16).view(np.float32)
+    if columns < _COLUMNS:
+        outside = at >= columns
+        at[outside], values[outside] = 0, 0
+    return raw[:, :first], Outliers(at, values)
 
 
 def _largest(x: np.ndarray, count: int) -> np.ndarray:

@@ -23,6 +23,9 @@ _SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (
 def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -> RawMatrix:
     """A matrix of random blocks: every bit pattern of the codes, float16 scales of both signs and of any size."""
     rng = np.random.default_rng(seed)
+    if kind.endswith("%"):
+        values = rng.standard_t(2, (rows, columns)).astype(np.float32)
+        return RawMatrix("w", kind, encode(values, find(kind)), (rows, columns), groups)
     if TYPES[kind].block == 1:
         values = rng.standard_normal((rows, columns)).astype(np.float32)
         bits = {"F32": values, "F16": values.astype(np.float16), "F64": values.astype(np.float64),

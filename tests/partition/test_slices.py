@@ -32,6 +32,24 @@ def _source(weight: Weight, type_name: str, raw: np.ndarray) -> WeightSource:
     return WeightSource(network, Checkpoint(None, "gguf", "gguf", {"t": tensor}, {}))
 
 
+@pytest.mark.parametrize("type_name", ["q3h+2%", "q2+0.5%", "q3h_b64t1+1%"])
+def test_columns_of_matrices_with_outliers(type_name):
+    raw, wide = _stored(type_name), (Part("t", range(3, 7)), Part("t", range(2)))
+    values = to_f32(raw, type_name)[[3, 4, 5, 6, 0, 1]]
+    whole = Weight("w", (6, COLUMNS), wide, types=(type_name,) * 2)
+    for begin, end in ((0, 256), (256, 320), (320, COLUMNS)):
+        cut = columns_of(whole, begin, end)
+        source = _source(cut, type_name, raw)
+        np.testing.assert_array_equal(source.f32(cut.name), values[:, begin:end])
+        stored = source.raw(cut.name)
+        assert stored.type == type_name.partition("+")[0]
+        assert stored.rows.shape == (6, tensor_type(stored.type).row_bytes(end - begin))
+        np.testing.assert_array_equal(stored.f32(), values[:, begin:end])
+    cut = columns_of(whole, 16, 64)
+    with pytest.raises(NetworkError, match="cut a block of"):
+        _source(cut, type_name, raw).raw(cut.name)
+
+
 @pytest.mark.parametrize("type_name", ["F32", *QUANTISED])
 def test_rows_and_columns(type_name):
     raw = _stored(type_name)

@@ -10,7 +10,7 @@ from numflow.errors import FormatError, RequestError
 from numflow.formats import container
 from numflow.formats.types import tensor_type, to_f32
 from numflow.quant import decode, encode, find
-from numflow.quant.apart import _bfloat16, parts
+from numflow.quant.apart import _bfloat16, take_apart
 from numflow.quant.recipe import Recipe, read_recipe
 from tests.quant.small import TEXT, write_model
 
@@ -41,7 +41,8 @@ def test_the_layout_of_a_row():
     scheme, x = find("q4+0.8%"), weights(3)
     assert scheme.count(256) == 2 and scheme.name == "q4+0.8%"
     raw = encode(x, scheme)
-    base, columns, values = parts(raw, scheme, 256)
+    base, outliers = take_apart(raw, scheme, 256)
+    columns, values = outliers.columns, (outliers.values.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(columns, np.sort(np.argsort(-np.abs(x), axis=1)[:, :2], axis=1))
     first = scheme.base.row_bytes(256)
     np.testing.assert_array_equal(raw[:, first:first + 4].copy().view("<u2"), columns)
@@ -78,7 +79,7 @@ def test_damaged_columns_count_for_nothing():
     scheme = find("q4+1%")
     raw = encode(weights(), scheme)
     raw[:, -4 * scheme.count(256):] = 255
-    np.testing.assert_array_equal(decode(raw, scheme, 256), decode(parts(raw, scheme, 256)[0], scheme.base, 256))
+    np.testing.assert_array_equal(decode(raw, scheme, 256), decode(take_apart(raw, scheme, 256)[0], scheme.base, 256))
 
 
 @pytest.mark.parametrize("name, message", [
@@ -138,9 +139,16 @@ def test_models_run_with_them(made, backend):
         assert rms(found - expected) < 0.5 * rms(without.logits(ids) - expected)
 
 
-@pytest.mark.parametrize("devices", ["0;1", "0&1"])
-def test_models_with_them_can_be_cut(made, devices):
+@pytest.mark.parametrize(("backend", "devices"), [("reference", "0;1"), ("reference", "0&1"), ("cpu", "0&1")])
+def test_models_with_them_can_be_cut(made, backend, devices):
     ids = list(TEXT[:12].encode())
     with numflow.load(made[1], backend="reference") as whole, \
-            numflow.load(made[1], backend="reference", devices=devices) as cut:
+            numflow.load(made[1], backend=backend, devices=devices, activations="f32") as cut:
         np.testing.assert_allclose(cut.logits(ids), whole.logits(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_they_take_few_bytes_in_memory(made):
+    source, file, _ = made
+    with numflow.load(file, backend="cpu") as apart, numflow.load(source, backend="cpu", weights="q6") as q6, \
+            numflow.load(source, backend="cpu") as floats:
+        assert apart.program.weights_bytes < 1.1 * q6.program.weights_bytes < 0.6 * floats.program.weights_bytes
