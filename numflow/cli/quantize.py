@@ -13,7 +13,8 @@ from numflow.errors import RequestError
 
 Target = Annotated[Path, typer.Argument(metavar="DST", show_default=False, help="The file to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
-Context = Annotated[int, typer.Option(metavar="N", help="Tokens of a window of the calibration text.")]
+Context = Annotated[int | None, typer.Option(metavar="N", show_default="512", help="Tokens of a window of the "
+                                             "calibration text.")]
 Chunks = Annotated[int | None, typer.Option(metavar="N", show_default="all", help="Windows of it to read.")]
 
 
@@ -31,8 +32,8 @@ def quantize(
     target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
                           "schemes by measured sensitivity so that matrices take so many bits per weight; needs "
                           "--imatrix.")] = None,
-    context: Context = 512,
-    chunks: Chunks = 32,
+    context: Context = None,
+    chunks: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Windows of it to read.")] = None,
     spec: options.SpecFile = None,
     threads: options.Threads = None,
     force: Force = False,
@@ -58,6 +59,8 @@ def quantize(
         raise RequestError("say what to quantise to with one of --weights, --recipe and --target-bpw")
     if target_bpw is not None and imatrix is None:
         raise RequestError("--target-bpw measures what tensors tolerate: give a text or a calibration with --imatrix")
+    if imatrix is None and (context, chunks) != (None, None):
+        raise RequestError("--context and --chunks are of the text to calibrate on: give one with --imatrix")
     as_gguf = target.suffix.lower() == ".gguf"
     if as_gguf and imatrix is not None:
         raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
@@ -121,7 +124,7 @@ def imatrix(
                                       "standard input.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write.")],
     model: options.Model = None,
-    context: Context = 512,
+    context: Context = None,
     chunks: Chunks = None,
     moments: Annotated[bool, typer.Option(help="Keep second moments too: better rounding, a much larger file.")] = True,
     spec: options.SpecFile = None,
@@ -156,19 +159,23 @@ def _check_out(out: Path) -> None:
         raise RequestError(f"{out} is there already, and is no calibration")
 
 
-def _calibration(model: Path, file: Path, context: int, chunks: int | None, spec: str | None, progress):
+def _calibration(model: Path, file: Path, context: int | None, chunks: int | None, spec: str | None, progress):
     """A calibration file's content, or that of a run over a text."""
     from numflow.network.calibration import is_calibration, read_calibration
 
     if is_calibration(file):
+        if (context, chunks) != (None, None):
+            raise RequestError(f"{file} is a calibration already: --context and --chunks have nothing to do")
         return read_calibration(file)
-    return _calibrate(model, read_text(file), context, chunks, True, spec, progress)
+    return _calibrate(model, read_text(file), context, 32 if chunks is None else chunks, True, spec, progress)
 
 
-def _calibrate(model: Path, text: str, context: int, chunks: int | None, moments: bool, spec: str | None, progress):
+def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, moments: bool, spec: str | None,
+               progress):
     from numflow.engine.quantise.calibrate import calibrate
 
     progress.stage("calibrating", 0)
+    context = 512 if context is None else context
     return calibrate(model, text, context, chunks, moments, lambda done, total: progress.note(
         f"window {done} of {total}") if done % 8 == 0 else None, spec=spec)
 

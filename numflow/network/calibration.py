@@ -76,6 +76,8 @@ def read_calibration(path: Path) -> Calibration:
     from numflow.formats import safetensors
     from numflow.formats.mapped import parse_json
 
+    if not is_calibration(Path(path)):
+        raise FormatError(f"{path}: not a calibration: `numflow imatrix` makes one from a text")
     tensors, metadata = safetensors.read_with_metadata(Path(path))
     if metadata.get("kind") != KIND:
         raise FormatError(f"{path}: a safetensors file, but not a calibration: `numflow imatrix` makes one")

@@ -108,11 +108,14 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
 
 
 def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoint) -> None:
-    """Refuse a calibration of another model, which would be of no use or do harm.
+    """Refuse a calibration that would be of no use or do harm.
 
     Raises:
-        RequestError: it knows none of the matrices, or inputs of another width.
+        RequestError: it knows none of the matrices, or inputs of another width; or no scheme of the plan uses any.
     """
+    if plan.schemes and not any(takes_calibration(find(scheme)) for scheme in set(plan.schemes.values())):
+        raise RequestError(f"{', '.join(sorted(set(plan.schemes.values())))}: Inferflow's schemes have one way to find "
+                           f"codes, which uses no calibration; leave it out")
     of = f"the calibration is of another model ({calibration.facts.get('model', 'unknown')})"
     known = [name for name in plan.schemes if calibration.importance(name) is not None]
     if plan.schemes and not known:

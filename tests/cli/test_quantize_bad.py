@@ -83,6 +83,20 @@ def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, mon
     assert there.read_text() == "mine"
 
 
+def test_no_calibration_is_left_unused(run, source, text, tmp_path):
+    made = tmp_path / "made"
+    assert run("imatrix", "-m", source, "--text", text, "-o", made, "--context", 64, "--chunks", 2).code == 0
+    for words, message in (
+            (("--weights", "q4_b32t1a", "--imatrix", made), "q4_b32t1a: Inferflow's schemes have one way"),
+            (("--weights", "q4_b32t1a+1%", "--imatrix", made), "which uses no calibration; leave it out"),
+            (("--weights", "q4", "--context", 64), "--context and --chunks are of the text to calibrate on"),
+            (("--weights", "q4", "--imatrix", made, "--chunks", 2), "is a calibration already: --context")):
+        done = run("quantize", source, tmp_path / "x", *words)
+        assert done.code == 1 and message in done.err, done.err
+    done = run("generate", "-m", source, "--weights", "q4", "--imatrix", text, "hi")
+    assert done.code == 1 and f"{text}: not a calibration: `numflow imatrix` makes one from a text" in done.err
+
+
 @pytest.mark.parametrize("threads", [0, -3])
 def test_threads_that_are_none(run, source, tmp_path, threads):
     done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--threads", threads)

@@ -58,10 +58,10 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
         raise RequestError("the calibration holds no sample of its text: make it anew with `numflow imatrix`")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
-    found = groups(network.build(chosen, checkpoint, fuse=False), checkpoint, calibration)
+    built = network.build(chosen, checkpoint, fuse=False)
+    check_calibration(calibration, plan_of(built, checkpoint, Recipe("probe", PROBE)), checkpoint)
+    found = groups(built, checkpoint, calibration)
     check_size(found, bits)
-    plan = plan_of(network.build(chosen, checkpoint, fuse=False), checkpoint, Recipe("probe", PROBE))
-    check_calibration(calibration, plan, checkpoint)
     schemes = allocate(found, sensitivities(chosen, checkpoint, found, calibration, samples, progress), bits)
     if set(schemes) == {KEEP}:
         raise RequestError(f"{checkpoint.path} takes no more than {bits:g} bits per weight as it is")
