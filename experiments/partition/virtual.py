@@ -79,8 +79,8 @@ def _text(lab, rows: list[dict]) -> None:
         "waiting, and devices that share cores and memory. More devices than there are cores can gain nothing over as "
         "many as there are: what they test is the execution and the prediction. All plans and measurements took turns, "
         f"in {lab.results['rounds']} rounds, each predicted from what was measured in it. The table has medians of the "
-        "rounds, the least and the most beside each; the last column says whether the prediction lies between the least "
-        "and the most that was measured.")
+        "rounds, the least and the most beside each; the last column says whether the prediction lies between the "
+        "least and the most that was measured.")
     lab.table(["strategy", "devices", "queries", "tok/s", spread, "predicted", spread, "off", spread, "within"], [
         [row["strategy"], f"`{row['devices']}`", row["queries"], row["measured"],
          f"{row['least']:.0f} .. {row['most']:.0f}", row["predicted"],

@@ -79,8 +79,9 @@ class PlanProgram:
                              part.index, {**own, "threads": self._world.threads[part.index]})
                 self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
             self._gather(START_S)
-            self._together = self._world.together(plan.network, [w.program for w in self._workers]) \
-                if transport == "threads" else None
+            self._together: Any = None  # what runs all devices by one call, where there is such a thing
+            if transport == "threads":
+                self._together = self._world.together(plan.network, [worker.program for worker in self._workers])
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
             self.weights_bytes = sum(self._all("weights_bytes"))
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
