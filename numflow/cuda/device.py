@@ -17,6 +17,8 @@ from numflow.cuda.scalar import Pointer
 from numflow.cuda.simulator import Span, launch
 from numflow.errors import DeviceError
 
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid
+
 
 @dataclass(frozen=True, eq=False)
 class Memory:
@@ -50,6 +52,19 @@ class Launch:
     grid: tuple[int, int, int]
     args: tuple
     beside: bool = False
+
+    def check(self) -> None:
+        """Refuse what no GPU takes, before it says so in its own way.
+
+        Raises:
+            DeviceError: the grid is too large, or there are not as many arguments as parameters.
+        """
+        name = self.kernel.name
+        if any(count > most for count, most in zip(self.grid, MOST_BLOCKS)):
+            raise DeviceError(f"kernel {name}: a grid of {self.grid} blocks is larger than {MOST_BLOCKS}, the most "
+                              "that a GPU takes; a batch of fewer tokens makes it smaller")
+        if len(self.args) != len(self.kernel.signature):
+            raise DeviceError(f"kernel {name} has {len(self.kernel.signature)} parameters, {len(self.args)} were given")
 
 
 @dataclass(frozen=True)
@@ -127,9 +142,7 @@ class Simulated:
         if isinstance(work, Order):
             return
         self.launches += 1
-        if len(work.args) != len(work.kernel.signature):
-            raise DeviceError(f"kernel {work.kernel.name} has {len(work.kernel.signature)} parameters, "
-                              f"{len(work.args)} were given")
+        work.check()
         args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
         launch(work.kernel.plain, work.grid, work.kernel.threads, args, self.seed)
 

@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from numflow.cuda.call import ceil
-from numflow.cuda.device import Device, Launch
+from numflow.cuda.device import MOST_BLOCKS, Device, Launch
 from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES, UNIT, Matrix, Scheme
@@ -74,7 +74,7 @@ def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
         parts[name], at = at, at + ceil(n * size * (columns // per if per else 1), 256) * 256
     memory = device.alloc(at)
     refs = {name: memory.at(offset) for name, offset in parts.items()}
-    step = max(1, STAGE // row_bytes)
+    step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # a row of blocks for each
     stage = device.alloc(min(n, step) * row_bytes)
     pack = pack_kernel(raw.type)
     for first in range(0, n, step):

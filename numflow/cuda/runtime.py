@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from numflow.cuda.compat import driver
-from numflow.cuda.compile import Binary, cached
+from numflow.cuda.compat import ELSE, driver
+from numflow.cuda.compile import PTX_FOR, Binary, cached
 from numflow.cuda.device import Launch, Memory, Order, Ref
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.memory import Slabs
@@ -58,6 +58,9 @@ class Gpu:
         self.capability = tuple(
             int(self._ask("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"),
                           self._device)) for part in ("MAJOR", "MINOR"))
+        if self.capability < PTX_FOR:
+            raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
+                              "{}".format(*PTX_FOR, index, *self.capability, ELSE))
         name = self._ask("cuDeviceGetName", 256, self._device)
         self.name = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
         self._stream = self._ask("cuStreamCreate", int(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -146,10 +149,8 @@ class Gpu:
             event, stream = self._meeting(work.event), self._beside() if work.beside else self._stream
             self._ask(*(("cuStreamWaitEvent", stream, event, 0) if work.waits else ("cuEventRecord", event, stream)))
             return
+        work.check()
         kernel = work.kernel
-        if len(work.args) != len(kernel.signature):
-            raise DeviceError(f"kernel {kernel.name} has {len(kernel.signature)} parameters, "
-                              f"{len(work.args)} were given")
         values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.args)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0,

@@ -2,16 +2,21 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import numflow
-from numflow.cuda.device import Simulated
+from numflow.cuda.device import Launch, Simulated
+from numflow.cuda.exchange import copy_rows
 from numflow.cuda.memory import ALIGN, SLAB, Slabs
+from numflow.cuda.pack import upload
 from numflow.cuda.program import Program
 from numflow.cuda.runtime import Gpu
+from numflow.cuda.survey import Notebook
 from numflow.errors import DeviceError
+from numflow.network.weights import RawMatrix
 from tests.cuda.fake_driver import Code, FakeDriver, fake_binary
 from tests.engine.tiny import write_checkpoint
 from tests.ops.build import run_case
@@ -93,3 +98,24 @@ def test_pieces_of_slabs_do_not_overlap():
     for address in held:
         slabs.give(address)
     assert reserved == {}
+
+
+def test_grids_that_no_gpu_takes():
+    """Simulated or not; matrices of many short rows, such as tables of large vocabularies, come in pieces."""
+    work = Launch(copy_rows, (1, 65536, 1), (None,) * len(copy_rows.signature))
+    for device in (Simulated(), gpu()):
+        with pytest.raises(DeviceError, match=r"kernel copy_rows: a grid of \(1, 65536, 1\) blocks is larger"):
+            device.launch(work)
+    notebook = Notebook()
+    upload(RawMatrix("head", "q2", np.zeros((262144, 97), np.uint8), (262144, 320)), notebook)
+    for launch in notebook.launches:
+        launch.check()
+    assert len(notebook.launches) == 5  # 65535 rows at a time
+
+
+def test_a_gpu_that_is_too_old():
+    old = FakeDriver()
+    old.CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=7,
+                                             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=5)
+    with pytest.raises(DeviceError, match=r"needs a GPU of compute capability 8.0 or newer, GPU 0 has 7.5"):
+        Gpu(old, 0, fake_binary)
