@@ -149,8 +149,18 @@ class RayProgram:
             runtime_env=environment()).remote(plan, group, *rest)
 
     def _connect(self) -> None:
+        """Have the actors know each other.
+
+        Raises:
+            DeviceError: one of them could not be started.
+        """
         peers = dict(enumerate(self._actors))
-        self._get([actor.connect.remote(peers, self._blocks) for actor in self._actors], START_S)
+        try:
+            self._get([actor.connect.remote(peers, self._blocks) for actor in self._actors], START_S)
+        except self._ray.exceptions.RayError as error:
+            words = str(error).split()
+            raise DeviceError(f"the actors of devices {self.plan.placement} cannot be started: "
+                              f"{' '.join(words[-40:])}") from error
 
     def _ask(self, name: str, *args: Any) -> list[Any]:
         """As `_all`, for what does not need the content of the KV memory: if a device is lost, the next run says so."""
@@ -222,7 +232,4 @@ class RayProgram:
             self._ray.kill(self._actors[group])
             self._actors[group] = self._actor(group)
             self.restarts += 1
-        try:
-            self._connect()
-        except self._ray.exceptions.RayError as error:
-            raise DeviceError(f"the actors of groups {groups} died and cannot be replaced: {error}") from error
+        self._connect()

@@ -84,21 +84,30 @@ class Stage:
 
     executors: by name, module with the Program and World of its devices. source: gives weights, from files.
 
-    Raises:
-        DeviceError: Ray has given no GPU to devices that want one. What PlanProgram raises.
+    What goes wrong in the beginning is told by `connect`: Ray would wrap it into an error of its own.
     """
 
     def __init__(self, plan: Plan, group: int, executors: Mapping[str, str], source: Callable[[Network], Any],
                  timeout: float, options: Mapping[str, Any]):
-        self.group, self.gpus = group, _given_gpus(plan, group)
+        self.group = group
+        self.gpus: Mapping[str, int] = {}
         self.mailboxes = ActorMailboxes({part.index: part.group for part in plan.devices})
-        executor: Any = import_module(executors[plan.devices[plan.groups[group][0]].executor])
+        self.program: Any = None
+        self._failure: NumflowError | None = None
+        try:
+            self.gpus = _given_gpus(plan, group)
+            self.program = self._made(plan, executors, source, timeout, options)
+        except NumflowError as error:
+            self._failure = error
+
+    def _made(self, plan, executors, source, timeout, options) -> PlanProgram:
+        executor: Any = import_module(executors[plan.devices[plan.groups[self.group][0]].executor])
         if len({part.executor for part in plan.devices}) > 1:  # each takes the options that it knows
             known = {*inspect.signature(executor.Program).parameters, "threads"}
             options = {name: value for name, value in options.items() if name in known}
         executor = _on_gpus(executor, self.gpus) if self.gpus else executor
-        self.program = PlanProgram(plan, executor, source, "threads", timeout, group=group, remote=self.mailboxes,
-                                   **options)
+        return PlanProgram(plan, executor, source, "threads", timeout, group=self.group, remote=self.mailboxes,
+                           **options)
 
     def place(self) -> Place:
         """Where this actor is."""
@@ -107,7 +116,13 @@ class Stage:
         return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)
 
     def connect(self, peers: Mapping[int, Any], blocks: tuple[int, int]) -> None:
-        """Get to know the other actors; memory as it was reserved before, where this one is new."""
+        """Get to know the other actors; memory as it was reserved before, where this one is new.
+
+        Raises:
+            DeviceError: Ray has given no GPU to devices that want one. What PlanProgram raises.
+        """
+        if self._failure is not None:
+            raise portable(self._failure)
         self.mailboxes.peers = peers
         if any(blocks):
             self.program.reserve(*blocks)

@@ -105,6 +105,13 @@ def test_what_the_cluster_can_never_give(cluster, folder):
         numflow.load(folder, backend="cuda", devices="0;1&2&3", transport="ray", activations="f32")
 
 
+def test_an_actor_that_cannot_begin(cluster, folder, monkeypatch):
+    """Its own words, not Ray's."""
+    monkeypatch.setenv("NUMFLOW_CUDA", "abacus")
+    with pytest.raises(DeviceError, match="^no GPU device 'abacus'; known: gpu, simulator"):
+        numflow.load(folder, backend="cuda", devices="0;1&2", transport="ray", activations="f32")
+
+
 def test_gpus_that_are_taken(cluster, folder, monkeypatch):
     from numflow.partition import ray_program
 
