@@ -31,7 +31,8 @@ def plan(
     weights: Annotated[str, typer.Option(metavar="TYPE", show_default="as stored; F16 of a --shape",
                                          help="Tensor type of the matrices, such as F16 or Q4_0; of a model also a "
                                          "scheme, a preset or a recipe file, as when it is loaded.")] = "",
-    kv: Annotated[str, typer.Option(metavar="TYPE", help="Type of cached values: f32, f16, q8 .. q2.")] = "f16",
+    kv: Annotated[str | None, typer.Option(metavar="TYPE", show_default="f16; f32 with float weights on a processor",
+                                           help="Type of cached values: f32, f16, q8 .. q2.")] = None,
     clusters: Annotated[bool, typer.Option("--clusters", help="List the clusters that numflow describes.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again.")] = False,
     spec: options.SpecFile = None,
@@ -48,8 +49,9 @@ def plan(
     if clusters:
         print_table(("name", "what it is"), hardware.known_clusters().items())
         return
-    names, sizes = _names(devices), _sizes(kv, this_machine=not cluster)
+    names = _names(devices)
     network = _network(model, shape, weights, spec, offline)
+    sizes = _sizes(kv, network, this_machine=not cluster)
     goal = planner.Goal(batch, _context(network, context), objective)
     found = hardware.read_cluster(cluster) if cluster else _this_machine(names, measure)
     names = names or list(found.devices)
@@ -137,22 +139,24 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
         for name, weight in built.weights.items()})
 
 
-def _sizes(kv: str, this_machine: bool) -> dict:
+def _sizes(kv: str | None, network, this_machine: bool) -> dict:
     """How large weights and cached tokens are where they run: the CPU for all of this machine, else GPUs beside it."""
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
+    from numflow.network.cost import all_floats, f32_bytes
     from numflow.partition.price import Holding
     from numflow.quant.kv import CODED
 
     plain = {"f32": 4.0, "f16": 2.0}
-    if kv not in plain and kv not in CODED:
+    if kv is not None and kv not in plain and kv not in CODED:
         raise RequestError(f"--kv should be one of {', '.join((*plain, *CODED))}, is {kv!r}")
-    if this_machine:
-        return {"kv_bytes": plain.get(kv, 2.0), "weigh": cpu.weight_bytes, "hold": lambda c: cpu.cache_bytes(c, kv, kv)}
-    holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, kv, kv)),
-                "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, kv, kv))}
-    return {"kv_bytes": plain[kv] if kv in plain else CODED[kv].bits_per_value / 8, "backend": "cuda",
-            "weigh": cuda.weight_bytes, "hold": holdings["cuda"].hold, "holdings": holdings}
+    on_cpu, on_gpu = kv or ("f32" if all_floats(network) else "f16"), kv or "f16"
+    value = on_cpu if this_machine else on_gpu
+    holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, on_cpu, on_cpu), f32_bytes),
+                "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, on_gpu, on_gpu))}
+    most = "cpu" if this_machine else "cuda"
+    return {"kv_bytes": plain[value] if value in plain else CODED[value].bits_per_value / 8, "backend": most,
+            "weigh": holdings[most].weigh, "hold": holdings[most].hold, "holdings": holdings}
 
 
 def _progress(text: str) -> None:

@@ -17,11 +17,11 @@ from numflow.cpu.threads import Threads, shared_threads
 from numflow.cpu.world import World
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
+from numflow.network.cost import all_floats
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
 
 Progress = Callable[[str, int, int], None]
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _WANTED_ROWS = 8  # rows of outputs there is room for at first
 
 
@@ -57,7 +57,7 @@ class Program:
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads, self._fused = activations, n_threads, fused
-        exact = activations == "f32" or _all_floats(network)
+        exact = activations == "f32" or all_floats(network)
         kv = [("f32" if exact else "f16") if kind == "auto" else kind for kind in (kv_k, kv_v)]
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
         self._caches = {name: KVCache(cache, block_size, *kv) for name, cache in network.caches.items()}
@@ -264,10 +264,3 @@ class Program:
         def shape(view):
             return str([int(self._ctx.header_fields[self._ctx.rows(view)]), view.width])
         return " -> ".join(", ".join(map(shape, views)) or "-" for views in (step.inputs, step.outputs))
-
-
-def _all_floats(network: Network) -> bool:
-    """Whether the file has every weight of the model as plain numbers."""
-    if "all_floats" in network.facts:  # of a part, which need not have weights of all types
-        return network.facts["all_floats"]
-    return all(name in _FLOATS for weight in network.weights.values() for name in weight.types)

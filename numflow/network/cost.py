@@ -1,5 +1,6 @@
 """What a step costs: bytes it moves and operations it does, from shapes and tensor types alone."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ from numflow.formats.types import tensor_type
 from numflow.ops import Network, Step, Weight, param
 
 _ELEMENT = 4  # bytes of an activation
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_TABLES = ("embed_position", "embed_type")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,23 @@ class Cost:
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.weights + other.weights, self.cache + other.cache, self.activations + other.activations,
                     self.operations + other.operations, self.matrix + other.matrix)
+
+
+def all_floats(network: Network) -> bool:
+    """Whether the file has every weight of the model as plain numbers."""
+    if "all_floats" in network.facts:  # of a part, which need not have weights of all types
+        return network.facts["all_floats"]
+    return all(name in _FLOATS for weight in network.weights.values() for name in weight.types)
+
+
+def tables(network: Network) -> set[str]:
+    """Weights that are looked up by position or by token type, which the CPU keeps as float32."""
+    return {step.weights["table"] for steps in network.entries.values() for step in steps if step.op in _TABLES}
+
+
+def f32_bytes(weight: Weight) -> float:
+    """Bytes of a weight as float32 numbers."""
+    return 4.0 * math.prod(weight.shape)
 
 
 def weight_bytes(weight: Weight) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from numflow.errors import DeviceError
-from numflow.formats.types import tensor_type
 from numflow.network.checks import verify
+from numflow.network.cost import all_floats
 from numflow.network.passes import fuse_linears
 from numflow.ops import Buffer, Network, Step, View
 from numflow.partition.by_layer import cut_by_layer
@@ -92,13 +92,9 @@ def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
         buffers[name] = Buffer(name, whole.rows, width if name.endswith(PIECES) else whole.width, whole.dtype)
     own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
                   buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs,
-                  facts={**network.facts, "all_floats": _all_floats(network)})
+                  # What an executor chooses by the types of all weights is the same on all devices.
+                  facts={**network.facts, "all_floats": all_floats(network)})
     return fuse_linears(own) if fuse else own
-
-
-def _all_floats(network: Network) -> bool:
-    """Whether every weight is stored as plain numbers: what an executor chooses by that is the same on all devices."""
-    return all(tensor_type(name).block == 1 for weight in network.weights.values() for name in weight.types)
 
 
 def _places(views: set[View]) -> dict[tuple[str, int], int]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numflow.network.cost import Cost, Load, step_cost, weight_bytes
+from numflow.network.cost import Cost, Load, step_cost, tables, weight_bytes
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.events import Receive, Script, Send, Together, Work
 from numflow.partition.hardware import Cluster, Link
@@ -60,10 +60,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class Holding:
-    """How an executor holds things. weigh: bytes of a weight; hold: of a cached token of one attention."""
+    """How an executor holds things. weigh: bytes of a weight; hold: of a cached token of one attention; look_up: of a
+    table of positions or token types, where those are held in another way than matrices."""
 
     weigh: Callable[[Weight], float] = weight_bytes
     hold: Callable[[Cache], float] | None = None
+    look_up: Callable[[Weight], float] | None = None
+
+    def weights(self, network: Network) -> float:
+        """Bytes of all weights."""
+        looked_up = tables(network) if self.look_up is not None else ()
+        return sum((self.look_up if name in looked_up else self.weigh)(weight)
+                   for name, weight in network.weights.items())
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Prices:
 
     def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
-        return {part.name: Memory(sum(map(self.holding(part).weigh, part.network.weights.values())),
+        return {part.name: Memory(self.holding(part).weights(part.network),
                                   tokens * self.cached_bytes(part.network, self.holding(part).hold),
                                   rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
                                   self.cluster.devices[part.name].memory)
@@ -98,9 +106,9 @@ class Prices:
         return self.holdings.get(part.executor) or Holding(self.weigh, self.hold)
 
     def cached_bytes(self, network: Network, hold: Callable[[Cache], float] | None = None) -> float:
-        """Bytes that one token leaves in the caches of self-attention."""
+        """Bytes that a token leaves in the caches; of an encoder-decoder, one that is read and one that is written."""
         hold = hold or self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
-        return sum(hold(cache) for cache in network.caches.values() if cache.kind == "self")
+        return sum(hold(cache) for cache in network.caches.values())
 
     def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
         """What each device does for a batch of these loads."""

@@ -1,15 +1,21 @@
 """What the planner says that devices will take of memory, against what their programs take."""
 
+import json
+
 import pytest
 
+import numflow
+from numflow.cli.app import app
 from numflow.cpu import program as executor
 from numflow.cpu.estimate import cache_bytes, weight_bytes
+from numflow.lab import machine
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network import WeightSource
 from numflow.partition.cut import partition
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.partition.price import Prices
 from numflow.partition.program import PlanProgram
+from tests.conftest import shared
 
 BLOCKS = 3
 SIZES = {"layers": 2, "width": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "vocabulary": 300}
@@ -31,3 +37,31 @@ def test_predictions_are_within_a_hundredth(devices, weights, kv):
         assert [m.cache for m in predicted] == pytest.approx(program.device_kv_bytes, rel=0.01)
     finally:
         program.close()
+
+
+FIGURES = {"memory": 4e9, "bandwidth": 1e10, "operations": 1e11, "step": 1e-6, "host_bandwidth": 1e10, "latency": 1e-6,
+           "crowded": 1e-5, "cores": 2.0, "start": 0.0, "start_each": 0.0}
+
+
+@pytest.mark.parametrize(("family", "devices", "options"), [
+    ("opt_350m", "0&1", {}),                      # tables of positions are float32, keys and values of floats too
+    ("m2m100_418m", "0;1", {"weights": "q8"}),    # an encoder's memory
+    ("bert_base_multilingual_cased", "0&1", {}),
+    ("mixtral_8x7b", "5;2&0", {"weights": "q3h", "kv": "q4"}),
+])
+def test_the_command_tells_what_loading_takes(family, devices, options, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "measure", lambda count: FIGURES)
+    folder = shared("fixtures", family)
+    with numflow.load(folder, devices=devices, threads=1, progress=False, **options) as model:
+        program, blocks = model.program, 1
+        program.reserve(blocks, blocks)
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        with pytest.raises(SystemExit) as end:
+            app(["plan", "-m", str(folder), "--devices", devices, "--context", str(model.context), "--json", *words])
+        assert not end.value.code
+        found = json.loads(capsys.readouterr().out)
+        asked = next(c["memory"] for c in found["candidates"] if c["devices"] == devices)
+        part = blocks * program.block_size / found["context"]
+        assert [m["weights"] for m in asked.values()] == pytest.approx(program.device_weights_bytes, rel=0.01)
+        assert [m["kv"] * part for m in asked.values()] == pytest.approx(program.device_kv_bytes, rel=0.01)
