@@ -134,10 +134,9 @@ def to_f32(raw: np.ndarray, type_name: str) -> np.ndarray:
     if columns is None:
         raise FormatError(f"a row of {row_bytes} bytes is no whole number of {type_name} blocks of {kind.size} bytes")
     raw = np.ascontiguousarray(raw)
-    # A damaged scale may be NaN or infinite: that is the file's value, not a warning.
+    # A damaged scale, or a float64 beyond float32, becomes NaN or infinite: that is the file's value, not a warning.
     with np.errstate(all="ignore"):
-        values = _expand(raw, kind, columns)
-    return np.require(values.reshape(rows, columns), np.float32, "A")
+        return np.require(_expand(raw, kind, columns).reshape(rows, columns), np.float32, "A")
 
 
 def _expand(raw: np.ndarray, kind: TensorType, columns: int) -> np.ndarray:

@@ -32,6 +32,8 @@ def text(tmp_path_factory):
 @pytest.mark.parametrize("change, message", [
     (lambda t: t[UP].__setitem__((3, 5), np.nan), f"{UP} cannot be quantised: row 3, column 5 is nan"),
     (lambda t: t[UP].__setitem__((3, 5), -np.inf), f"{UP} cannot be quantised: row 3, column 5 is -inf"),
+    (lambda t: t["model.norm.weight"].__setitem__(9, np.nan), "model.norm.weight: row 0, column 9 is no finite number"),
+    (lambda t: t.update({UP: np.full((96, 64), 1e300)}), f"{UP} cannot be quantised: row 0, column 0 is inf"),
     (lambda t: t[UP].__setitem__((3, 5), 1e30), f"{UP} has weights up to 1e+30; 2^27 is the most"),
     (lambda t: t.__setitem__(UP, np.zeros((0, 64), np.float32)), f"'{UP}' is [0, 64], but spec 'llama' expects"),
 ])

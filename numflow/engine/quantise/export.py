@@ -33,10 +33,12 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
                            f"this is {source.format}")
     check_target(Path(target), source, replace)
     chosen = network.choose_spec(source, spec)
-    plan = plan_of(network.build(chosen, source, fuse=False), source, recipe)
+    built = network.build(chosen, source, fuse=False)
+    plan = plan_of(built, source, recipe)
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
-    rows = [Row(tensor, plan, None, None) for tensor in source.tensors.values()]
+    used = {part.tensor for weight in built.weights.values() for part in weight.parts}
+    rows = [Row(tensor, plan, None, None, tensor.name in used) for tensor in source.tensors.values()]
     entries = [Entry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
     gguf_writer.write(Path(target), source.files["weights"][0], entries,
                       step_of(written, sum(row.nbytes for row in rows)))

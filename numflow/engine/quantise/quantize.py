@@ -48,12 +48,14 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     if threads is not None and threads < 1:
         raise RequestError(f"threads should be a whole number from 1, is {threads}")
     chosen = network.choose_spec(source, spec)
-    plan = plan_of(network.build(chosen, source, fuse=False), source, recipe)
+    built = network.build(chosen, source, fuse=False)
+    plan = plan_of(built, source, recipe)
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     if calibration is not None:
         check_calibration(calibration, plan, source)
-    rows = [Row(tensor, plan, calibration, threads) for tensor in source.tensors.values()]
+    used = {part.tensor for weight in built.weights.values() for part in weight.parts}
+    rows = [Row(tensor, plan, calibration, threads, tensor.name in used) for tensor in source.tensors.values()]
     specs = [container.Attached(path, f"spec/{path.name}", "" if i else "spec") for i, path in enumerate(chosen.chain)]
     files = [*container.attached(source.files), *specs]
     attached = {file.name: _file_bytes(file.path) for file in files}
@@ -92,8 +94,9 @@ def step_of(written: Written, total: int) -> Callable[[int], None]:
 class Row:
     """One tensor on its way: `read` makes its bytes, and fills in what the report says of it."""
 
-    def __init__(self, tensor: Tensor, plan: Plan, calibration: Calibration | None, threads: int | None):
-        self.tensor, self._calibration, self._threads = tensor, calibration, threads
+    def __init__(self, tensor: Tensor, plan: Plan, calibration: Calibration | None, threads: int | None, used: bool):
+        """used: by the network, and so to be finite, whatever type it gets."""
+        self.tensor, self._calibration, self._threads, self._used = tensor, calibration, threads, used
         self.scheme = plan.schemes.get(tensor.name)
         self.kind = self.scheme or tensor.type.name
         self.nbytes = container.entry_of(tensor, self.kind, self.read).nbytes
@@ -105,6 +108,8 @@ class Row:
 
     def read(self) -> np.ndarray:
         if self.scheme is None:
+            if self._used:
+                check_finite(self.tensor)
             data = self.tensor.raw()
         else:
             data = encoded(self.tensor, self.scheme, self._calibration, self._threads)
@@ -114,6 +119,20 @@ class Row:
 
     def _importance(self) -> np.ndarray | None:
         return None if self._calibration is None else self._calibration.importance(self.tensor.name)
+
+
+def check_finite(tensor: Tensor) -> None:
+    """Refuse a tensor with a NaN or an infinity.
+
+    Raises:
+        FormatError: the message has its row and column.
+    """
+    step = max(1, _PART // max(1, tensor.columns))
+    for first in range(0, tensor.rows, step):
+        finite = np.isfinite(tensor.f32(slice(first, first + step)))
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0]
+            raise FormatError(f"{tensor.name}: row {first + row}, column {column} is no finite number")
 
 
 def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray | None) -> dict[str, float]:
