@@ -99,6 +99,12 @@ def test_no_calibration_is_left_unused(run, source, text, tmp_path):
     assert done.code == 1 and f"{text}: not a calibration: `numflow imatrix` makes one from a text" in done.err
 
 
+def test_no_calibration_on_a_model_that_computes_nan(run, text, tmp_path):
+    bad = write_model(tmp_path / "bad", change=lambda t: t["model.norm.weight"].__setitem__(9, np.nan))
+    done = run("imatrix", "-m", bad, "--text", text, "-o", tmp_path / "c", "--context", 64, "--chunks", 1)
+    assert done.code == 1 and "not finite numbers" in done.err and not (tmp_path / "c").exists()
+
+
 @pytest.mark.parametrize("threads", [0, -3])
 def test_threads_that_are_none(run, source, tmp_path, threads):
     done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--threads", threads)

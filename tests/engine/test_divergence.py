@@ -85,3 +85,14 @@ def test_what_cannot_be_compared():
         divergence(other, fake_model(counted), TEXT, 8)
     with pytest.raises(RequestError, match="no protocol 'haf'; did you mean 'half'"):
         divergence(fake_model(counted), fake_model(counted), TEXT, 8, protocol="haf")
+
+
+def test_no_numbers_are_no_measure():
+    def broken(history):
+        return counted(history) * (np.nan if len(history) == 5 else 1)
+
+    with pytest.raises(RequestError, match="not finite numbers"):
+        perplexity(fake_model(broken), TEXT, 8)
+    for model, base in ((broken, counted), (counted, broken)):
+        with pytest.raises(RequestError, match="not finite numbers"):
+            divergence(fake_model(model), fake_model(base), TEXT, 8)

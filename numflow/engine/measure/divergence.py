@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from numflow.engine.measure.perplexity import PROTOCOLS, summary, windows_of
+from numflow.engine.measure.perplexity import PROTOCOLS, checked, summary, windows_of
 from numflow.errors import RequestError
 from numflow.quant.threads import default_threads
 
@@ -115,7 +115,7 @@ def _window(pool: ThreadPoolExecutor, base: Sequence[tuple[int, np.ndarray]], mo
         scored = targets[start::every][:len(p)]  # the last row has no target
         first = max(0, -(-(skipped - start) // every))
         rows += pool.map(_compare, p[first:len(scored)], q[first:len(scored)], scored[first:])
-    return tuple(np.array(column) for column in zip(*rows))
+    return tuple(checked(np.array(column)) for column in zip(*rows))
 
 
 def _compare(p: np.ndarray, q: np.ndarray, target: int) -> tuple[float, bool, float, float]:

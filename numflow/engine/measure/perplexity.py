@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from numflow.decoding.sampler import NOT_FINITE
 from numflow.errors import RequestError, did_you_mean
 
 PROTOCOLS = {
@@ -64,13 +65,28 @@ def windows_of(model, text: str, context: int, chunks: int | None, protocol: str
 
 
 def log_likelihoods(model, ids) -> np.ndarray:
-    """Log-probability of each token but the first, given those before it; float64 [len(ids) - 1]."""
+    """Log-probability of each token but the first, given those before it; float64 [len(ids) - 1].
+
+    Raises:
+        RequestError: logits that are no numbers.
+    """
     targets, scores = np.asarray(ids[1:]), np.empty(len(ids) - 1)
     for start, logits in model.iter_logits(ids):
         pairs = zip(logits, targets[start:], strict=False)  # the last row has no target
         for row, (values, id) in enumerate(pairs, start):
             scores[row] = float(values[id]) - _log_sum_exp(values)
-    return scores
+    return checked(scores)
+
+
+def checked(values: np.ndarray) -> np.ndarray:
+    """The values, of which none is NaN: what comes of logits that are.
+
+    Raises:
+        RequestError: one is.
+    """
+    if np.isnan(values).any():
+        raise RequestError(NOT_FINITE)
+    return values
 
 
 def _log_sum_exp(values) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from numflow.engine.load import load
-from numflow.engine.measure.perplexity import windows_of
+from numflow.engine.measure.perplexity import checked, windows_of
 from numflow.errors import RequestError
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import matrices
@@ -108,7 +108,7 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
     progress:        called with (windows done, windows).
 
     Raises:
-        RequestError: the text is too short; and whatever `load` raises.
+        RequestError: the text is too short, or the model computes NaN; and whatever `load` raises.
     """
     with load(path_or_name, backend="reference", **load_options) as model:
         context = min(context, model.context)
@@ -121,6 +121,7 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
             hidden = model.hidden(window)
             for step in head:
                 collector.linear(step, hidden)
+            checked(hidden)
             if progress is not None:
                 progress(done, len(windows))
         if not collector._squares:
