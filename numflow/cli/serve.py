@@ -79,7 +79,7 @@ def serve(
                      replicas=replicas)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
-                   devices=devices or ("0" if ray else None), transport="ray" if ray else None,
+                   devices="0" if ray and devices is None else devices, transport="ray" if ray else None,
                    host_embeddings=host_embeddings or None, host_kv_percent=host_kv_percent or None,
                    cpu_layers=cpu_layers or None, collectives=collectives)
     tables = read_config(config) if config is not None else {}

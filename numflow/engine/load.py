@@ -61,6 +61,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         raise RequestError(f"cpu_layers={cpu_layers} leaves layers of a GPU's model to the processor: it needs backend "
                            f"'cuda' (--device cuda); backend {backend!r} runs all layers itself")
     several = devices is not None or cpu_layers != 0
+    if not several and transport != "threads":
+        raise RequestError(f"transport {transport!r} is between devices: name them with devices (--devices '0;1')")
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
     if weights is not None:

@@ -62,7 +62,7 @@ class PlanProgram:
                  timeout: float = PROGRESS_S, threads: int | None = None, group: int | None = None,
                  remote: Any = None, **options: Any):
         if transport not in TRANSPORTS:
-            raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, TRANSPORTS)}")
+            raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, (*TRANSPORTS, 'ray'))}")
         self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
         self._answers: Answers = queue.SimpleQueue()
         self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # what `_facts` has found
