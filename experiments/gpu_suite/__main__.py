@@ -1,23 +1,28 @@
 """The command; the package's own docstring says what it needs."""
 
 import argparse
+import importlib
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import experiments.gpu_suite as suite
-from experiments.gpu_suite import attention, choices, hybrid, kernels, models, parity, whole
 from experiments.gpu_suite.report import write
-from experiments.gpu_suite.setting import Setting
+from experiments.gpu_suite.setting import KILLED_S, Setting
 
-PARTS = {"parity-kernels": parity.kernels, "parity-models": parity.models, "parity-fixtures": whole.fixtures,
-         "parity-random": whole.random_models, "copies": kernels.copies, "launches": kernels.launches,
-         "matrices": kernels.matrices, "attention": attention.decoding,
-         "prompts": attention.prompts, "experts": choices.experts,
-         "sampling": choices.sampling, "speed": models.speed, "fusing": models.fusing, "peer": whole.peer,
-         "offload": models.offload, "several": models.several, "hybrid": hybrid.hybrid}
+# Part: module and function. A part's module is imported in the part's own process only.
+PARTS = {"compiling": "compiling.compiling", "parity-kernels": "parity.kernels", "parity-models": "parity.models",
+         "parity-fixtures": "whole.fixtures", "parity-random": "whole.random_models", "copies": "kernels.copies",
+         "launches": "kernels.launches", "matrices": "kernels.matrices", "attention": "attention.decoding",
+         "prompts": "attention.prompts", "experts": "choices.experts", "sampling": "choices.sampling",
+         "speed": "models.speed", "fusing": "models.fusing", "peer": "whole.peer", "offload": "models.offload",
+         "several": "models.several", "hybrid": "hybrid.hybrid",
+         "collectives": "collectives.collectives"}
 
 
 def main() -> None:
-    """Run the parts that are asked for and have no result yet."""
+    """Run the parts that are asked for and have no result yet, each in a process of its own."""
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu_suite", description=suite.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("reports/gpu"), help="folder of results")
@@ -25,30 +30,53 @@ def main() -> None:
     parser.add_argument("--simulator", action="store_true", help="without a GPU")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     parser.add_argument("--again", action="store_true", help="also parts that have a result")
+    parser.add_argument("--here", action="store_true", help="in this process (a fault of the GPU ends it)")
     parser.add_argument("--compile", metavar="CC", help="only compile all kernels, for a compute capability such as 90")
     options = parser.parse_args()
     if options.compile:
+        if not (options.compile.isdecimal() and len(options.compile) in (2, 3)):
+            parser.error(f"--compile should be a compute capability such as 90, is {options.compile!r}")
+        from experiments.gpu_suite.compiling import compile_all
+
         compile_all((int(options.compile[:-1]), int(options.compile[-1])))
         return
-    unknown = set(options.parts.split(",")) - set(PARTS)
+    names = options.parts.split(",")
+    unknown = set(names) - set(PARTS)
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    setting = Setting(options.simulator, options.quick, options.out)
-    for name in options.parts.split(","):
-        setting.run(name, PARTS[name], options.again)
-    write(options.out)
+    for name in names:
+        setting = Setting(options.simulator, options.quick, options.out, name)
+        if options.here:
+            module, _, function = PARTS[name].partition(".")
+            setting.run(getattr(importlib.import_module(f"experiments.gpu_suite.{module}"), function))
+        elif setting.is_done() and not options.again:
+            print(f"{name}: {setting.path} is there")
+        else:
+            print(f"{name}:", flush=True)
+            apart(setting)
+    if not options.here:
+        write(options.out)
 
 
-def compile_all(capability: tuple[int, int]) -> None:
-    """Compile every kernel into the folder of compiled kernels."""
-    from numflow.cuda.compile import cached, folder
-    from tests.cuda.kernels import EVERY, all_kernels
-
-    found = all_kernels(EVERY) | {made.name: made for made in (kernels._empty, kernels._eight)}
-    for done, made in enumerate(found.values(), 1):
-        cached(made, capability)
-        print(f"\r{done} of {len(found)} kernels in {folder()}", end="", flush=True)
-    print()
+def apart(setting: Setting, command: list[str] | None = None, limit_s: float = KILLED_S) -> None:
+    """Run a part in a process of its own: a kernel's fault ends that process's use of the GPU, and a kernel that never
+    ends goes with it. command: another one, for tests."""
+    command = command or [sys.executable, "-m", "experiments.gpu_suite", "--here", "--parts", setting.part, "--out",
+                          str(setting.out), *["--simulator"] * setting.simulator, *["--quick"] * setting.quick]
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # where the driver does not let go of it, the others do not wait
+            process.wait(10)
+        setting.ended(f"killed after {limit_s:g} s")
+    except KeyboardInterrupt:
+        process.kill()
+        raise
+    else:
+        if code:
+            setting.ended(f"its process ended with {f'signal {-code}' if code < 0 else f'code {code}'}")
 
 
 if __name__ == "__main__":

@@ -49,26 +49,27 @@ def _measure(setting: Setting, kind: str, context: int, batch: int, tokens: int)
     key_bytes = 2 * groups * size * _bits(kind) / 8
     if batch * context * key_bytes > LARGEST:
         return
-    case = attention_case(heads, groups, size, size)
-    program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kind)
-    blocks, rows = -(-context // program.block_size), batch * tokens
-    program.reserve(batch * blocks)
-    table = np.arange(batch * blocks).reshape(batch, blocks)
-    # Every block has numbers before it is read: those of the first.
-    program.run(_batch(0, min(program.block_size, context), table[:1, :1]), output=None)
-    program.copy_blocks([0] * (batch * blocks - 1), range(1, batch * blocks))
-    program.run(_batch(context - tokens, tokens, table), output=None)
-    sizes, seconds, names = Sizes((rows, batch, rows, batch), context), {}, {}
-    for op in ("attention", "cache_write"):
-        works = [work for step, calls in program.bound("main") if step.op == op for call in calls
-                 for work in call.launches(sizes)]
-        seconds[op], names[op] = each(program.device, works, 2), works[0].kernel.name
-    seen = batch * tokens * (context - (tokens - 1) / 2)
-    setting.add(kv=kind, context=context, batch=batch, tokens=tokens, microseconds=seconds["attention"] * 1e6,
-                gigabytes_per_s=batch * context * key_bytes / seconds["attention"] / 1e9,
-                tflops=4 * heads * size * seen / seconds["attention"] / 1e12,
-                writing_microseconds=seconds["cache_write"] * 1e6, kernel=names["attention"])
-    program.close()
+    with setting.attempt(kv=kind, context=context, batch=batch, tokens=tokens):
+        case = attention_case(heads, groups, size, size)
+        program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kind)
+        blocks, rows = -(-context // program.block_size), batch * tokens
+        program.reserve(batch * blocks)
+        table = np.arange(batch * blocks).reshape(batch, blocks)
+        # Every block has numbers before it is read: those of the first.
+        program.run(_batch(0, min(program.block_size, context), table[:1, :1]), output=None)
+        program.copy_blocks([0] * (batch * blocks - 1), range(1, batch * blocks))
+        program.run(_batch(context - tokens, tokens, table), output=None)
+        sizes, seconds, names = Sizes((rows, batch, rows, batch), context), {}, {}
+        for op in ("attention", "cache_write"):
+            works = [work for step, calls in program.bound("main") if step.op == op for call in calls
+                     for work in call.launches(sizes)]
+            seconds[op], names[op] = each(program.device, works, 2), works[0].kernel.name
+        seen = batch * tokens * (context - (tokens - 1) / 2)
+        setting.add(kv=kind, context=context, batch=batch, tokens=tokens, microseconds=seconds["attention"] * 1e6,
+                    gigabytes_per_s=batch * context * key_bytes / seconds["attention"] / 1e9,
+                    tflops=4 * heads * size * seen / seconds["attention"] / 1e12,
+                    writing_microseconds=seconds["cache_write"] * 1e6, kernel=names["attention"])
+        program.close()
 
 
 def _batch(begin: int, count: int, table: np.ndarray) -> Batch:

@@ -4,7 +4,7 @@ import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each, seconds
 from numflow.cuda.call import Sizes
-from numflow.cuda.device import Launch
+from numflow.cuda.device import Device, Launch
 from numflow.cuda.intrinsics import block_x, thread_index
 from numflow.cuda.kernel import kernel
 from numflow.cuda.program import Program
@@ -21,17 +21,22 @@ def copies(setting: Setting) -> None:
     """Memory to memory on the device, up and down."""
     device = setting.device()
     for megabytes in (1,) if setting.quick else (16, 256, 1024, 4096):
-        size = megabytes << 20
-        a, b = device.alloc(size), device.alloc(size)
-        time = seconds(device, lambda to=b, source=a, n=size: device.copy(to.at(), source.at(), n))
-        setting.add(what="copy on the device", megabytes=megabytes, gigabytes_per_s=2 * size / time / 1e9)
-        data = np.zeros(min(size, 256 << 20), np.uint8)
-        for what, work in (("upload", lambda to=a, source=data: device.upload(to.at(), source)),
-                           ("download", lambda source=a, n=data.size: device.download(source.at(), n))):
-            time = seconds(device, work, 3)
-            setting.add(what=what, megabytes=data.size >> 20, gigabytes_per_s=data.size / time / 1e9)
-        device.free(a)
-        device.free(b)
+        with setting.attempt(megabytes=megabytes):
+            _copies(setting, device, megabytes)
+
+
+def _copies(setting: Setting, device: Device, megabytes: int) -> None:
+    size = megabytes << 20
+    a, b = device.alloc(size), device.alloc(size)
+    time = seconds(device, lambda to=b, source=a, n=size: device.copy(to.at(), source.at(), n))
+    setting.add(what="copy on the device", megabytes=megabytes, gigabytes_per_s=2 * size / time / 1e9)
+    data = np.zeros(min(size, 256 << 20), np.uint8)
+    for what, work in (("upload", lambda to=a, source=data: device.upload(to.at(), source)),
+                       ("download", lambda source=a, n=data.size: device.download(source.at(), n))):
+        time = seconds(device, work, 3)
+        setting.add(what=what, megabytes=data.size >> 20, gigabytes_per_s=data.size / time / 1e9)
+    device.free(a)
+    device.free(b)
 
 
 def matrices(setting: Setting) -> None:
@@ -39,22 +44,32 @@ def matrices(setting: Setting) -> None:
     shapes = {"toy": (128, 256)} if setting.quick else SHAPES
     for kind in ("F16", "q4", "q3h") if setting.quick else KINDS:
         for name, (n, k) in shapes.items():
-            case = linear_case(kind, n, k, 1, blank=True)
-            program = Program(case.network, case.weights, gpu=setting.device())
-            size = program.weights_bytes - case.network.weights[case.network.entries["main"][0].weights["table"]
-                                                                ].shape[0] * k * 4
-            for tokens in (1, 9) if setting.quick else (1, 4, 8, 16, 64, 256, 2048):
-                if setting.is_over:
-                    return
-                program.run(_batch(tokens), output=None)
-                works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
-                         for work in call.launches(Sizes((tokens,) * 4, 1))]
-                time = each(program.device, works, 2 if setting.quick else 20)
-                setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
-                            gigabytes_per_s=size / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
-                            kernel=works[-1].kernel.name)
-            program.close()
-        _vendor(setting, shapes) if kind == "F16" and not setting.simulator else None
+            if setting.is_over:
+                return
+            with setting.attempt(weights=kind, matrix=name):
+                _matrix(setting, kind, name, n, k)
+        if kind == "F16" and not setting.simulator:
+            with setting.attempt(weights="torch bf16"):
+                _vendor(setting, shapes)
+
+
+def _matrix(setting: Setting, kind: str, name: str, n: int, k: int) -> None:
+    """One matrix, for each number of tokens."""
+    case = linear_case(kind, n, k, 1, blank=True)
+    program = Program(case.network, case.weights, gpu=setting.device())
+    table = case.network.weights[case.network.entries["main"][0].weights["table"]]
+    size = program.weights_bytes - table.shape[0] * k * 4
+    for tokens in (1, 9) if setting.quick else (1, 4, 8, 16, 64, 256, 2048):
+        if setting.is_over:
+            break
+        program.run(_batch(tokens), output=None)
+        works = [work for step, calls in program.bound("main") if step.op == "linear" for call in calls
+                 for work in call.launches(Sizes((tokens,) * 4, 1))]
+        time = each(program.device, works, 2 if setting.quick else 20)
+        setting.add(weights=kind, matrix=name, n=n, k=k, tokens=tokens, microseconds=time * 1e6,
+                    gigabytes_per_s=size / time / 1e9, tflops=2 * n * k * tokens / time / 1e12,
+                    kernel=works[-1].kernel.name)
+    program.close()
 
 
 def _batch(tokens: int) -> Batch:
@@ -90,12 +105,14 @@ def launches(setting: Setting) -> None:
     device, count = setting.device(), 20 if setting.quick else 1000
     memory = device.alloc(1024)
     for made in (_empty, _eight):
-        work = Launch(made, (1, 1, 1), (memory.at(),) * len(made.signature))
-        time = seconds(device, lambda w=work: [device.launch(w) for _ in range(count)], 5)
-        setting.add(what="launched", arguments=len(made.signature), microseconds=time / count * 1e6)
-        time = each(device, [work] * (2 if setting.quick else 100), 10)
-        setting.add(what="in a graph", arguments=len(made.signature),
-                    microseconds=time / (2 if setting.quick else 100) * 1e6)
+        work, arguments = Launch(made, (1, 1, 1), (memory.at(),) * len(made.signature)), len(made.signature)
+        with setting.attempt(what="launched", arguments=arguments):
+            time = seconds(device, lambda w=work: [device.launch(w) for _ in range(count)], 5)
+            setting.add(what="launched", arguments=arguments, microseconds=time / count * 1e6)
+        with setting.attempt(what="in a graph", arguments=arguments):
+            time = each(device, [work] * (2 if setting.quick else 100), 10)
+            setting.add(what="in a graph", arguments=arguments,
+                        microseconds=time / (2 if setting.quick else 100) * 1e6)
 
 
 @kernel("suite_empty", 32)

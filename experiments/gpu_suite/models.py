@@ -23,16 +23,23 @@ def speed(setting: Setting) -> None:
         for kind in ("F16", "q4") if setting.quick else KINDS:
             if setting.is_over:
                 return
-            program = _program(setting, shape, kind)
-            for batch in (1, 2) if setting.quick else (1, 4, 8, 16, 64):
-                _decode(setting, program, name, kind, batch)
-            for tokens in (12,) if setting.quick else (512, 2048):
-                one = _batch(program, shape, 1, 0, tokens)
-                program.run(one, output=None)
-                took = _wall(program, lambda p=program, b=one: p.run(b, output=None), 3)
-                setting.add(model=name, weights=kind, what="prefill", tokens=tokens, tokens_per_s=tokens / took,
-                            milliseconds=took * 1e3)
-            program.close()
+            with setting.attempt(model=name, weights=kind):
+                _speed(setting, shape, name, kind)
+
+
+def _speed(setting: Setting, shape: Shape, name: str, kind: str) -> None:
+    program = _program(setting, shape, kind)
+    for batch in (1, 2) if setting.quick else (1, 4, 8, 16, 64):
+        with setting.attempt(model=name, weights=kind, what="decode", batch=batch):
+            _decode(setting, program, name, kind, batch)
+    for tokens in (12,) if setting.quick else (512, 2048):
+        with setting.attempt(model=name, weights=kind, what="prefill", tokens=tokens):
+            one = _batch(program, shape, 1, 0, tokens)
+            program.run(one, output=None)
+            took = _wall(program, lambda b=one: program.run(b, output=None), 3)
+            setting.add(model=name, weights=kind, what="prefill", tokens=tokens, tokens_per_s=tokens / took,
+                        milliseconds=took * 1e3)
+    program.close()
 
 
 def fusing(setting: Setting) -> None:
@@ -43,14 +50,15 @@ def fusing(setting: Setting) -> None:
             for form, options in forms.items():
                 if setting.is_over:
                     return
-                program = _program(setting, shape, kind, **options)
-                batch = _batch(program, shape, 1, 8 if setting.quick else CONTEXT, 1)
-                for _ in range(3):
-                    program.run(batch, output=None)
-                took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 1 if setting.quick else 50)
-                setting.add(model=name, weights=kind, form=form, tokens_per_s=1 / took, milliseconds=took * 1e3,
-                            gigabytes_per_s=program.weights_bytes / took / 1e9)
-                program.close()
+                with setting.attempt(model=name, weights=kind, form=form):
+                    program = _program(setting, shape, kind, **options)
+                    batch = _batch(program, shape, 1, 8 if setting.quick else CONTEXT, 1)
+                    for _ in range(3):
+                        program.run(batch, output=None)
+                    took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 1 if setting.quick else 50)
+                    setting.add(model=name, weights=kind, form=form, tokens_per_s=1 / took, milliseconds=took * 1e3,
+                                gigabytes_per_s=program.weights_bytes / took / 1e9)
+                    program.close()
 
 
 def _program(setting: Setting, shape: Shape, kind: str, **options) -> Program:
@@ -91,6 +99,14 @@ def _wall(program: Program, work, repeats: int) -> float:
 def offload(setting: Setting) -> None:
     """KV blocks to the host and back, then decoding with a share of the layers' keys and values kept there."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
+    with setting.attempt(model=name, what="blocks to the host and back"):
+        _swapping(setting, name, shape)
+    for percent in (0, 100) if setting.quick else (0, 10, 25, 50, 100):
+        with setting.attempt(model=name, host_kv_percent=percent):
+            _offloaded(setting, name, shape, percent)
+
+
+def _swapping(setting: Setting, name: str, shape: Shape) -> None:
     program = _program(setting, shape, "q4")
     for count in (1, 2) if setting.quick else (1, 8, 64):
         blocks = list(range(count))
@@ -100,39 +116,42 @@ def offload(setting: Setting) -> None:
         setting.add(model=name, blocks=count, megabytes=saved.nbytes / 1e6,
                     out_gigabytes_per_s=saved.nbytes / out / 1e9, back_gigabytes_per_s=saved.nbytes / back / 1e9)
     program.close()
-    for percent in (0, 100) if setting.quick else (0, 10, 25, 50, 100):
-        program = _program(setting, shape, "q4", host_kv_percent=percent)
-        for context in (8,) if setting.quick else (512, 2048, 8000):
-            if setting.is_over:
-                return
-            batch = _batch(program, shape, 1, context, 1)
-            for _ in range(3):
-                program.run(batch, output=None)
-            took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 2 if setting.quick else 20)
-            setting.add(model=name, host_kv_percent=percent, context=context, tokens_per_s=1 / took,
-                        milliseconds=took * 1e3)
-        program.close()
+
+
+def _offloaded(setting: Setting, name: str, shape: Shape, percent: int) -> None:
+    program = _program(setting, shape, "q4", host_kv_percent=percent)
+    for context in (8,) if setting.quick else (512, 2048, 8000):
+        if setting.is_over:
+            return
+        batch = _batch(program, shape, 1, context, 1)
+        for _ in range(3):
+            program.run(batch, output=None)
+        took = _wall(program, lambda p=program, b=batch: p.run(b, output=None), 2 if setting.quick else 20)
+        setting.add(model=name, host_kv_percent=percent, context=context, tokens_per_s=1 / took,
+                    milliseconds=took * 1e3)
+    program.close()
 
 
 def several(setting: Setting) -> None:
     """Programs on devices of their own, which are streams of one GPU: one after the other, then at the same time."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
     for count in (1, 2) if setting.quick else (1, 2, 4):
-        programs = [_program(setting, shape, "q4") for _ in range(count)]
-        batch = _batch(programs[0], shape, 1, 8, 1)
-        for program in programs * 3:
-            program.run(batch, output=None)
-        steps = 2 if setting.quick else 50
-        alone = sum(_wall(program, lambda p=program, b=batch: p.run(b, output=None), steps) for program in programs)
-        begin = time.perf_counter()
-        threads = [threading.Thread(target=_wall, args=(p, lambda p=p, b=batch: p.run(b, output=None), steps))
-                   for p in programs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        together = (time.perf_counter() - begin) / steps
-        setting.add(model=name, devices=count, milliseconds_one_by_one=alone * 1e3,
-                    milliseconds_together=together * 1e3)
-        for program in programs:
-            program.close()
+        with setting.attempt(model=name, devices=count):
+            programs = [_program(setting, shape, "q4") for _ in range(count)]
+            batch = _batch(programs[0], shape, 1, 8, 1)
+            for program in programs * 3:
+                program.run(batch, output=None)
+            steps = 2 if setting.quick else 50
+            alone = sum(_wall(program, lambda p=program, b=batch: p.run(b, output=None), steps) for program in programs)
+            begin = time.perf_counter()
+            threads = [threading.Thread(target=_wall, args=(p, lambda p=p, b=batch: p.run(b, output=None), steps))
+                       for p in programs]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            together = (time.perf_counter() - begin) / steps
+            setting.add(model=name, devices=count, milliseconds_one_by_one=alone * 1e3,
+                        milliseconds_together=together * 1e3)
+            for program in programs:
+                program.close()

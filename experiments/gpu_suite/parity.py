@@ -38,9 +38,10 @@ def kernels(setting: Setting) -> None:
 
 
 def _compare(setting: Setting, case, bound: float, **options) -> None:
-    actual = run_case(case, Program, gpu=setting.device(), **options)
-    worst = max(error(a, e) for a, e in zip(actual, run_case(case, Reference), strict=True))
-    setting.add(case=str(case), **options, error=worst, bound=bound, good=bool(worst < bound))
+    with setting.attempt(case=str(case), **options):
+        actual = run_case(case, Program, gpu=setting.device(), **options)
+        worst = max(error(a, e) for a, e in zip(actual, run_case(case, Reference), strict=True))
+        setting.add(case=str(case), **options, error=worst, bound=bound, good=bool(worst < bound))
 
 
 def models(setting: Setting) -> None:
@@ -53,7 +54,8 @@ def models(setting: Setting) -> None:
             for activations in ("f32", "int8"):
                 if setting.is_over:
                     return
-                _model(setting, name, shape, kind, activations)
+                with setting.attempt(model=name, weights=kind, activations=activations):
+                    _model(setting, name, shape, kind, activations)
 
 
 def _model(setting: Setting, name: str, shape: Shape, kind: str, activations: str) -> None:

@@ -1,14 +1,15 @@
 """OUT/README.md and figures, from the results of all parts."""
 
-import json
 from pathlib import Path
+
+from experiments.gpu_suite.setting import kept
 
 MOST_ROWS = 400
 
 
 def write(out: Path) -> None:
     """Make the page, and figures where matplotlib is installed."""
-    parts = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    parts = [facts for path in sorted(out.glob("*.json")) if "part" in (facts := kept(path))]
     if not parts:
         return
     lines = ["# What the GPU suite found", "", "Made by `python -m experiments.gpu_suite`; every number is in the JSON "
@@ -16,7 +17,7 @@ def write(out: Path) -> None:
     if any(part["simulator"] for part in parts):
         lines += ["**Parts marked simulator ran without a GPU: their times are those of Python and mean nothing.**", ""]
     figures = draw(out, parts)
-    lines += goals({part["part"]: part["rows"] for part in parts})
+    lines += goals({part["part"]: _found(part) for part in parts})
     for part in parts:
         lines += [f"## {part['part']}", "", f"{part['device']}{', simulator' * part['simulator']}"
                   f"{', toy sizes' * part['quick']}; {part['seconds']} s"
@@ -26,6 +27,11 @@ def write(out: Path) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in parts[-1]["versions"].items())
     lines += ["## Versions", "", f"Python {parts[-1]['python']}, {versions}"]
     (out / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def _found(part: dict) -> list[dict]:
+    """The rows that are results."""
+    return [row for row in part["rows"] if "failed" not in row]
 
 
 def goals(found: dict[str, list[dict]]) -> list[str]:
@@ -65,7 +71,8 @@ def _table(rows: list[dict]) -> list[str]:
         if list(row) != columns:
             columns = list(row)
             lines += ["", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        lines.append("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+        texts = (f"{v:.4g}" if isinstance(v, float) else " ".join(str(v).split()) for v in row.values())
+        lines.append("| " + " | ".join(text.replace("|", "/") for text in texts) + " |")
     return lines
 
 
@@ -79,12 +86,12 @@ def draw(out: Path, parts: list[dict]) -> list[str]:
     except ImportError:
         return []
     made = []
-    by_name = {part["part"]: part for part in parts if part["rows"]}
+    by_name = {part["part"]: {**part, "rows": _found(part)} for part in parts}
     plans = (("matrices", "tokens", "gigabytes_per_s", ("weights",), lambda row: row["matrix"] in ("gate+up", "toy")),
              ("attention", "context", "gigabytes_per_s", ("kv", "batch"), lambda row: row["tokens"] == 1),
              ("speed", "batch", "tokens_per_s", ("model", "weights"), lambda row: row["what"] == "decode"))
     for name, x, y, labels, wanted in plans:
-        rows = [row for row in by_name.get(name, {"rows": []})["rows"] if wanted(row)]
+        rows = [row for row in by_name.get(name, {"rows": []})["rows"] if y in row and wanted(row)]
         if not rows:
             continue
         figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")

@@ -4,7 +4,8 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,61 +14,140 @@ import numpy as np
 from numflow.cuda.compat import driver, versions
 from numflow.cuda.device import Device, Launch, Simulated, open_device
 
-LIMIT_S = 600.0  # of a part
+LIMIT_S = 480.0     # of a part, looked at between two results
+KILLED_S = 570.0    # of a part that looks at nothing any more
+MOST_FAILURES = 8   # of a part, one after the other, before it gives up
+INTERRUPTED = "interrupted"
+
+
+class GivenUp(Exception):
+    """A part in which everything fails."""
 
 
 @dataclass
 class Setting:
-    """A run of the suite. quick: toy sizes. rows: what the part that is running has found, one dict each."""
+    """A run of the suite. quick: toy sizes. rows: what the part that is running has found, one dict each.
+
+    The part's file is written anew with every row, so that what was found survives whatever ends the process.
+    """
 
     simulator: bool
     quick: bool
     out: Path
+    part: str = ""
     rows: list[dict] = field(default_factory=list)
-    begun: float = 0.0
+    begun: float = field(default_factory=time.perf_counter)
+    _name: str = "none"
+    _failures: int = 0
 
     def device(self, index: int = 0) -> Device:
         """A device of its own: a stream of the GPU, or a simulated one."""
-        return Simulated(index) if self.simulator else open_device("gpu")
+        made = Simulated(index) if self.simulator else open_device("gpu")
+        self._name = made.name
+        return made
 
     @property
     def is_over(self) -> bool:
         """Whether the part has used its time."""
         return time.perf_counter() - self.begun > LIMIT_S
 
+    @property
+    def path(self) -> Path:
+        """The file of the part."""
+        return self.out / f"{self.part}.json"
+
     def add(self, **row) -> None:
         """Keep a result and show it."""
         self.rows.append(row)
+        if "failed" not in row:
+            self._failures = 0
         print("  " + "  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
+        self.write(INTERRUPTED)
 
-    def run(self, name: str, part: Callable[["Setting"], None], again: bool) -> None:
-        """Run a part and write its file, unless it is there."""
-        path = self.out / f"{name}.json"
-        if path.exists() and not again:
-            print(f"{name}: {path} is there")
-            return
-        print(f"{name}:", flush=True)
-        self.rows, self.begun = [], time.perf_counter()
+    @contextmanager
+    def attempt(self, **about) -> Iterator[None]:
+        """Something that may fail: then a row says what and why, and the part goes on, unless nothing succeeds.
+
+        Raises:
+            GivenUp: one failure after the other, as when the GPU is in no state to run anything.
+        """
+        try:
+            yield
+        except GivenUp:
+            raise
+        except Exception as problem:
+            self.add(**about, failed=f"{type(problem).__name__}: {problem}"[:300])
+            self._failures += not isinstance(problem, ImportError)  # others may not need that package
+            if self._failures >= MOST_FAILURES:
+                raise GivenUp(f"{MOST_FAILURES} failures in a row, the last: {problem}") from problem
+
+    def run(self, part: Callable[["Setting"], None]) -> None:
+        """Run the part and write its file."""
         error = ""
+        self.write(INTERRUPTED)
         try:
             part(self)
         except Exception as problem:  # the other parts are to run all the same
             error = f"{type(problem).__name__}: {problem}"
             print(f"  FAILED {error}", flush=True)
-        facts = {"part": name, "device": self.device().name, "simulator": self.simulator, "quick": self.quick,
-                 "driver": driver_version(self.simulator),
-                 "seconds": round(time.perf_counter() - self.begun, 1), "complete": not (error or self.is_over),
-                 "error": error, "python": platform.python_version(), "versions": versions(), "rows": self.rows}
-        self.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts, indent=1))
+        self.write(error)
+
+    def write(self, error: str) -> None:
+        """The part's file as it is by now."""
+        facts = {"part": self.part, "device": self._name, "simulator": self.simulator, "quick": self.quick,
+                 "driver": driver_version(self.simulator), "seconds": round(time.perf_counter() - self.begun, 1),
+                 "complete": not (error or self.is_over or any("failed" in row for row in self.rows)),
+                 "error": error, "python": platform.python_version(), "versions": _versions(), "rows": self.rows}
+        keep(self.path, facts)
+
+    def is_done(self) -> bool:
+        """Whether the part has a result of these sizes, which was not cut short by a fault."""
+        facts = kept(self.path)
+        same = bool(facts) and (facts["simulator"], facts["quick"]) == (self.simulator, self.quick)
+        return same and not facts["error"]
+
+    def ended(self, how: str) -> None:
+        """The process of the part has ended before the part has."""
+        print(f"  FAILED {how}", flush=True)
+        facts = kept(self.path)
+        if facts and facts["error"] == INTERRUPTED:
+            keep(self.path, {**facts, "complete": False, "error": how})
+        else:
+            self.write(how)
+
+
+def keep(path: Path, facts: dict) -> None:
+    """Write a file that is never half there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".part")
+    whole.write_text(json.dumps(facts, indent=1))
+    whole.replace(path)
+
+
+def kept(path: Path) -> dict:
+    """What `keep` has written, {} if there is none."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+_VERSIONS: dict[str, str] = {}
+
+
+def _versions() -> dict[str, str]:
+    if not _VERSIONS:
+        _VERSIONS.update(versions())
+    return _VERSIONS
 
 
 def driver_version(simulator: bool) -> str:
-    """What the GPU's driver calls itself, "13.0" for 13000."""
-    if simulator:
-        return "none"
-    found = int(driver().cuDriverGetVersion()[1])
-    return f"{found // 1000}.{found % 1000 // 10}"
+    """What the GPU's driver calls itself, "13.0" for 13000; "none" without one."""
+    try:
+        found = 0 if simulator else int(driver().cuDriverGetVersion()[1])
+    except Exception:  # a page of results is worth more than this line of it
+        found = 0
+    return f"{found // 1000}.{found % 1000 // 10}" if found else "none"
 
 
 def seconds(device: Device, work: Callable[[], None], repeats: int = 10) -> float:

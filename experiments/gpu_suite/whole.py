@@ -28,7 +28,8 @@ def fixtures(setting: Setting) -> None:
         if setting.is_over:
             return
         case, expected = json.loads((folder / "case.json").read_text()), np.load(folder / "expected.npz")
-        with numflow.load(folder, backend="cuda", activations="f32", gpu=setting.device()) as model:
+        with setting.attempt(fixture=folder.name), numflow.load(folder, backend="cuda", activations="f32",
+                                                                gpu=setting.device()) as model:
             setting.add(fixture=folder.name, **_compared(model, case, expected, setting.quick))
 
 
@@ -56,12 +57,13 @@ def random_models(setting: Setting) -> None:
         for kind in ("q4",) if setting.quick else ("q4", "F16") if name == "1b" else ("q4",):
             if setting.is_over:
                 return
-            network, checkpoint = random_network(shape, kind)
-            source = WeightSource(network, checkpoint)
-            programs = [Program(network, source, gpu=setting.device()),
-                        Processor(network, source, kv_k="f16", kv_v="f16")]
-            worst, same = _side_by_side(programs, shape, 5 if setting.quick else 40)
-            setting.add(model=name, weights=kind, error=worst, bound=0.15, same_tokens=same, good=worst < 0.15)
+            with setting.attempt(model=name, weights=kind):
+                network, checkpoint = random_network(shape, kind)
+                source = WeightSource(network, checkpoint)
+                programs = [Program(network, source, gpu=setting.device()),
+                            Processor(network, source, kv_k="f16", kv_v="f16")]
+                worst, same = _side_by_side(programs, shape, 5 if setting.quick else 40)
+                setting.add(model=name, weights=kind, error=worst, bound=0.15, same_tokens=same, good=worst < 0.15)
 
 
 def _side_by_side(programs: list, shape: Shape, length: int) -> tuple[float, int]:
@@ -92,28 +94,29 @@ def peer(setting: Setting) -> None:
         setting.add(peer="torch", what=f"left out: {error}")
         return
     for name, shape in SHAPES.items():
-        config = LlamaConfig(**{key: value for key, value in shape.config().items() if key != "rope_theta"},
-                             vocab_size=shape.vocabulary)
-        with torch.device("cuda"), torch.no_grad():
-            torch.set_default_dtype(torch.bfloat16)
-            model = LlamaForCausalLM(config).eval()
-            for batch in (1, 8, 64):
-                if setting.is_over:
-                    return
-                cache = StaticCache(config=config, max_batch_size=batch, max_cache_len=1024, device="cuda",
-                                    dtype=torch.bfloat16)
-                ids, place = torch.ones(batch, 1, dtype=torch.long), torch.tensor([512])
+        with setting.attempt(peer="torch bf16", model=name):
+            config = LlamaConfig(**{key: value for key, value in shape.config().items() if key != "rope_theta"},
+                                 vocab_size=shape.vocabulary)
+            with torch.device("cuda"), torch.no_grad():
+                torch.set_default_dtype(torch.bfloat16)
+                model = LlamaForCausalLM(config).eval()
+                for batch in (1, 8, 64):
+                    if setting.is_over:
+                        return
+                    cache = StaticCache(config=config, max_batch_size=batch, max_cache_len=1024, device="cuda",
+                                        dtype=torch.bfloat16)
+                    ids, place = torch.ones(batch, 1, dtype=torch.long), torch.tensor([512])
 
-                def step(model=model, ids=ids, place=place, cache=cache):
-                    return model(ids, past_key_values=cache, cache_position=place, use_cache=True).logits
+                    def step(model=model, ids=ids, place=place, cache=cache):
+                        return model(ids, past_key_values=cache, cache_position=place, use_cache=True).logits
 
-                for what, run in (("call", step), ("graph", _graphed(torch, step))):
-                    took = _timed(torch, run)
-                    setting.add(peer="torch bf16", model=name, what=what, batch=batch, tokens_per_s=batch / took,
-                                milliseconds=took * 1e3)
-            torch.set_default_dtype(torch.float32)
-            del model
-            torch.cuda.empty_cache()
+                    for what, run in (("call", step), ("graph", _graphed(torch, step))):
+                        took = _timed(torch, run)
+                        setting.add(peer="torch bf16", model=name, what=what, batch=batch, tokens_per_s=batch / took,
+                                    milliseconds=took * 1e3)
+                torch.set_default_dtype(torch.float32)
+                del model
+                torch.cuda.empty_cache()
 
 
 def _graphed(torch, step):

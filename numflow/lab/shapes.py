@@ -112,10 +112,15 @@ def _drawn(size: tuple[int, int], weights: str, seed: int) -> Callable[[], np.nd
 
 
 def _encoded(values: np.ndarray, weights: str) -> np.ndarray:
-    from gguf import GGMLQuantizationType, quants
-
+    """float32 [N, K] as rows of a type, uint8 [N, row_bytes]."""
     from numflow.quant import SCHEMES, encode, find
 
     if weights in SCHEMES:
         return encode(values, find(weights))
+    if weights in ("F32", "F16", "BF16"):  # also where the package gguf is not
+        bits = values.view(np.uint32)
+        nearest = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+        return {"F32": values, "F16": values.astype(np.float16), "BF16": nearest}[weights].view(np.uint8)
+    from gguf import GGMLQuantizationType, quants
+
     return quants.quantize(values, GGMLQuantizationType[weights]).view(np.uint8).reshape(len(values), -1)

@@ -1,0 +1,52 @@
+"""All kernels compiled before anything is measured, by as many processes as there are processors."""
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from experiments.gpu_suite.setting import Setting
+from numflow.cuda.compile import cached, folder, is_cached
+
+
+def compiling(setting: Setting) -> None:
+    """For this GPU; without one nothing needs to be compiled."""
+    if setting.simulator:
+        setting.add(what="left out: the simulator runs kernels as they are")
+        return
+    device = setting.device()
+    capability = device.capability
+    device.close()
+    setting.add(**compile_all(capability, setting.quick))
+
+
+def compile_all(capability: tuple[int, int], quick: bool = False) -> dict:
+    """Put every kernel into the folder of compiled kernels; says how many, and how long it took.
+
+    Raises:
+        DeviceError: a kernel is not there, and there is no compiler.
+    """
+    names = sorted(wanted())[:4 if quick else None]
+    missing = [name for name in names if not is_cached(wanted()[name], capability)]
+    begun = time.perf_counter()
+    if missing:
+        count = min(len(os.sched_getaffinity(0)), len(missing))
+        # Processes that know nothing of the GPU: a fork of one that has used it could not go on.
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+            for done, _ in enumerate(pool.map(_compile, missing, [capability] * len(missing), chunksize=2), 1):
+                print(f"\r  {done} of {len(missing)} kernels", end="", flush=True)
+        print()
+    return {"capability": "{}.{}".format(*capability), "kernels": len(names), "compiled": len(missing),
+            "seconds": time.perf_counter() - begun, "folder": str(folder())}
+
+
+def wanted() -> dict:
+    """Every kernel that the suite may launch, by name."""
+    from experiments.gpu_suite import kernels
+    from tests.cuda.kernels import EVERY, all_kernels
+
+    return all_kernels(EVERY) | {made.name: made for made in (kernels._empty, kernels._eight)}
+
+
+def _compile(name: str, capability: tuple[int, int]) -> None:
+    cached(wanted()[name], capability)

@@ -1,0 +1,110 @@
+"""The GPU suite survives what it meets: failures are rows, ends of processes are noted, results are not lost."""
+
+import json
+import sys
+
+import pytest
+
+from experiments.gpu_suite.__main__ import PARTS, apart
+from experiments.gpu_suite.report import write
+from experiments.gpu_suite.setting import INTERRUPTED, MOST_FAILURES, Setting, kept
+
+BEGIN = """
+import os, sys, time
+from pathlib import Path
+from experiments.gpu_suite.setting import Setting
+setting = Setting(True, True, Path(sys.argv[1]), "copies")
+setting.device()
+setting.add(what="copy on the device", megabytes=1, gigabytes_per_s=2.0)
+"""
+
+
+@pytest.fixture
+def setting(tmp_path):
+    return Setting(True, True, tmp_path, "copies")
+
+
+def _apart(setting, code, limit_s=60.0):
+    apart(setting, [sys.executable, "-c", BEGIN + code, str(setting.out)], limit_s)
+    return kept(setting.path)
+
+
+def test_what_fails_is_a_row_and_the_part_goes_on(setting):
+    def part(setting):
+        for size in (1, 2, 3):
+            with setting.attempt(size=size):
+                if size == 2:
+                    raise ValueError("two | is\ntoo much")
+                setting.add(size=size, good=True)
+
+    setting.run(part)
+    facts = kept(setting.path)
+    assert [row.get("failed") for row in facts["rows"]] == [None, "ValueError: two | is\ntoo much", None]
+    assert facts["error"] == "" and not facts["complete"]
+    assert setting.is_done()
+    write(setting.out)
+    assert "| 2 | ValueError: two / is too much |" in (setting.out / "README.md").read_text()
+
+
+def test_a_part_in_which_everything_fails_gives_up(setting):
+    def part(setting):
+        for size in range(100):
+            with setting.attempt(outer=size), setting.attempt(size=size):
+                raise RuntimeError("the GPU is lost")
+
+    setting.run(part)
+    facts = kept(setting.path)
+    assert len(facts["rows"]) == MOST_FAILURES
+    assert facts["error"].startswith("GivenUp") and "the GPU is lost" in facts["error"]
+    assert not setting.is_done()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "how"), [("os.kill(os.getpid(), 9)", "its process ended with signal 9"),
+                                           ("sys.exit(3)", "its process ended with code 3")])
+def test_a_process_that_ends_early_leaves_what_it_found(setting, code, how):
+    facts = _apart(setting, code)
+    assert facts["rows"] == [{"what": "copy on the device", "megabytes": 1, "gigabytes_per_s": 2.0}]
+    assert facts["error"].endswith(how) and facts["device"] == "simulated GPU 0"
+    assert not setting.is_done()
+
+
+def test_a_process_that_never_ends_is_killed(setting):
+    facts = _apart(setting, "time.sleep(600)", 0.5)
+    assert facts["error"] == "killed after 0.5 s"
+    assert not setting.is_done()
+
+
+@pytest.mark.slow
+def test_what_is_run_again(setting):
+    """Interrupted parts, damaged files and results of other sizes; not what came to its end."""
+    assert not setting.is_done()
+    assert _apart(setting, "")["error"] == INTERRUPTED  # as after a kill of both processes
+    assert not setting.is_done()
+    setting.path.write_text('{"part": "copies", "rows": [')
+    assert not setting.is_done()
+    write(setting.out)
+    assert not (setting.out / "README.md").exists()
+    setting.run(lambda setting: setting.add(what="all"))
+    assert setting.is_done()
+    assert not Setting(False, False, setting.out, "copies").is_done()
+
+
+def test_the_page_of_parts_that_failed(setting):
+    """Rows without figures do not keep others from being drawn."""
+    for part, rows in (("speed", [{"model": "8b", "weights": "F16", "what": "decode", "batch": 1, "failed": "x"}]),
+                       ("matrices", [{"weights": "q4", "matrix": "toy", "failed": "x"}])):
+        setting.part, setting.rows = part, rows
+        setting.write("")
+    write(setting.out)
+    assert "## matrices" in (setting.out / "README.md").read_text()
+    assert json.loads(setting.path.read_text())["rows"] == rows
+
+
+@pytest.mark.slow
+def test_every_part_is_there():
+    from importlib import import_module
+
+    for place in PARTS.values():
+        module, _, function = place.partition(".")
+        assert callable(getattr(import_module(f"experiments.gpu_suite.{module}"), function))
