@@ -150,7 +150,7 @@ class Context:
 
     def squares(self, view: View) -> Ref:
         """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear_unit.py)."""
-        return self.scratch(f"squares of {view}", ceil(self.room(view), 8) * view.width // 8)
+        return self.scratch(f"squares of {view}", 4 * self.room(view) * (view.width // 32))
 
     def delay(self, view: View, eps: float) -> None:
         """The step about to write a view leaves its norm to the readers, in runs of few tokens."""

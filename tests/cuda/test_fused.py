@@ -101,6 +101,18 @@ def test_a_decoder(kind, kv_type):
     assert np.array_equal(found[0].argmax(1), found[1].argmax(1))
 
 
+def test_as_many_sequences_as_one_launch_serves():
+    """A token each; the last layer works on wanted rows alone, of which there is room for as many."""
+    found = []
+    for fused in (True, False):
+        program = model(1, "F16", gpu=Simulated(seed=2), fused=fused)
+        program.reserve(8)
+        ids = np.arange(8)
+        found.append(program.run(Batch(ids + 3, np.zeros(8, int), np.arange(9), ids[:, None], ids)))
+        program.close()
+    assert error(*found) < 2e-2
+
+
 @pytest.mark.parametrize(("kind", "alone", "neighbours", "units"), [("q4", 18, 10, 7), ("F16", 14, 9, 6)])
 def test_launches_of_a_layer(kind, alone, neighbours, units):
     """One token whose keys are not shared out; what a third layer adds, for in the last only wanted rows go on."""
