@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -125,19 +126,26 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
 @functools.lru_cache(maxsize=4)
 def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
     """The kernel's PTX."""
-    from numflow.cuda.lowering import lowered, numba_type
+    from numflow.cuda.lowering import numba_type
 
-    cuda = compiler().cuda
+    bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
+    convert, seen = _helpers(kernel.exact, capability)
+    with target(capability):
+        signature = compiler().types.void(*map(numba_type, kernel.signature))
+        ptx, _ = compiler().cuda.compile(rewired(kernel.body, convert, seen), signature,
+                                         device=False, abi="numba", cc=capability, fastmath=not kernel.exact,
+                                         output="ptx", launch_bounds=bounds)
+    return ptx
+
+
+@functools.cache
+def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
+    """What maps names in kernels to what the compiler knows, and device functions so far: each is compiled once."""
+    from numflow.cuda.lowering import lowered
 
     def convert(thing):
         if callable(thing) and hasattr(thing, "__code__"):
-            return cuda.jit(device=True, fastmath=not kernel.exact, forceinline=True)(thing)
+            return compiler().cuda.jit(device=True, fastmath=not exact, forceinline=True)(thing)
         return lowered(thing)
 
-    bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
-    with target(capability):
-        signature = compiler().types.void(*map(numba_type, kernel.signature))
-        ptx, _ = cuda.compile(rewired(kernel.body, convert, {}), signature,
-                              device=False, abi="numba", cc=capability, fastmath=not kernel.exact, output="ptx",
-                              launch_bounds=bounds)
-    return ptx
+    return convert, {}

@@ -56,7 +56,7 @@ def binaries() -> dict[tuple[str, tuple[int, int]], Binary]:
     """Every kernel compiled for every capability, by as many processes as there are processors."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ProcessPoolExecutor(count) as pool:
-        made = pool.map(_compile, all_kernels(), chunksize=4)
+        made = pool.map(_compile, all_kernels(), chunksize=8)  # neighbours share what they call
         return {(binary.name, capability): binary for both in made for capability, binary in both.items()}
 
 
