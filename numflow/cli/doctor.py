@@ -28,7 +28,7 @@ def doctor(json: options.Json = False) -> None:
 
     Versions, processor, caches, memory, disk and optional packages, for a report or a question.
     """
-    facts = {**_python(), **_processor(), **_caches(), **_space(), **_extras()}
+    facts = {**_python(), **_processor(), **_gpu(), **_caches(), **_space(), **_extras()}
     if json:
         print_json(facts)
         return
@@ -57,6 +57,17 @@ def _processor() -> dict[str, object]:
 
     facts = host()
     return {"processor": facts["cpu"], "cores": facts["cores"], "threads": default_threads(), "instructions": isa()}
+
+
+def _gpu() -> dict[str, object]:
+    """What `--device cuda` would find, or why it would find nothing."""
+    from numflow.cuda.compat import gpu_names
+    from numflow.errors import DeviceError
+
+    try:
+        return {"gpu": ", ".join(gpu_names())}
+    except DeviceError as error:
+        return {"gpu": f"none: {error}"}
 
 
 def _caches() -> dict[str, object]:

@@ -66,6 +66,19 @@ def target(capability: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = asked
 
 
+def gpu_names() -> list[str]:
+    """The GPUs there are, by what they call themselves.
+
+    Raises:
+        DeviceError: as `driver`.
+    """
+    bindings, names = driver(), []
+    for index in range(bindings.cuDeviceGetCount()[1]):
+        name = bindings.cuDeviceGetName(256, bindings.cuDeviceGet(index)[1])[1]
+        names.append(name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name))
+    return names
+
+
 @functools.cache
 def core() -> ModuleType:
     """cuda.core: devices, streams, graphs, linking.

@@ -155,6 +155,7 @@ def test_doctor(run, tmp_path):
     assert {"numflow", "python", "numba", "instructions", "threads", "models", "kernels", "free memory", "free disk",
             "extra cuda"} <= set(fields)
     found = json.loads(run("doctor", "--json").out)
+    assert found["gpu"].startswith("none: device 'cuda' needs") or "NVIDIA" in found["gpu"]
     assert found["models"].startswith(str(tmp_path / "home")) and found["models"].endswith("(not made yet)")
     assert found["offline"] == "yes" and found["threads"] >= 1
 

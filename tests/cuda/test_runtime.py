@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numflow
+from numflow.cuda import compat
 from numflow.cuda.device import Launch, Simulated
 from numflow.cuda.exchange import copy_rows
 from numflow.cuda.memory import ALIGN, SLAB, Slabs
@@ -119,3 +120,8 @@ def test_a_gpu_that_is_too_old():
                                              CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=5)
     with pytest.raises(DeviceError, match=r"needs a GPU of compute capability 8.0 or newer, GPU 0 has 7.5"):
         Gpu(old, 0, fake_binary)
+
+
+def test_names_of_gpus(monkeypatch):
+    monkeypatch.setattr(compat, "driver", lambda: FakeDriver(devices=2))
+    assert compat.gpu_names() == ["fake GPU", "fake GPU"]
