@@ -200,7 +200,8 @@ def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[f
         shares[span.what] += max(0.0, min(span.end, end) - max(span.begin, begin))
     whole = (end - begin) * len(prices.plan.devices)
     exchanging = shares["exchange"] / whole
-    return batch * (len(ends) - 1) / (end - begin), exchanging, 1 - shares["work"] / whole - exchanging
+    waiting = max(0.0, 1 - shares["work"] / whole - exchanging)
+    return batch * (len(ends) - 1) / (end - begin), exchanging, waiting
 
 
 def prefill_seconds(prices: Prices, tokens: int) -> float:

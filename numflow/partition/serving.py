@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from numflow.errors import RequestError
 from numflow.network.cost import Load
 from numflow.partition.events import Script, Simulator, Span
 from numflow.partition.hardware import Cluster
@@ -16,6 +17,9 @@ class Queries:
     """What is asked: `count` queries of `prompt` tokens that want `new` ones.
 
     rate: queries per second, at random times (Poisson); None: `at_once` of them are always under way.
+
+    Raises:
+        RequestError: a number that is not above 0.
     """
 
     count: int
@@ -24,6 +28,13 @@ class Queries:
     at_once: int = 1
     rate: float | None = None
     seed: int = 0
+
+    def __post_init__(self):
+        for name in ("count", "prompt", "new", "at_once"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} of simulated queries should be at least 1, is {getattr(self, name)}")
+        if self.rate is not None and not self.rate > 0:
+            raise RequestError(f"rate of simulated queries should be above 0, is {self.rate:g}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from numflow.errors import RequestError
 from numflow.partition.events import Receive, Send, Work
 from numflow.partition.hardware import Cluster, Device, Link
 from numflow.partition.serving import Queries, Service, simulate
@@ -59,3 +60,10 @@ def test_queries_at_random_times_all_end():
     assert len(outcome.latencies) == 50
     assert min(outcome.latencies) == pytest.approx(6)
     assert {span.device for span in outcome.spans} == {"0", "1"}
+
+
+@pytest.mark.parametrize("given", [{"count": 0}, {"count": 1, "new": 0}, {"count": 1, "prompt": 0},
+                                   {"count": 1, "at_once": 0}, {"count": 1, "rate": 0.0}])
+def test_no_load_is_refused(given):
+    with pytest.raises(RequestError, match=f"{list(given)[-1]} of simulated queries should be"):
+        Queries(**given)
