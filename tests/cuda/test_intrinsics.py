@@ -1,12 +1,16 @@
 """The twins of intrinsics, against NumPy and against what the instruction set says."""
 
+import math
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from numflow.cuda import arithmetic
 from numflow.cuda import intrinsics as i
 from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.intrinsic import SharedArray
+from numflow.cuda.intrinsic import ALL, SharedArray
 from numflow.cuda.kernel import REGISTRY, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.cuda.simulator import SimulatorError, Span
@@ -61,11 +65,18 @@ def test_integers_wrap():
     assert i32(0x80000000) == -0x80000000
 
 
-@pytest.mark.parametrize(("op", "dtype", "k"), [(arithmetic.mma_f16, np.float16, 16), (arithmetic.mma_s8, np.int8, 32)])
+def _bfloats(x):
+    """The bits of small whole numbers as bfloat16."""
+    return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize(("op", "dtype", "k"), [(arithmetic.mma_f16, np.float16, 16), (arithmetic.mma_s8, np.int8, 32),
+                                                (arithmetic.mma_bf16, np.uint16, 16)])
 def test_matrices_of_a_warp(op, dtype, k):
     """Fragments as the instruction set lays them out, built here element by element."""
     rng = np.random.default_rng(0)
-    a, b = rng.integers(-5, 6, (16, k)).astype(dtype), rng.integers(-5, 6, (k, 8)).astype(dtype)
+    numbers = rng.integers(-5, 6, (16, k)), rng.integers(-5, 6, (k, 8))
+    a, b = (_bfloats(x) if dtype == np.uint16 else x.astype(dtype) for x in numbers)
     per_word = 4 // a.itemsize
     words_a, words_b = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32)
     for lane in range(32):
@@ -75,7 +86,7 @@ def test_matrices_of_a_warp(op, dtype, k):
             words_a[lane, 2 * half] = a[group, columns].copy().view(np.uint32)[0]
             words_a[lane, 2 * half + 1] = a[group + 8, columns].copy().view(np.uint32)[0]
             words_b[lane, half] = b[columns, group].copy().view(np.uint32)[0]
-    zero = f32 if dtype == np.float16 else i32
+    zero = i32 if dtype == np.int8 else f32
 
     @kernel("mma_probe", 32)
     def _probe(y: f32.ptr, a: u32.ptr, b: u32.ptr):
@@ -88,7 +99,7 @@ def test_matrices_of_a_warp(op, dtype, k):
         y[(row + 8) * 8 + column], y[(row + 8) * 8 + column + 1] = f32(c2), f32(c3)
 
     y = run(_probe, (1,), np.zeros(128, np.float32), words_a.ravel(), words_b.ravel(), seed=2)[0].reshape(16, 8)
-    expected = a.astype(np.float32) @ b.astype(np.float32)
+    expected = (numbers[0] @ numbers[1]).astype(np.float32)
     expected[:8, ::2] += 1
     np.testing.assert_array_equal(y, expected)
 
@@ -173,3 +184,83 @@ def test_vectors_must_be_aligned():
     offset = (-words.ctypes.data % 16) // 4
     with pytest.raises(SimulatorError, match="not aligned"):
         i.load4(Span(words), offset + 2)
+
+
+def test_vectors_and_views_of_memory():
+    words = Span(np.arange(16, dtype=np.uint32))
+    at = -words.address // 4 % 4  # the first that lies on 16 bytes
+    assert i.stream4(words, at) == i.load4(words, at) == tuple(range(at, at + 4))
+    assert i.stream2(words + at, 2) == (at + 2, at + 3)
+    assert i.stream1(words, 5) == 5
+    i.store2(words, at, 70000, 9)
+    assert words.array[at:at + 3].tolist() == [70000, 9, at + 2]
+    halves = i.as_u16(words + at)
+    assert (halves[0], halves[1], halves[2]) == (70000 & 0xFFFF, 1, 9)
+    i.as_floats(words + at)[1] = f32(1)
+    assert words[at + 1] == 0x3F800000
+    assert i.as_words(i.as_floats(words + at))[1] == 0x3F800000
+    with pytest.raises(SimulatorError, match="accessed at 16"):
+        i.stream1(words + at, 16 - at)
+    with pytest.raises(SimulatorError, match="not aligned"):
+        i.store2(words, at + 1, 0, 0)
+
+
+def test_adding_in_memory_wraps():
+    for array, value, before, after in ((np.array([7], np.int32), -9, 7, -2), (np.array([2], np.uint32), 5, 2, 7),
+                                        (np.array([2**32 - 1], np.uint32), 3, 2**32 - 1, 2),
+                                        (np.array([2**31 - 1], np.int32), 1, 2**31 - 1, -2**31)):
+        assert i.atomic_add(Span(array), 0, value) == before
+        assert array.tolist() == [after]
+
+
+def test_bits():
+    assert arithmetic.bits_of(f32(-1)) == 0xBF800000
+    assert arithmetic.float_of(0xBF800000) == -1 and arithmetic.float_of(0x7F800000) == np.inf
+    assert (arithmetic.count_bits(0), arithmetic.count_bits(0x80000101), arithmetic.count_bits(2**32 - 1)) == (0, 3, 32)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("exp", np.exp), ("exp2", np.exp2), ("tanh", np.tanh), ("cos", np.cos),
+                                                ("sin", np.sin), ("fabs", np.abs), ("erf", np.vectorize(math.erf))])
+def test_mathematics(name, expected):
+    x = np.linspace(-4, 4, 33).astype(np.float32)
+    found = [getattr(arithmetic, name)(value) for value in x]
+    np.testing.assert_allclose(found, expected(x.astype(np.float64)), rtol=3e-6, atol=3e-7)
+    assert all(isinstance(value, np.float32) for value in found)
+
+
+def test_roots_logarithms_and_rounding():
+    x = np.linspace(0.1, 9, 20).astype(np.float32)
+    np.testing.assert_allclose([arithmetic.sqrt(value) for value in x], np.sqrt(x), rtol=1e-6)
+    np.testing.assert_allclose([arithmetic.log(value) for value in x], np.log(x), rtol=1e-6, atol=1e-7)
+    a, b = f32(1 + 2**-13), f32(1 - 2**-13)
+    assert arithmetic.fma(a, b, f32(-1)) == f32(-2.0**-26)  # 0 if the product were rounded
+    assert arithmetic.multiply_exactly(a, b) == 1
+    assert arithmetic.add_exactly(f32(2**24), f32(1)) == 2**24
+    assert arithmetic.divide_exactly(f32(1), f32(3)) == f32(1) / f32(3)
+
+
+def test_larger_and_smaller():
+    nan = f32("nan")
+    for a, b, low, high in ((1, 2, 1, 2), (2, 1, 1, 2), (nan, 3, 3, 3), (3, nan, 3, 3), (-np.inf, 0, -np.inf, 0)):
+        assert (arithmetic.fmin(f32(a), f32(b)), arithmetic.fmax(f32(a), f32(b))) == (low, high)
+    assert np.isnan(arithmetic.fmax(nan, nan))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_halves_at_a_time(seed):
+    """As NumPy rounds once from exact numbers, infinities and the smallest ones too."""
+    x = np.random.default_rng(seed).normal(0, 100, (3, 2, 40)).astype(np.float16)
+    x[0, 0, :4], x[1, 0, :4] = (60000, 6e-8, np.inf, 2048), (-60000, 6e-8, 1, 1)
+    words = np.ascontiguousarray(x.transpose(0, 2, 1)).view(np.uint32)[..., 0].tolist()
+    with np.errstate(over="ignore"):
+        difference = (x[0].astype(np.float64) - x[1].astype(np.float64)).astype(np.float16)
+        product = (x[0].astype(np.float64) * x[1] + x[2]).astype(np.float16)
+    for name, args, expected in (("sub_halves", words[:2], difference), ("fma_halves", words, product)):
+        with np.errstate(over="ignore"):
+            found = [getattr(arithmetic, name)(*some) for some in zip(*args)]
+        assert found == np.ascontiguousarray(expected.T).view(np.uint32)[:, 0].tolist()
+
+
+def test_every_intrinsic_is_tested():
+    text = Path(__file__).read_text() + Path(__file__).with_name("test_simulator.py").read_text()
+    assert [name for name in ALL if not re.search(rf"\b{name}\b", text)] == []

@@ -86,6 +86,6 @@ def test_fresh_memory_is_not_zero():
 def test_every_block_of_the_grid_runs():
     def count(y):
         if i.thread_index() == 0:
-            y[i.block_x() + 3 * i.block_y() + 6 * i.block_z()] = f32(i.grid_x() * 10 + i.grid_y())
+            y[i.block_x() + 3 * i.block_y() + 6 * i.block_z()] = f32(i.grid_x() * 100 + i.grid_y() * 10 + i.grid_z())
 
-    assert run(count, 32, seed=5, grid=(3, 2, 2))[:12].tolist() == [32.0] * 12
+    assert run(count, 32, seed=5, grid=(3, 2, 2))[:12].tolist() == [322.0] * 12
