@@ -107,7 +107,7 @@ def verify(
 ) -> None:
     """Check a quantised model against its own report."""
     from numflow import registry
-    from numflow.engine.quantise.quantize import verify as run
+    from numflow.engine.quantise.verify import verify as run
 
     report = run(model, None if against is None else registry.resolve(against, offline=offline))
     if json:

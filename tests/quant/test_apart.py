@@ -5,7 +5,8 @@ import pytest
 
 import numflow
 from numflow import formats
-from numflow.engine.quantise.quantize import quantize, verify
+from numflow.engine.quantise.quantize import quantize
+from numflow.engine.quantise.verify import verify
 from numflow.errors import FormatError, RequestError
 from numflow.formats import container
 from numflow.formats.types import tensor_type, to_f32

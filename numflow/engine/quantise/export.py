@@ -6,7 +6,8 @@ from typing import Any
 
 import numflow
 from numflow import network
-from numflow.engine.quantise.quantize import Row, check_target, source_facts, step_of, totals
+from numflow.engine.quantise.quantize import Row, check_target, step_of
+from numflow.engine.quantise.report import source_facts, totals_of
 from numflow.errors import RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint
@@ -43,5 +44,5 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     gguf_writer.write(Path(target), source.files["weights"][0], entries,
                       step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
-            "calibration": None, **totals(rows), "kept": dict(plan.kept), "idle": list(plan.idle),
-            "tensors": [row.facts for row in rows]}
+            "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),
+            "idle": list(plan.idle), "tensors": [row.facts for row in rows]}
