@@ -56,7 +56,7 @@ def test_same_bits_of_networks(name):
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_for_every_type(name):
     _check(name, [(kind, mode) for kind in NATIVE for mode in ("int8", "f32")
-                  if mode == "f32" or TYPES[kind].block > 1])
+                  if mode == "f32" or TYPES[kind].block > 1] + [("q3h+2%", "int8")])
 
 
 _ASSEMBLY = """
