@@ -24,7 +24,9 @@ def kv_types(lab, places):
             lab.text(f"`{Path(name).name}` is left out: {error}".replace(name, Path(name).name))
             continue
         lab.results.setdefault("kv", {})[Path(name).name] = rows
-        lab.text(f"{Path(name).name}:")
+        one = rows[0]
+        lab.text(f"{Path(name).name}, on {one['tokens']} tokens in {one['chunks']} windows of {one['context']}, one of "
+                 f"{lab.options['every']} scored; errors are over {'windows' if one['chunks'] > 1 else 'tokens'}:")
         lab.table(["keys", "values", "KB per token", "KL", "±", "same top"],
                   [[r["k"], r["v"], r["bytes"] / 1e3, f"{r['kl']['mean']:.6f}", f"{r['kl']['stderr']:.6f}",
                     f"{100 * r['same_top']:.2f} %"] for r in rows])
@@ -39,7 +41,8 @@ def _rows(lab, name, text) -> list[dict]:
     with numflow.load(source, activations="f32", kv="f32", progress=False) as base:
         models = {pair: numflow.load(source, activations="f32", kv_k=pair[0], kv_v=pair[1], progress=False)
                   for pair in PAIRS}
-        found = divergences(models, base, text, min(512, base.context), max(1, lab.options["chunks"] // 4))
+        found = divergences(models, base, text, min(512, base.context), max(1, lab.options["chunks"] // 4),
+                            every=lab.options["every"])
         for (k, v), model in models.items():
             size = model.program.block_bytes / model.program.block_size
             rows.append({"k": k, "v": v, "bytes": size, **found[k, v]})
