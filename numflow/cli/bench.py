@@ -84,7 +84,7 @@ def _print(result: dict[str, Any]) -> None:
         elif key in _SIZES:
             fields |= {_SIZES[key].format(size): f"{_spread(spread)} tok/s" for size, spread in value.items()}
         elif key not in ("host", "profile", "compare") and value is not None:
-            fields |= value if key == "limits" else {key: value}
+            fields |= value if key in ("limits", "options") else {key: value}
     facts = {name: f"{value:.3f}" if isinstance(value, float) else value for name, value in fields.items()}
     print_fields((*facts.items(), *((k, v) for k, v in result["host"].items() if v is not None)))
     for phase, rows in result.get("profile", {}).items():

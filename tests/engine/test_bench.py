@@ -106,3 +106,11 @@ def test_costs():
     window = Step("attention", (x,), (y,), {}, {"cache": "c", "heads": 4, "scale": 1.0, "window": 8})
     assert of(window, 1, 99).f32 == 2 * 8 * 4 * 32
     assert np.isclose(of(window, 1, 99).nbytes, 8 * 2 * 32 * 2 + 128 * 4)
+
+
+def test_options_of_loading_are_told(tmp_path):
+    """Two results differ where the settings did."""
+    folder = write_checkpoint(tmp_path)
+    assert bench(folder, 4, 2, 1, threads=1, transport="threads")["options"] == {}
+    placed = bench(folder, 4, 2, 1, threads=1, devices="0;1", transport="threads", kv="q8")
+    assert placed["options"] == {"devices": "0;1", "transport": "threads", "kv": "q8"}

@@ -14,6 +14,7 @@ from numflow.engine.measure.bench_runs import Measure, spread
 from numflow.errors import RequestError
 
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is waited for after loading
+_TOLD = ("backend", "activations", "threads", "offline", "progress")  # they have a key of their own, or do not matter
 
 
 def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, gen_tokens: int = 128, repeat: int = 5,
@@ -30,8 +31,8 @@ def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, ge
     Returns:
         prefill_tok_s (of the first length), decode_tok_s: {median, min, max, samples}; load_s; first_token_s (to the
         first new token of a 16-token prompt) and first_token_from; compile_s; peak_rss_mib; weights_bytes; the
-        settings; host facts. Where asked for: prefill, decode, batched {size: spread}; limits; profile {prefill,
-        decode}, rows as of engine.profile.
+        settings (`options`: others of `load` that were given, such as devices); host facts. Where asked for: prefill,
+        decode, batched {size: spread}; limits; profile {prefill, decode}, rows as of engine.profile.
 
     Raises:
         RequestError: sizes out of range; and whatever `load` raises.
@@ -56,6 +57,8 @@ def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, ge
             "first_token_from": "start of loading" if since is None else "start of the process",
             "compile_s": float(getattr(model.program, "compile_s", 0.0)),
             "weights_bytes": int(model.program.weights_bytes), "bits_per_weight": model.bits_per_weight,
+            "options": {name: str(value) for name, value in load_options.items() if value and name not in _TOLD
+                        and (name != "transport" or load_options.get("devices"))},
             "host": host(),
         }
         more = (("prefill", measure.prefill, (lengths[1:],)), ("decode", measure.decode, (contexts, gen_tokens)),
