@@ -43,11 +43,14 @@ def test_nothing_is_left_when_the_script_and_a_device_are_killed(tmp_path):
     time.sleep(0.5)  # the second waits for it now
     script.kill()
     os.kill(first, signal.SIGKILL)
-    script.communicate()
+    script.wait()  # not its pipes: whoever is left holds them open
     deadline = time.monotonic() + 20
-    while _runs(second) and time.monotonic() < deadline:
+    while (left := _runs(second)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not _runs(second)
+    if left:
+        os.kill(second, signal.SIGKILL)
+    script.communicate()
+    assert not left
 
 
 def _runs(pid: int) -> bool:
