@@ -16,6 +16,7 @@ from numflow.partition.plan import single_device
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
 ACTIVATIONS = ("int8", "f32")
+OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
 
 
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
@@ -125,6 +126,9 @@ def _options(program_class, backend, options):
     ours = ("network", "weights", "world", "device")
     known = [name for name in inspect.signature(program_class).parameters if name not in ours]
     for name in options:
+        if name in OF_GPUS and name not in known:
+            raise RequestError(f"{name}={options[name]!r} is for GPUs (--device cuda); backend {backend!r} has no such "
+                               "option")
         if name not in known:
             raise RequestError(f"backend {backend!r} has no option {name!r}{did_you_mean(name, known)}")
     return options

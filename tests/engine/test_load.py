@@ -132,3 +132,10 @@ def test_trace_is_one_step_of_decoding(folder):
         assert rows[-1].shapes.endswith("[1, 50]")
         assert len(model.trace()) == len(rows)
         assert model.runner.blocks.used == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("host_embeddings", True), ("host_kv_percent", 50.0),
+                                             ("collectives", "nccl")])
+def test_what_only_gpus_have_is_refused_by_name(folder, name, value):
+    with pytest.raises(RequestError, match=rf"{name}=.* is for GPUs \(--device cuda\); backend 'reference'"):
+        load(folder, backend="reference", **{name: value})
