@@ -14,6 +14,9 @@ from numflow.errors import RequestError
 
 def plan(
     model: options.Model = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", show_default="cpu; with --cluster cuda",
+                                               help="What runs it: cpu, or cuda (numbers are GPUs, without --cluster "
+                                               "this machine's; cpu is the processor beside them).")] = None,
     devices: Annotated[str, typer.Option(metavar="TEXT", show_default="every device of the cluster",
                                          help="Devices that may be used, such as '0;1;2;3' or 'cpu;0'. The string "
                                               "itself is priced too.")] = "",
@@ -49,11 +52,13 @@ def plan(
     if clusters:
         print_table(("name", "what it is"), hardware.known_clusters().items())
         return
-    names = _names(devices)
+    names, backend = _names(devices), device or ("cuda" if cluster else "cpu")
+    if backend not in ("cpu", "cuda"):
+        raise RequestError(f"--device should be cpu or cuda, is {backend!r}")
     network = _network(model, shape, weights, spec, offline)
-    sizes = _sizes(kv, network, this_machine=not cluster)
+    sizes = _sizes(kv, network, backend)
     goal = planner.Goal(batch, _context(network, context), objective)
-    found = hardware.read_cluster(cluster) if cluster else _this_machine(names, measure)
+    found = hardware.read_cluster(cluster) if cluster else _this_machine(names, measure, backend)
     names = names or list(found.devices)
     found = _with_memory(found, names, memory)
     candidates = planner.rank(network, found, names, goal, devices or None, progress=_progress, **sizes)
@@ -73,7 +78,12 @@ def plan(
                            "--weights would need less")
 
 
-def _this_machine(names: list[str], again: bool):
+def _this_machine(names: list[str], again: bool, backend: str):
+    """Its GPUs, or the processor as virtual devices."""
+    if backend == "cuda":
+        from numflow.lab.gpus import these_gpus
+
+        return these_gpus(names, again)
     from numflow.lab.machine import this_machine
 
     return this_machine(names or ["0"], again)
@@ -139,8 +149,8 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
         for name, weight in built.weights.items()})
 
 
-def _sizes(kv: str | None, network, this_machine: bool) -> dict:
-    """How large weights and cached tokens are where they run: the CPU for all of this machine, else GPUs beside it."""
+def _sizes(kv: str | None, network, backend: str) -> dict:
+    """How large weights and cached tokens are where they run: all on the CPU, or numbers on GPUs ("cuda")."""
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes
@@ -151,12 +161,11 @@ def _sizes(kv: str | None, network, this_machine: bool) -> dict:
     if kv is not None and kv not in plain and kv not in CODED:
         raise RequestError(f"--kv should be one of {', '.join((*plain, *CODED))}, is {kv!r}")
     on_cpu, on_gpu = kv or ("f32" if all_floats(network) else "f16"), kv or "f16"
-    value = on_cpu if this_machine else on_gpu
+    value = on_cpu if backend == "cpu" else on_gpu
     holdings = {"cpu": Holding(cpu.weight_bytes, lambda c: cpu.cache_bytes(c, on_cpu, on_cpu), f32_bytes),
                 "cuda": Holding(cuda.weight_bytes, lambda c: cuda.cache_bytes(c, on_gpu, on_gpu))}
-    most = "cpu" if this_machine else "cuda"
-    return {"kv_bytes": plain[value] if value in plain else CODED[value].bits_per_value / 8, "backend": most,
-            "weigh": holdings[most].weigh, "hold": holdings[most].hold, "holdings": holdings}
+    return {"kv_bytes": plain[value] if value in plain else CODED[value].bits_per_value / 8, "backend": backend,
+            "weigh": holdings[backend].weigh, "hold": holdings[backend].hold, "holdings": holdings}
 
 
 def _progress(text: str) -> None:

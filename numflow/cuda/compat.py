@@ -79,6 +79,16 @@ def gpu_names() -> list[str]:
     return names
 
 
+def driver_version() -> str:
+    """The newest CUDA that the driver knows, such as "13.0".
+
+    Raises:
+        DeviceError: as `driver`.
+    """
+    found = int(driver().cuDriverGetVersion()[1])
+    return f"{found // 1000}.{found % 1000 // 10}"
+
+
 @functools.cache
 def core() -> ModuleType:
     """cuda.core: devices, streams, graphs, linking.

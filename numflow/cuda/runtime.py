@@ -75,6 +75,11 @@ class Gpu:
         self._second: Any = None
         self._meetings: dict[str, Any] = {}
 
+    def free_bytes(self) -> int:
+        """Memory of the GPU that nobody has, the driver and other processes included."""
+        self._use()
+        return int(self._ask("cuMemGetInfo")[0])
+
     def alloc(self, nbytes: int) -> Memory:
         """On a multiple of 256 bytes; the content is whatever was there."""
         self._use()

@@ -3,9 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from statistics import fmean, median
+from typing import Any
 
 from numflow.engine.measure.bench import host
 from numflow.engine.model import Model
@@ -27,15 +28,20 @@ def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
     devices = len(names)
     facts = host()
     key = f"{facts['cpu']}, {facts['cores']} cores, {devices} devices, format {_FORMAT}"
+    return as_cluster(kept(key, lambda: measure(devices), again), devices, names)
+
+
+def kept(key: str, make: Callable[[], dict[str, Any]], again: bool = False) -> dict[str, Any]:
+    """Figures of this key as they were kept, else, or to have them again, as they are made now."""
     path = home() / "machine.json"
-    kept = _read(path)
-    if again or key not in kept:
-        kept[key] = measure(devices)
+    found = _read(path)
+    if again or key not in found:
+        found[key] = make()
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
         os.replace(partial, path)
-    return as_cluster(kept[key], devices, names)
+    return found[key]
 
 
 def measure(devices: int) -> dict[str, float]:

@@ -37,6 +37,12 @@ class FakeDriver:
         self.memory, self.launches, self.replays, self.graphs, self.peer_copies = {}, 0, 0, 0, 0
         self.devices, self.captured = devices, {}  # what a stream that records was given
 
+    def cuDriverGetVersion(self):
+        return OK, 13000
+
+    def cuMemGetInfo(self):
+        return OK, 7 << 30, 8 << 30
+
     def cuDeviceGetCount(self):
         return OK, self.devices
 

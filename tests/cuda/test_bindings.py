@@ -29,6 +29,7 @@ from numflow.cuda.scalar import f32, i32, u32
 gpu, other = (Gpu(compat.driver(), 0, lambda kernel, at: Binary(kernel.name, "probe", b"image", 1, 0, 0, 0))
               for _ in range(2))
 assert (compat.gpu_names(), gpu.name, gpu.capability) == (["stub"], "stub", (9, 0))
+assert (compat.driver_version(), gpu.free_bytes()) == ("13.0", 7000)
 x = np.arange(20 << 20, dtype=np.uint8)
 memory, small, pinned = gpu.alloc(x.nbytes), gpu.alloc(64), gpu.alloc_host(4096)
 gpu.upload(memory.at(), x)

@@ -1,0 +1,178 @@
+"""The GPUs of this machine as a cluster: measured once by the CUDA executor's own kernels and copies, then kept."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from numflow.cuda.call import ceil
+from numflow.cuda.compat import driver_version, gpu_names
+from numflow.cuda.device import Launch, Memory, open_device
+from numflow.cuda.exchange import copy_rows
+from numflow.cuda.layout import Matrix
+from numflow.cuda.linear import gemm_planes, gemv_args, gemv_kernel
+from numflow.cuda.linear_gemm import ROWS, gemm, tile_of
+from numflow.cuda.operand import UNIT, Operand, operand_bytes
+from numflow.lab.machine import kept, this_machine
+from numflow.partition.devices import CPU
+from numflow.partition.hardware import Cluster, Device, Link
+
+_FORMAT = 1
+_READ, _COLUMNS = 1 << 30, 8192     # bytes of a matrix that no cache holds, and columns of its rows
+_PRODUCT = 8192, 4096, 2048         # rows and columns of a matrix, tokens: work for every multiprocessor
+_SMALL, _LARGE = 4 << 10, 256 << 20  # bytes of copies: one that is all latency, one that is all bandwidth
+_STEPS = 200                        # launches of a graph
+_ROUNDS, _EACH = 10, 10             # timed rounds after as many to warm up; kernels in each
+_SAMPLE = 1 << 20                   # random float16 that memory is filled with: zeros would take less power
+
+
+def these_gpus(names: Sequence[str] = (), again: bool = False) -> Cluster:
+    """The GPUs of this machine as devices "0", "1", ..., and the processor if "cpu" is among the names.
+
+    again: measure even if figures are kept.
+
+    Raises:
+        DeviceError: no driver, no GPU, or one that kernels do not run on.
+    """
+    cards = gpu_names()
+    found = kept(f"{', '.join(cards)}, driver {driver_version()}, format {_FORMAT}", lambda: measure(len(cards)), again)
+    cluster = as_cluster(found, cards)
+    if CPU not in names:
+        return cluster
+    return replace(cluster, devices={**cluster.devices, **this_machine([CPU], again).devices})
+
+
+def as_cluster(figures: Mapping[str, Any], cards: Sequence[str]) -> Cluster:
+    """What `measure` has found as a cluster; cards: names of the GPUs."""
+    devices = {str(index): Device(name, **own) for index, (name, own) in enumerate(zip(cards, figures["gpus"]))}
+    links = {tuple(ends.split(">")): Link(**own) for ends, own in figures["links"].items()}
+    slowest = min(links.values(), key=lambda link: link.bandwidth)
+    title = ", ".join(f"{count} x {name}" for name, count in Counter(cards).items())
+    return Cluster(f"this machine with {title}", devices, slowest, links)
+
+
+def measure(count: int) -> dict[str, Any]:
+    """Figures of the first `count` GPUs.
+
+    Returns:
+        gpus: of each, memory (bytes that are free once a context is there), bandwidth (bytes/s that a product with
+        one token reads), operations (float16 per second of a product with many), step (seconds of a small kernel in a
+        graph); links: by "a>b", also with "cpu": bandwidth (bytes/s of a large copy), latency (seconds of a small one).
+    """
+    with ExitStack() as stack:
+        devices = [stack.enter_context(closing(open_device("gpu", index))) for index in range(count)]
+        free = [device.free_bytes() for device in devices]  # before anything is taken
+        return {"gpus": [{"memory": nbytes, **_card(device, min(_READ, nbytes // 4))}
+                         for device, nbytes in zip(devices, free)], "links": _links(devices)}
+
+
+def _card(device, nbytes: int) -> dict[str, float]:
+    """What one GPU does alone. nbytes: of the matrix that is read."""
+    rows, (n, k, tokens) = nbytes // (2 * _COLUMNS), _PRODUCT
+    with closing(_Bench(device)) as bench:
+        read = _seconds(device, bench.launcher(bench.reading(rows, _COLUMNS)), _EACH)
+        product = _seconds(device, bench.launcher(bench.product(n, k, tokens)), _EACH)
+        graph = device.record([bench.small()] * _STEPS)
+        steps = _seconds(device, lambda: device.replay(graph))
+        device.drop(graph)
+    return {"bandwidth": rows * _COLUMNS * 2 / read, "operations": 2.0 * n * k * tokens / product,
+            "step": steps / _STEPS}
+
+
+class _Bench:
+    """Launches of the executor's kernels on memory of random numbers."""
+
+    def __init__(self, device):
+        self.device, self.held = device, []
+        self.sample = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float16)
+
+    def reading(self, rows: int, columns: int) -> Launch:
+        """A float16 matrix times one token; y is the first argument."""
+        x = self._filled(columns * 4, np.ones(columns, np.float32)).at()
+        y, matrix = self._room(rows * 4).at(), self._matrix(rows, columns)
+        made, blocks = gemv_kernel(matrix, False, 1, rows, False)
+        args = gemv_args(y, rows, Operand(x, None, columns, ()), matrix, None, None, self._counts(1), 0, rows, 1)
+        return Launch(made, (blocks, 1, 1), args)
+
+    def product(self, rows: int, columns: int, tokens: int) -> Launch:
+        """A float16 matrix times many tokens, on tensor cores; y is the first argument."""
+        x_bytes, _ = operand_bytes(tokens, columns, "f16")
+        x, scales = self._filled(x_bytes, self.sample).at(), self._filled(4 * tokens, np.ones(tokens, np.float32)).at()
+        y, tile, matrix = self._room(4 * tokens * rows).at(), tile_of(tokens), self._matrix(rows, columns)
+        args = (y, rows, None, x, scales, *gemm_planes(matrix), None, 0, self._counts(tokens), 0, rows,
+                columns // UNIT, None, None, 0)
+        return Launch(gemm(matrix.kind, tile), (ceil(rows, ROWS), ceil(tokens, tile), 1), args)
+
+    def small(self) -> Launch:
+        """A kernel with hardly any work."""
+        x, y = self._filled(512, np.ones(128, np.float32)).at(), self._room(512).at()
+        return Launch(copy_rows, (1, 1, 1), (y, 128, x, 128, self._counts(1), 0, 128, 0))
+
+    def launcher(self, work: Launch) -> Callable[[], None]:
+        """What puts the launch into the queue."""
+        return lambda: self.device.launch(work)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for memory in self.held:
+            self.device.free(memory)
+
+    def _matrix(self, rows: int, columns: int) -> Matrix:
+        nbytes = rows * columns * 2
+        codes = self._filled(nbytes, self.sample).at()
+        return Matrix("f16", "F16", (rows, columns), 1, columns, nbytes, {"codes": codes})
+
+    def _counts(self, rows: int):
+        return self._filled(16, np.full(4, rows, np.int32)).at()
+
+    def _room(self, nbytes: int) -> Memory:
+        self.held.append(self.device.alloc(nbytes))
+        return self.held[-1]
+
+    def _filled(self, nbytes: int, data: np.ndarray) -> Memory:
+        """Memory with the bytes of `data` again and again."""
+        memory, data = self._room(nbytes), data.view(np.uint8)[:nbytes]
+        self.device.upload(memory.at(), data)
+        done = data.size
+        while done < nbytes:
+            more = min(done, nbytes - done)
+            self.device.copy(memory.at(done), memory.at(), more)
+            done += more
+        return memory
+
+
+def _links(devices: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Copies from each GPU to each other, and from and to pinned memory of the host."""
+    found, places = {}, [device.alloc(_LARGE) for device in devices]
+    for b, (device, place) in enumerate(zip(devices, places)):
+        host = device.alloc_host(_LARGE)
+        for ends, to, source in ((f"{CPU}>{b}", place, host), (f"{b}>{CPU}", host, place)):
+            found[ends] = _link(device, lambda n, t=to, s=source, d=device: d.copy(t.at(), s.at(), n))
+        device.free(host)
+        for a, (other, its) in enumerate(zip(devices, places)):
+            if a != b:
+                found[f"{a}>{b}"] = _link(device, lambda n, t=place, o=other, s=its, d=device: d.fetch(
+                    t.at(), o, s.at(), n))
+    return found
+
+
+def _link(device, copy: Callable[[int], None]) -> dict[str, float]:
+    """copy: puts a copy of so many bytes into the device's queue."""
+    return {"bandwidth": _LARGE / _seconds(device, lambda: copy(_LARGE)),
+            "latency": _seconds(device, lambda: copy(_SMALL))}
+
+
+def _seconds(device, work: Callable[[], None], each: int = 1) -> float:
+    """Median time, by events, of `work`, which puts something into the device's queue, `each` times a round."""
+    begin, end, times = device.mark(timing=True), device.mark(timing=True), []
+    for _ in range(2 * _ROUNDS):
+        device.mark(begin)
+        for _ in range(each):
+            work()
+        device.mark(end)
+        times.append(device.milliseconds(begin, end) / 1e3 / each)
+    return median(times[_ROUNDS:])
