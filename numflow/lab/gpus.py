@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from numflow.cuda import runtime
 from numflow.cuda.call import ceil
 from numflow.cuda.compat import driver_version, gpu_names
-from numflow.cuda.device import Launch, Memory, open_device
+from numflow.cuda.device import Launch, Memory, Ref
 from numflow.cuda.exchange import copy_rows
 from numflow.cuda.layout import Matrix
 from numflow.cuda.linear import gemm_planes, gemv_args, gemv_kernel
@@ -64,20 +66,20 @@ def measure(count: int) -> dict[str, Any]:
         graph); links: by "a>b", also with "cpu": bandwidth (bytes/s of a large copy), latency (seconds of a small one).
     """
     with ExitStack() as stack:
-        devices = [stack.enter_context(closing(open_device("gpu", index))) for index in range(count)]
+        devices = [stack.enter_context(closing(runtime.open_gpu(index))) for index in range(count)]
         free = [device.free_bytes() for device in devices]  # before anything is taken
         return {"gpus": [{"memory": nbytes, **_card(device, min(_READ, nbytes // 4))}
                          for device, nbytes in zip(devices, free)], "links": _links(devices)}
 
 
-def _card(device, nbytes: int) -> dict[str, float]:
+def _card(device: runtime.Gpu, nbytes: int) -> dict[str, float]:
     """What one GPU does alone. nbytes: of the matrix that is read."""
-    rows, (n, k, tokens) = nbytes // (2 * _COLUMNS), _PRODUCT
+    rows, (n, k, tokens) = max(1, nbytes // (2 * _COLUMNS)), _PRODUCT
     with closing(_Bench(device)) as bench:
-        read = _seconds(device, bench.launcher(bench.reading(rows, _COLUMNS)), _EACH)
-        product = _seconds(device, bench.launcher(bench.product(n, k, tokens)), _EACH)
+        read = _seconds(device, partial(device.launch, bench.reading(rows, _COLUMNS)), _EACH)
+        product = _seconds(device, partial(device.launch, bench.product(n, k, tokens)), _EACH)
         graph = device.record([bench.small()] * _STEPS)
-        steps = _seconds(device, lambda: device.replay(graph))
+        steps = _seconds(device, partial(device.replay, graph))
         device.drop(graph)
     return {"bandwidth": rows * _COLUMNS * 2 / read, "operations": 2.0 * n * k * tokens / product,
             "step": steps / _STEPS}
@@ -87,7 +89,7 @@ class _Bench:
     """Launches of the executor's kernels on memory of random numbers."""
 
     def __init__(self, device):
-        self.device, self.held = device, []
+        self.device, self.held = device, list[Memory]()
         self.sample = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float16)
 
     def reading(self, rows: int, columns: int) -> Launch:
@@ -112,10 +114,6 @@ class _Bench:
         x, y = self._filled(512, np.ones(128, np.float32)).at(), self._room(512).at()
         return Launch(copy_rows, (1, 1, 1), (y, 128, x, 128, self._counts(1), 0, 128, 0))
 
-    def launcher(self, work: Launch) -> Callable[[], None]:
-        """What puts the launch into the queue."""
-        return lambda: self.device.launch(work)
-
     def close(self) -> None:
         """Give the memory back."""
         for memory in self.held:
@@ -126,7 +124,7 @@ class _Bench:
         codes = self._filled(nbytes, self.sample).at()
         return Matrix("f16", "F16", (rows, columns), 1, columns, nbytes, {"codes": codes})
 
-    def _counts(self, rows: int):
+    def _counts(self, rows: int) -> Ref:
         return self._filled(16, np.full(4, rows, np.int32)).at()
 
     def _room(self, nbytes: int) -> Memory:
@@ -145,28 +143,27 @@ class _Bench:
         return memory
 
 
-def _links(devices: Sequence[Any]) -> dict[str, dict[str, float]]:
+def _links(devices: Sequence[runtime.Gpu]) -> dict[str, dict[str, float]]:
     """Copies from each GPU to each other, and from and to pinned memory of the host."""
     found, places = {}, [device.alloc(_LARGE) for device in devices]
     for b, (device, place) in enumerate(zip(devices, places)):
         host = device.alloc_host(_LARGE)
         for ends, to, source in ((f"{CPU}>{b}", place, host), (f"{b}>{CPU}", host, place)):
-            found[ends] = _link(device, lambda n, t=to, s=source, d=device: d.copy(t.at(), s.at(), n))
+            found[ends] = _link(device, partial(device.copy, to.at(), source.at()))
         device.free(host)
         for a, (other, its) in enumerate(zip(devices, places)):
             if a != b:
-                found[f"{a}>{b}"] = _link(device, lambda n, t=place, o=other, s=its, d=device: d.fetch(
-                    t.at(), o, s.at(), n))
+                found[f"{a}>{b}"] = _link(device, partial(device.fetch, place.at(), other, its.at()))
     return found
 
 
-def _link(device, copy: Callable[[int], None]) -> dict[str, float]:
+def _link(device: runtime.Gpu, copy: Callable[[int], None]) -> dict[str, float]:
     """copy: puts a copy of so many bytes into the device's queue."""
-    return {"bandwidth": _LARGE / _seconds(device, lambda: copy(_LARGE)),
-            "latency": _seconds(device, lambda: copy(_SMALL))}
+    return {"bandwidth": _LARGE / _seconds(device, partial(copy, _LARGE)),
+            "latency": _seconds(device, partial(copy, _SMALL))}
 
 
-def _seconds(device, work: Callable[[], None], each: int = 1) -> float:
+def _seconds(device: runtime.Gpu, work: Callable[[], None], each: int = 1) -> float:
     """Median time, by events, of `work`, which puts something into the device's queue, `each` times a round."""
     begin, end, times = device.mark(timing=True), device.mark(timing=True), []
     for _ in range(2 * _ROUNDS):
