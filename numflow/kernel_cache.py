@@ -24,23 +24,24 @@ _PACKAGE = Path(__file__).parent
 _IMPORT = re.compile(r"^\s*(?:from +(numflow[\w.]*) +import +(\([^)]*\)|.*)|import +(numflow[\w.]*))", re.M)
 
 
-def root() -> Path:
-    """Folder of all compiled kernels: $NUMFLOW_CACHE, else the user's cache folder of this platform."""
+def root(what: str = "kernels") -> Path:
+    """Folder of all compiled kernels, or of something else that is kept beside them: in $NUMFLOW_CACHE, else in the
+    user's cache folder of this platform."""
     if "NUMFLOW_CACHE" in os.environ:
-        return Path(os.environ["NUMFLOW_CACHE"]).expanduser() / "kernels"
+        return Path(os.environ["NUMFLOW_CACHE"]).expanduser() / what
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
     elif sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(base).expanduser() / "numflow" / "kernels"
+    return Path(base).expanduser() / "numflow" / what
 
 
 @functools.cache
 def folder(module: str) -> Path:
     """A writable folder for the compiled kernels of `module` ("numflow.cpu.norm"), unique to its sources."""
-    path = _writable_root() / f"{module.rpartition('.')[2]}-{_fingerprint(module)}"
+    path = _writable_root() / f"{module.rpartition('.')[2]}-{fingerprint(module)}"
     path.mkdir(exist_ok=True)
     os.utime(path)
     return path
@@ -73,7 +74,7 @@ def _writable_root() -> Path:
         return fallback
 
 
-def _fingerprint(module: str) -> str:
+def fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
     content = b"".join(name.encode() + read(_modules()[name]) for name in sorted(_sources(module)))
     content += _compiler().encode()

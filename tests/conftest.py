@@ -15,6 +15,9 @@ REPO = Path(__file__).resolve().parents[1]
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests are not to fill the user's cache with packed weights; tests/cpu/test_prepared.py has a folder of its own.
+os.environ["NUMFLOW_PREPARED"] = "0"
+
 
 def _existing(variable: str, default: Path, parts: tuple[str, ...]) -> Path:
     path = Path(os.environ.get(variable) or default).joinpath(*parts)

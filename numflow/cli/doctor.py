@@ -74,7 +74,8 @@ def _caches() -> dict[str, object]:
     from numflow.kernel_cache import root
     from numflow.registry.paths import is_offline, models_dir
 
-    return {"models": _folder(models_dir()), "kernels": _folder(root()), "offline": "yes" if is_offline() else "no"}
+    return {"models": _folder(models_dir()), "kernels": _folder(root()), "prepared weights": _folder(root("prepared")),
+            "offline": "yes" if is_offline() else "no"}
 
 
 def _folder(path: Path) -> str:

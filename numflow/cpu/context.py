@@ -11,6 +11,7 @@ from numflow.cpu.layout import Packed
 from numflow.cpu.memory import Buffers, aligned
 from numflow.cpu.operands import bind_made
 from numflow.cpu.pack import pack
+from numflow.cpu.prepared import Prepared
 from numflow.cpu.world import World
 from numflow.network.fusing import overlap
 from numflow.ops import Network, Step, View
@@ -24,6 +25,7 @@ class Weights:
 
     def __init__(self, source, n_threads: int, loaded: Callable[[int], None]):
         self._source, self._n_threads, self._loaded = source, n_threads, loaded
+        self._prepared = Prepared.open(source, n_threads)
         self.matrices: dict[str, Packed] = {}
         self.vectors: dict[str, np.ndarray] = {}
 
@@ -35,9 +37,15 @@ class Weights:
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`."""
         if name not in self.matrices:
-            self.matrices[name] = pack(self._source.raw(name), self._n_threads)
+            found = self._prepared.take(name) if self._prepared is not None else None
+            self.matrices[name] = found or pack(self._source.raw(name), self._n_threads)
             self._loaded(len(self.matrices) + len(self.vectors))
         return self.matrices[name]
+
+    def keep(self) -> None:
+        """All are loaded: what had to be packed may be kept for the next start (prepared.py)."""
+        if self._prepared is not None:
+            self._prepared.keep(self.matrices)
 
     def vector(self, name: str) -> np.ndarray:
         """A weight as C-contiguous float32."""

@@ -18,7 +18,8 @@ _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
 _EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
 _ARENA = Arena()
-_CODE = Code("numflow.cpu.pack_kernels", "numflow.cpu.pack_own", "numflow.cpu.inferflow_kernels")
+KERNELS = ("numflow.cpu.pack_kernels", "numflow.cpu.pack_own", "numflow.cpu.inferflow_kernels")
+_CODE = Code(*KERNELS)
 _NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are called by their type
 
 

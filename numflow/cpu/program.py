@@ -67,6 +67,7 @@ class Program:
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
         self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads, world, device)
         self._bind()
+        self._weights.keep()
         self.compile_s = compile_seconds["compiled"] - compiling
 
     @property

@@ -13,6 +13,7 @@ import json
 import shutil
 import tempfile
 import weakref
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,15 @@ _NAMINGS = ("hf", "gguf", "llama2c")
 
 class _Files(dict):
     """Paths by role, in a folder that lives as long as this table."""
+
+
+class _Tensors(dict):
+    """The tensors of a container by name, and the file's size and date when it was opened."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], path: Path, report: Tensor | None):
+        super().__init__(tensors)
+        facts = path.stat()
+        self.report, self.size, self.date = report, facts.st_size, facts.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,19 @@ def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[s
     config = parse_json(_text(path, stored, CONFIG), f"{path}: {CONFIG}")
     files = _unpacked(path, stored, names)
     files["weights"] = [path]
+    tensors = _Tensors(tensors, path, stored.get(REPORT))
     return Checkpoint(path, "safetensors", info["naming"], tensors, config, files)
+
+
+def identity(checkpoint: Checkpoint) -> str | None:
+    """What tells the tensors of a container from those of any other: a hash of its report, which has the hashes of all
+    of them, with the file's size and date, which change with the file. None where tensors are not as a container has
+    them."""
+    tensors = checkpoint.tensors
+    if not isinstance(tensors, _Tensors) or tensors.report is None:
+        return None
+    report = tensors.report.raw().tobytes()
+    return f"{zlib.crc32(report):08x}{zlib.adler32(report):08x}-{tensors.size:x}-{tensors.date:x}"
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -34,17 +34,18 @@ class Entry:
 
 
 def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
-          written: Callable[[int], None] = lambda count: None) -> None:
+          written: Callable[[int], None] = lambda count: None, lasting: bool = True) -> None:
     """Write a safetensors file, whole or not at all; arguments and errors as `write_whole`."""
-    write_whole(path, _header(entries, metadata), entries, written)
+    write_whole(path, _header(entries, metadata), entries, written, lasting)
 
 
 def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
-                written: Callable[[int], None] = lambda count: None) -> None:
+                written: Callable[[int], None] = lambda count: None, lasting: bool = True) -> None:
     """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
     failure or an interrupt, whatever was there before is untouched.
 
     entries:  in the order of the file. written: called with the number of bytes so far.
+    lasting:  wait until the disk has it. A file of which a loss of power may leave a part is there at once.
 
     Raises:
         RequestError: no room on the disk, or the file cannot be written.
@@ -61,7 +62,8 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
         with open(part, "xb") as file:
             _fill(file, header, entries, written)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -152,8 +152,8 @@ def test_doctor(run, tmp_path):
     done = run("doctor")
     assert (done.code, done.err) == (0, "")
     fields = [line.split("  ")[0] for line in done.out.splitlines()]
-    assert {"numflow", "python", "numba", "instructions", "threads", "models", "kernels", "free memory", "free disk",
-            "extra cuda"} <= set(fields)
+    assert {"numflow", "python", "numba", "instructions", "threads", "models", "kernels", "prepared weights",
+            "free memory", "free disk", "extra cuda"} <= set(fields)
     found = json.loads(run("doctor", "--json").out)
     assert found["gpu"].startswith("none: device 'cuda' needs") or "NVIDIA" in found["gpu"]
     assert found["models"].startswith(str(tmp_path / "home")) and found["models"].endswith("(not made yet)")

@@ -1,0 +1,154 @@
+"""Packed weights on disk: of a model file that numflow made, a second start reads what the first one has packed.
+
+A file holds the quantised matrices of one program. Its name says which: where the model file lies, what is in it,
+which matrices or slices of them they are, and the sources of the code that packs. It lies beside the compiled kernels,
+for as long after its last use as they do. Nothing depends on it: what it lacks, or has with another checksum, is packed
+as ever and it is written anew, if there is room; NUMFLOW_PREPARED=0 does without.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from numflow import kernel_cache
+from numflow.cpu import array_file
+from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
+from numflow.cpu.pack import KERNELS
+from numflow.errors import NumflowError
+from numflow.formats import container
+from numflow.network.weights import WeightSource
+from numflow.ops import Weight
+
+_SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
+_ROOM = 3            # times its size that the disk must have free
+_PARTS = ("codes", "headers")
+_LOCK = threading.Lock()  # of this process's writers; others have temporary names of their own
+
+
+class Prepared:
+    """The packed matrices of one program, as far as they are on disk.
+
+    weights: those that may be, by name.
+    """
+
+    def __init__(self, path: Path, weights: Mapping[str, Weight], n_threads: int):
+        self.path, self._weights, self._n_threads, self._missed = path, weights, n_threads, False
+        self._file = array_file.ArrayFile(path)
+
+    @classmethod
+    def open(cls, source, n_threads: int) -> "Prepared | None":
+        """What there is for a WeightSource; None where nothing is to be kept."""
+        if type(source) is not WeightSource or not is_on():
+            return None
+        identity = container.identity(source.checkpoint)
+        weights = {name: weight for name, weight in source.network.weights.items() if _may_be_kept(weight)}
+        if identity is None or sum(sum(_sizes(weight)) for weight in weights.values()) < _SMALLEST:
+            return None
+        where = _hash([str(Path(source.checkpoint.path).absolute())])
+        name = f"{where}_{identity}_{_hash([_packer(), *map(_describe, weights.values())])}.safetensors"
+        _prune()
+        return cls(folder() / name, weights, n_threads)
+
+    def take(self, name: str) -> Packed | None:
+        """A matrix as it was packed; None if it has to be packed now."""
+        if name not in self._weights:
+            return None
+        weight = self._weights[name]
+        codes, headers = (self._file.read(f"{name} {part}", size, self._n_threads)
+                          for part, size in zip(_PARTS, _sizes(weight), strict=True))
+        if codes is None or headers is None:
+            self._missed = True
+            return None
+        return Packed(NATIVE[weight.types[0]], weight.types[0], _matrix(weight), weight.groups, codes, headers)
+
+    def keep(self, matrices: Mapping[str, Packed]) -> None:
+        """Write the file, if something was not in it. matrices: all of the program, by name."""
+        if not self._missed:
+            return
+        arrays = {f"{name} {part}": getattr(matrices[name], part) for name in self._weights if name in matrices
+                  for part in _PARTS}
+        with contextlib.suppress(OSError, NumflowError):  # it is as well without
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _remove(path for path in self.path.parent.iterdir() if _is_outdated(path.name, self.path.name))
+            if shutil.disk_usage(self.path.parent).free < _ROOM * sum(array.nbytes for array in arrays.values()):
+                return
+            with _LOCK:
+                array_file.write(self.path, arrays)
+            self._missed = False
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return kernel_cache.root("prepared")
+
+
+def is_on() -> bool:
+    """Whether packed weights are kept: unless $NUMFLOW_PREPARED is 0, false, no or off."""
+    return os.environ.get("NUMFLOW_PREPARED", "").strip().lower() not in ("0", "false", "no", "off")
+
+
+def _may_be_kept(weight: Weight) -> bool:
+    """Whether it is a quantised matrix that is packed as the file has it."""
+    if len(weight.shape) < 2 or len(set(weight.types)) != 1 or weight.types[0] not in NATIVE:
+        return False
+    computed = weight.constant is not None or weight.add or weight.normalize_rows or any(
+        part.transpose for part in weight.parts)
+    return not computed and not SCHEMES[NATIVE[weight.types[0]]].is_float
+
+
+def _matrix(weight: Weight) -> tuple[int, int]:
+    return math.prod(weight.shape[:-1]), weight.shape[-1]
+
+
+def _sizes(weight: Weight) -> tuple[int, int]:
+    """Bytes of codes and headers."""
+    rows, columns = _matrix(weight)
+    codes, headers = SCHEMES[NATIVE[weight.types[0]]].tile_bytes(columns)
+    tiles = weight.groups * tiles_of(rows // weight.groups)
+    return tiles * codes, tiles * headers
+
+
+def _describe(weight: Weight) -> str:
+    """All that a packed matrix depends on but the tensors' content."""
+    parts = [(part.tensor, part.rows if part.rows is None or isinstance(part.rows, range)
+              else _hash([np.asarray(part.rows, np.int64).tobytes()]), part.columns) for part in weight.parts]
+    return repr((weight.name, weight.shape, weight.groups, weight.types, parts))
+
+
+@functools.cache
+def _packer() -> str:
+    """The versions of all code that packed arrays depend on."""
+    return " ".join(kernel_cache.fingerprint(module) for module in (__name__, *KERNELS))
+
+
+def _hash(texts: Iterable[str | bytes]) -> str:
+    content = b"\0".join(text.encode() if isinstance(text, str) else text for text in texts)
+    return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"
+
+
+def _is_outdated(name: str, current: str) -> bool:
+    """Whether a file is of what the model file held before."""
+    (where, _, mine), (place, _, others) = current.partition("_"), name.partition("_")
+    return where == place and mine.partition("_")[0] != others.partition("_")[0]
+
+
+def _prune() -> None:
+    """Remove what was not used for as long as kernels are kept."""
+    oldest = time.time() - kernel_cache.KEEP_DAYS * 86400
+    with contextlib.suppress(OSError):
+        _remove(path for path in folder().iterdir() if path.lstat().st_mtime < oldest)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in list(paths):
+        with contextlib.suppress(OSError):  # another process was faster, or reads it
+            path.unlink()
