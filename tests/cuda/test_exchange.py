@@ -77,11 +77,14 @@ def test_queues_that_get_on_in_any_order(monkeypatch, model, devices, gpus, seed
     """Events order what streams do: the numbers are those of the simulator, whoever comes first."""
     driver = LazyDriver(gpus, seed)
     opened = _use(monkeypatch, driver)
-    found = _logits(model, devices, "gpu")
-    np.testing.assert_array_equal(found, _logits(model, devices, "simulator"))
-    assert driver.swaps > 4
+    expected = _logits(model, devices, "simulator")
+    runs = 0
+    while runs < 4 and driver.swaps <= 10:  # how often they take turns depends on the threads that fill them
+        np.testing.assert_array_equal(_logits(model, devices, "gpu"), expected)
+        runs += 1
+    assert driver.swaps > 10
     assert driver.memory == {}
-    assert len(opened) == gpus and sum(opened.values()) == devices.count(";") + devices.count("&") + 1
+    assert len(opened) == gpus and sum(opened.values()) == runs * (devices.count(";") + devices.count("&") + 1)
     assert bool(driver.peer_copies) == (gpus > 1)
 
 
