@@ -37,7 +37,8 @@ def embed(step: Step, ctx) -> list[Call | Meeting]:
                         table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
     units = table.pitch // UNIT
     return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), *ctx.view(y),
-                    *(table.parts.get(name) for name in PARTS), *batch, units, param(step, "scale"))]
+                    *(table.parts.get(name) for name in PARTS), table.parts.get("outliers"), table.outliers, *batch,
+                    units, param(step, "scale"))]
 
 
 def _from_host(step: Step, ctx) -> Meeting:
@@ -107,8 +108,8 @@ def code_rows(kind: str) -> Kernel:
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
-               above: u32.ptr, per_row_: u32.ptr, tokens: i32.ptr, counts: i32.ptr, first: u32, rows: u32, units: u32,
-               scale: f32):
+               above: u32.ptr, per_row_: u32.ptr, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr,
+               first: u32, rows: u32, units: u32, scale: f32):
         t, unit = block_y(), u32(block_x() * 32 + thread_index())
         if t >= counts[N_TOKENS] or unit >= units:
             return
@@ -134,6 +135,12 @@ def code_rows(kind: str) -> Kernel:
             factor, shift = (a, c) if g < 4 else (a16, c16)
             for i in range(4):
                 to[4 * g + i] = (factor * f32(words[g] >> u32(8 * i) & u32(255)) + shift) * scale
+        slot = u32(0)
+        while slot < outliers:
+            word = slots[row * outliers + slot]
+            if u32(word & u32(0xFFFF)) >> u32(5) == unit:
+                to[word & u32(31)] += float_of(u32(word & u32(0xFFFF0000))) * scale
+            slot = u32(slot + 1)
 
     return _embed
 

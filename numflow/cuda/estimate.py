@@ -5,7 +5,10 @@ import math
 from numflow.cuda.call import ceil
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES
 from numflow.cuda.operand import padded
+from numflow.cuda.outliers import expected_bytes
 from numflow.ops import Cache, Weight
+from numflow.quant import SCHEMES as QUANT_SCHEMES
+from numflow.quant.apart import with_outliers
 from numflow.quant.kv import CODED
 
 _ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
@@ -21,8 +24,16 @@ def weight_bytes(weight: Weight) -> int:
     plain = (len(set(weight.types)) == 1 and weight.constant is None and not weight.add and not weight.normalize_rows
              and not any(part.transpose for part in weight.parts))
     kind = weight.types[0] if plain else "F32"
+    apart = with_outliers(kind, QUANT_SCHEMES)
+    if apart and apart.base.name in NATIVE:
+        cut = any(part.columns is not None for part in weight.parts)
+        return _planes(apart.base.name, rows, columns) + expected_bytes(apart, rows, columns, cut)
     if kind not in NATIVE:
         return rows * padded(columns) * (2 if kind in FLOATS and FLOATS[kind] != "f32" else 4)
+    return _planes(kind, rows, columns)
+
+
+def _planes(kind: str, rows: int, columns: int) -> int:
     parts = SCHEMES[NATIVE[kind]].parts.values()
     return sum(ceil(rows * size * (columns // per if per else 1), _ALIGN) * _ALIGN for size, per in parts)
 

@@ -61,7 +61,7 @@ def _norm_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, 
     product, add, norm = steps[index:index + 3]
     kind = _kind_of_unit(steps, index + 2, ctx, outputs)
     if kind is None or norm.inputs != add.outputs or not _fits(norm, ctx) or not _fits(add, ctx) or overlap(
-            norm.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1:
+            norm.outputs[0], product.inputs[0]) or not linear.owns_units(product, ctx):
         return {}
     plan = _plan(steps, index + 2, ctx, outputs)
 
@@ -84,7 +84,7 @@ def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
                                                                               y.width // 2))
     if (kind is None or not side_by_side or not _fits(act_mul, ctx) or not dead_after(steps, index + 1, y)
             or any(overlap(view, y) for view in (*outputs, act_mul.outputs[0]))
-            or overlap(act_mul.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
+            or overlap(act_mul.outputs[0], product.inputs[0]) or not linear.owns_units(product, ctx)):
         return {}
     plan = _plan(steps, index + 1, ctx, outputs)
 

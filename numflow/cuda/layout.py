@@ -126,7 +126,8 @@ class Matrix:
     kind:   "f32", "f16", "bf16" or the name of a scheme: which kernels serve it. type: as in the file.
     groups: number of equal matrices stacked along N (experts).
     pitch:  columns of a row with padding.
-    parts:  where each part is: "codes" of floats, else those of Scheme.parts.
+    parts:  where each part is: "codes" of floats, else those of Scheme.parts; "outliers", if there are any.
+    outliers: slots that each row has for them (outliers.py).
     expanded_from: the file's type where it has no kernels of its own and was expanded at load, else None.
     """
 
@@ -138,6 +139,7 @@ class Matrix:
     nbytes: int
     parts: dict[str, Ref] = field(repr=False)
     expanded_from: str | None = None
+    outliers: int = 0
 
     @property
     def is_float(self) -> bool:

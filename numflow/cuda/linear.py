@@ -14,6 +14,7 @@ from numflow.cuda.linear_gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
 from numflow.cuda.linear_gemm import split_of as parts_of
 from numflow.cuda.linear_gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.operand import UNIT, Operand
+from numflow.cuda.outliers import added
 from numflow.cuda.pack import PARTS
 from numflow.ops import Step, param
 
@@ -42,9 +43,10 @@ def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
-    if exact:
-        return [*operand.calls, Call(step, few)]
-    return [*limited([*operand.calls, Call(step, few)], "few", field), *many(step, ctx, add)]
+    calls = [*operand.calls, Call(step, few)]
+    if weight.outliers:
+        calls.append(added(weight, ctx, ctx.view(x), to, field, y.width, param(add, "scale") if add else 1.0))
+    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add)]
 
 
 def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
@@ -60,7 +62,15 @@ def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
     kind = "int8" if uses_int8(weight, ctx.activations) else "rows" if weight.is_float else "f32"
     if is_exact(weight, ctx):
         return ((kind, "all"),)
-    return (kind, "few"), ("bf16" if weight.kind == "bf16" else "f16", "many")
+    few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
+    return *few, ("bf16" if weight.kind == "bf16" else "f16", "many")
+
+
+def owns_units(step: Step, ctx) -> bool:
+    """Whether blocks of 32 results may do a linear and what follows it: not where it is exact, nor where outliers are
+    still to be added."""
+    weight = ctx.matrix(step.weights["weight"])
+    return not is_exact(weight, ctx) and not weight.outliers
 
 
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
@@ -79,10 +89,10 @@ def is_exact(weight: Matrix, ctx) -> bool:
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
     """The calls on tensor cores."""
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
-    operand = ctx.operand(x, *demands(step, ctx)[1])
+    operand = ctx.operand(x, *demands(step, ctx)[-1])
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
     args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
-            ctx.batch.counts, field, y.width, units, None, None, 0)
+            ctx.batch.counts, field, y.width, units, None, None, 0, weight.parts.get("outliers"), weight.outliers)
 
     def parts(sizes: Sizes) -> int:
         return parts_of(y.width, sizes.rows[field], units)
@@ -90,7 +100,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     def multiply(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = tile_of(rows)
-        return Launch(gemm(weight.kind, tile), (ceil(y.width, ROWS), ceil(rows, tile), parts(sizes)), args)
+        chosen = gemm(weight.kind, tile, apart=weight.outliers > 0)
+        return Launch(chosen, (ceil(y.width, ROWS), ceil(rows, tile), parts(sizes)), args)
 
     def add(sizes: Sizes) -> Launch:
         return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (

@@ -9,6 +9,8 @@ by cp.async, weights in registers, a row for each thread.
 SCALE keeps small weights away from the smallest float16. Where few tokens leave multiprocessors without work, the
 columns are cut into parts whose sums a second kernel adds, always in the same order.
 
+Outliers kept apart are added to the weights of a tile, as float16, by the thread that has their row (outliers.py).
+
 Grouped: the matrix is a stack of those of experts, and a block finds in `tiles` which expert's it is, and which of the
 routes in `order` are its tokens (moe_group.py).
 """
@@ -45,6 +47,7 @@ from numflow.cuda.intrinsics import (
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.layout import PAIR, SCHEMES, Scheme
 from numflow.cuda.linear_codes import header, pair_header, reader
+from numflow.cuda.outliers import first_of, into_tile
 from numflow.cuda.scalar import f32, i32, u16, u32
 
 ROWS = 128              # of the matrix, of a block
@@ -67,11 +70,11 @@ def tile_of(rows: int) -> int:
 
 
 @functools.cache
-def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
+def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
     """grid (N / 128, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
 
     x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / 128, tiles, 1); x has a row for
-    each route, or (by_token) for each token.
+    each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
     """
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
@@ -87,11 +90,11 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
     chunks = max(tokens * 4 // 128, 1)       # of 16 bytes of activations that each thread copies
     sources, plus = LocalArray(u32, chunks), LocalArray(f32, 2 * m_tiles)
 
-    @kernel(f"gemm_{kind}_{tokens}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
+    @kernel(f"gemm_{kind}_{tokens}{'_apart' * apart}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
     def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
               two: u32.ptr, one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr,
               has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32, tiles: i32.ptr, order: i32.ptr,
-              by_token: u32):
+              by_token: u32, slots: u32.ptr, outliers: u32):
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(counts[rows])
         above_row = u32(0)                   # rows of the matrix before the expert's
@@ -121,6 +124,9 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
         if per_row_of:
             base, step, z_bits, dz_bits = stream4(per_row, u32(4 * row))
             z, dz = float_of(z_bits), float_of(dz_bits)
+        slot, end, word = u32(row * outliers), u32((row + 1) * outliers), u32(0)
+        if apart:
+            slot, word = first_of(slots, slot, end, unit)
         m_first, n_first = u32(warp // across * (16 * m_tiles)), u32(warp % across * (8 * n_tiles))
         # Lane l names row l % 8 of matrix l // 8: of weights (rows, rows + 8) x (k, k + 8); of tokens the other way.
         matrix, inside = lane >> u32(3), lane & u32(7)
@@ -130,6 +136,8 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
             stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
             _copy_tokens(x_tile, 0, x, rows_of, unit, units, thread, chunks, tokens)
             _put(w_tile, u32(thread * PITCH), words)
+            if apart:
+                slot, word = into_tile(w_tile, u32(thread * PITCH), slots, slot, end, word, unit, f32(SCALE))
             copy_wait()
         sync_block()
         turn = u32(0)
@@ -155,6 +163,9 @@ def gemm(kind: str, tokens: int, grouped: bool = False) -> Kernel:
             turn = u32(turn ^ u32(1))
             if more:
                 _put(w_tile, u32(turn * w_words + thread * PITCH), words)
+                if apart:
+                    slot, word = into_tile(w_tile, u32(turn * w_words + thread * PITCH), slots, slot, end, word,
+                                           u32(unit + 1), f32(SCALE))
                 copy_wait()
             sync_block()
             unit = u32(unit + 1)

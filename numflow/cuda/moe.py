@@ -15,6 +15,7 @@ from numflow.cuda.linear_gemm import ROWS, gemm
 from numflow.cuda.moe_group import absent, groups, matrices_of_routes
 from numflow.cuda.moe_route import MOST_EXPERTS, MOST_GROUPS, route_kernel
 from numflow.cuda.operand import UNIT
+from numflow.cuda.outliers import added_to_routes
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.errors import NetworkError
 from numflow.ops import Step, param
@@ -59,7 +60,10 @@ def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[C
     def multiply(sizes: Sizes) -> Launch:
         return Launch(chosen, (blocks, sizes.rows[N_ROUTES], 1), args)
 
-    return [*operand.calls, *calls, Call(step, multiply)]
+    found = [*operand.calls, *calls, Call(step, multiply)]
+    if weight.outliers:
+        found.append(added_to_routes(weight, ctx, ctx.view(x), ctx.view(y), y.width, places, routes))
+    return found
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
@@ -69,10 +73,10 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     found = groups(ctx, ids, first, weight.groups, runs)
     args = (*ctx.view(y), None, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
             ctx.batch.counts, N_ROUTES, y.width, weight.pitch // UNIT, found.tiles, found.order,
-            int(_routes_of(step, ctx) > 1))
+            int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
 
     def multiply(sizes: Sizes) -> Launch:
-        chosen = gemm(weight.kind, found.tile(sizes), True)
+        chosen = gemm(weight.kind, found.tile(sizes), True, weight.outliers > 0)
         return Launch(chosen, (ceil(y.width, ROWS), found.most_tiles(sizes), 1), args)
 
     calls = [*operand.calls, *found.calls, Call(step, multiply)]

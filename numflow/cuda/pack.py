@@ -5,6 +5,7 @@ the device never holds a matrix twice.
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,11 +15,14 @@ from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES, UNIT, Matrix, Scheme
 from numflow.cuda.operand import padded
+from numflow.cuda.outliers import slots_of
 from numflow.cuda.pack_types import codes_of, headers_of
 from numflow.cuda.scalar import u8, u16, u32
 from numflow.errors import NetworkError
-from numflow.formats.types import TYPES
+from numflow.formats.types import tensor_type
 from numflow.network.weights import RawMatrix
+from numflow.quant import SCHEMES as QUANT_SCHEMES
+from numflow.quant.apart import Outliers, take_apart, with_outliers
 
 STAGE = 64 << 20  # bytes of rows that are on their way at a time
 PARTS = ("low", "high", "two", "one", "head", "above", "row")  # in the order of kernels' parameters
@@ -35,24 +39,40 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
     if n % raw.groups or rows.shape[0] != n:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{rows.shape[0]} stored rows")
-    expanded = None
-    if raw.outliers is not None or (raw.type not in FLOATS and raw.type not in NATIVE):
-        rows, expanded = raw.f32().view(np.uint8), raw.type
-    wanted = 4 * columns if expanded else stored_bytes(raw.type, columns)
+    apart = with_outliers(raw.type, QUANT_SCHEMES)
+    native = (apart.base.name if apart else raw.type) in NATIVE
+    wanted = stored_bytes(raw.type, columns) if native or raw.type in FLOATS else rows.shape[1]
     if rows.shape[1] != wanted:
         raise NetworkError(f"matrix {raw.name!r}: rows of {rows.shape[1]} bytes, not {columns} {raw.type} numbers")
-    if expanded or raw.type in FLOATS:
-        return _upload_floats(raw, rows, "f32" if expanded else FLOATS[raw.type], device, expanded)
-    return _upload_codes(raw, device)
+    if raw.type in FLOATS:
+        return _upload_floats(raw, rows, FLOATS[raw.type], device, None)
+    if not native:
+        return _upload_floats(raw, raw.f32().view(np.uint8), "f32", device, raw.type)
+    base, outliers = raw, raw.outliers
+    if apart:
+        rows, outliers = take_apart(rows, apart, columns)
+        base = replace(raw, type=apart.base.name, rows=rows)
+    matrix = replace(_upload_codes(base, device), type=raw.type)
+    return matrix if outliers is None else _with_outliers(matrix, outliers, device)
+
+
+def _with_outliers(matrix: Matrix, outliers: Outliers, device: Device) -> Matrix:
+    slots = slots_of(outliers)
+    if slots.size == 0:
+        return matrix
+    memory = device.alloc(slots.nbytes)
+    device.upload(memory.at(), slots)
+    return replace(matrix, outliers=slots.shape[1], nbytes=matrix.nbytes + memory.nbytes,
+                   parts={**matrix.parts, "outliers": memory.at()})
 
 
 def stored_bytes(kind: str, columns: int) -> int:
     """Bytes of a stored row of `columns` numbers; -1 if they are no whole number of blocks."""
     own = SCHEMES[kind].own if kind in SCHEMES else None
-    block = UNIT if own else TYPES[kind].block
+    block = UNIT if own else tensor_type(kind).block
     if columns % block:
         return -1
-    return own.row_bytes(columns) if own else TYPES[kind].row_bytes(columns)
+    return own.row_bytes(columns) if own else tensor_type(kind).row_bytes(columns)
 
 
 def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, expanded: str | None) -> Matrix:

@@ -115,7 +115,7 @@ def _encoded(values: np.ndarray, weights: str) -> np.ndarray:
     """float32 [N, K] as rows of a type, uint8 [N, row_bytes]."""
     from numflow.quant import SCHEMES, encode, find
 
-    if weights in SCHEMES:
+    if weights in SCHEMES or weights.endswith("%"):
         return encode(values, find(weights))
     if weights in ("F32", "F16", "BF16"):  # also where the package gguf is not
         bits = values.view(np.uint32)

@@ -16,9 +16,16 @@ _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0,
            "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
+def is_quantised(kind: str) -> bool:
+    """Whether the executor keeps codes of this type: one of QUANTISED, or such a scheme with outliers."""
+    return kind.partition("+")[0] in NATIVE
+
+
 def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
-    """Rows of random codes and sensible headers, uint8 [n, row_bytes]."""
+    """Rows of random codes and sensible headers, uint8 [n, row_bytes]; with outliers, of weights of heavy tails."""
     rng = np.random.default_rng(seed)
+    if kind.endswith("%"):
+        return encode(rng.standard_t(2, (n, k)).astype(np.float32), find(kind), threads=1)
     if kind in ROW_SCHEMES:
         return encode(rng.standard_normal((n, k)).astype(np.float32), find(kind), threads=1)
     block, size = TYPES[kind].block, TYPES[kind].size
@@ -34,7 +41,7 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
 
 def values(kind: str, raw: np.ndarray, k: int) -> np.ndarray:
     """float32 [n, k]"""
-    return decode(raw, find(kind), k, threads=1) if kind in ROW_SCHEMES else to_f32(raw, kind)
+    return decode(raw, find(kind), k, threads=1) if kind in ROW_SCHEMES or kind.endswith("%") else to_f32(raw, kind)
 
 
 @dataclass
@@ -59,14 +66,24 @@ class Stored(FakeWeights):
 def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tuple[np.ndarray, np.ndarray]:
     """Rows as stored, uint8, and what they mean, float32 [n, k]; zeros if they are to be blank."""
     if blank:
-        return np.zeros((n, stored_bytes(kind, k)), np.uint8), np.zeros((n, k), np.float32)
-    if kind in NATIVE:
+        return _blank(kind, n, k), np.zeros((n, k), np.float32)
+    if is_quantised(kind):
         rows = stored(kind, n, k)
         return rows, values(kind, rows, k)
     matrix = b.normal(n, k)
     rows = {"F32": matrix, "F16": matrix.astype(np.float16),
             "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind].view(np.uint8)
     return rows, to_f32(rows, kind)
+
+
+def _blank(kind: str, n: int, k: int) -> np.ndarray:
+    """Rows of zero bytes, but for the columns of outliers, which are those of random rows."""
+    rows = np.zeros((n, stored_bytes(kind, k)), np.uint8)
+    if kind.endswith("%"):
+        first, count = find(kind).base.row_bytes(k), find(kind).count(k)
+        columns = np.sort(np.random.default_rng(0).integers(0, k, (n, count), np.uint16), axis=1)
+        rows[:, first:first + 2 * count] = columns.view(np.uint8)
+    return rows
 
 
 def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blank: bool = False):
@@ -109,9 +126,7 @@ def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first:
     """A Case of op `embed` whose table is stored as `kind`. held: rows that are here, from `first` on; 0: all."""
     b, held = Builder(f"embed-{kind}"), held or VOCABULARY
     y = b.buffer(width)
-    rows = stored(kind, held, width) if kind in NATIVE and not blank else None
-    if rows is None:
-        rows = np.zeros((held, stored_bytes(kind, width)), np.uint8)
+    rows = _blank(kind, held, width) if blank or not is_quantised(kind) else stored(kind, held, width)
     part = {"first": first, "vocabulary": VOCABULARY} if held < VOCABULARY else {}
     b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5, **part)
     case = b.case(y, (((0, 12 if part else 3),),))

@@ -1,59 +1,232 @@
-"""Matrices with outliers kept apart: a GPU has them as float32, whole ones and columns cut out."""
+"""Matrices with outliers kept apart: packed codes and a sparse matrix, for few tokens, prompts, experts and tables."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.call import Sizes
+from numflow.cuda.device import Launch, Simulated
 from numflow.cuda.estimate import weight_bytes
+from numflow.cuda.outliers import slots_of
+from numflow.cuda.pack import upload
 from numflow.cuda.program import Program
+from numflow.cuda.runtime import Gpu
+from numflow.cuda.survey import Notebook
 from numflow.formats.types import tensor_type
+from numflow.lab.shapes import Shape, random_network
+from numflow.network import WeightSource
 from numflow.network.columns import stored_columns
 from numflow.network.weights import RawMatrix
-from numflow.ops import Part, Weight
+from numflow.ops import Batch, Part, Weight
 from numflow.quant import encode, find
 from numflow.quant.apart import take_apart
-from tests.ops.build import Builder, FakeWeights, error, run_case
+from numflow.reference.program import Program as Reference
+from tests.cuda.fake_driver import FakeDriver, fake_binary
+from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, values
+from tests.ops.build import Builder, error, run_case
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
-KIND, N, K = "q3h+2%", 5, 256
+KIND = "q3h+2%"
 
 
-class Apart(FakeWeights):
-    """FakeWeights whose matrix is stored with outliers; `columns` of it."""
+def cut(raw: RawMatrix, begin: int, end: int) -> RawMatrix:
+    """Columns of a matrix with outliers, as a plan cuts them out."""
+    base, outliers = take_apart(raw.rows, find(raw.type), raw.shape[1])
+    kind = find(raw.type).base.name
+    return RawMatrix(raw.name, kind, stored_columns(base, tensor_type(kind), raw.shape[1], begin, end),
+                     (raw.shape[0], end - begin), raw.groups, outliers.between(begin, end))
 
-    def __init__(self, other, raw, columns):
-        super().__init__(other.arrays, other.weights)
-        self._raw, self._columns = raw, columns
+
+class Cut(Stored):
+    """Stored, of some columns."""
+
+    def __init__(self, other, name, kind, rows, shape, columns):
+        super().__init__(other, name, kind, rows)
+        self._shape, self._columns = shape, columns
 
     def raw(self, name):
-        if not name.startswith("weight"):
-            return super().raw(name)
-        begin, end = self._columns
-        if (begin, end) == (0, K):
-            return RawMatrix(name, KIND, self._raw, (N, K))
-        base, outliers = take_apart(self._raw, find(KIND), K)
-        rows = stored_columns(base, tensor_type("q3h"), K, begin, end)
-        return RawMatrix(name, "q3h", rows, (N, end - begin), outliers=outliers.between(begin, end))
+        return cut(RawMatrix(name, self.kind, self.rows, self._shape), *self._columns) if name == self.name else (
+            super().raw(name))
 
 
-@pytest.mark.parametrize("columns", [(0, K), (64, 128)])
-def test_a_linear(columns):
-    raw = encode(np.random.default_rng(0).standard_t(2, (N, K)).astype(np.float32), find(KIND), threads=1)
-    matrix = RawMatrix("w", KIND, raw, (N, K)).f32()[:, slice(*columns)].copy()
-    b = Builder("outliers")
-    x, _ = b.inputs(matrix.shape[1], 4)
-    y = b.buffer(N)
-    b.step("linear", (x,), (y,), {"weight": b.weight("weight", matrix)})
-    case = b.case(y, (((0, 2),),))
+def cut_case(kind, n, k, columns, tokens):
+    """linear_case of some columns of a matrix [n, k]."""
+    begin, end = columns
+    case, rows = linear_case("F16", n, end - begin, tokens), stored(kind, n, k)
+    name = case.weights.name
+    case.weights.arrays[name] = np.ascontiguousarray(values(kind, rows, k)[:, begin:end])
+    return replace(case, weights=Cut(case.weights, name, kind, rows, (n, k), columns))
+
+
+def rounded(case, kind, k):
+    """What int8 activations should give: the base meets rounded ones, outliers those that they are."""
     table = next(a for name, a in case.weights.arrays.items() if name.startswith("table"))
     tokens = case.runs(64)[0].batch.tokens
-    case = replace(case, weights=Apart(case.weights, raw, columns))
-    for activations in ("f32", "int8"):  # plain numbers meet float32 in both
-        (actual,) = run_case(case, Program, activations=activations, gpu=Simulated(seed=1))
-        assert error(actual, table[tokens][:, :matrix.shape[1]] @ matrix.T) < 1e-5
+    x = table[tokens][:, :k].reshape(len(tokens), k // 32, 32)
+    scale = np.abs(x).max(2, keepdims=True) / np.float32(127)
+    x, near = x.reshape(-1, k), (np.rint(x / scale) * scale).reshape(-1, k)
+    base, outliers = take_apart(case.weights.rows, find(kind), k)
+    apart = outliers.add_to(np.zeros((len(base), k), np.float32))
+    return (near @ values(find(kind).base.name, np.ascontiguousarray(base), k).T + x @ apart.T).astype(np.float32)
 
 
-def test_planned_bytes_are_those_of_float32():
-    assert weight_bytes(Weight("w", (N, K), (Part("t"),), types=(KIND,))) == 4 * N * K
+@pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
+    (KIND, 21, 256, 1), (KIND, 5, 256, 3), ("q2+5%", 19, 512, 8), ("q4+0.5%", 3, 1312, 1), ("q8+0.1%", 6, 96, 2)])
+def test_few_tokens(kind, n, k, tokens):
+    case = linear_case(kind, n, k, tokens)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
+    expected = rounded(case, kind, k)
+    assert error(actual, expected) < 2e-5
+    base, _ = take_apart(case.weights.rows, find(kind), k)
+    alone = Stored(case.weights, case.weights.name, find(kind).base.name, np.ascontiguousarray(base))
+    assert error(run_case(replace(case, weights=alone), Program, gpu=Simulated())[0], expected) > 0.05
+
+
+@pytest.mark.parametrize("tokens", [2, pytest.param(11, marks=pytest.mark.slow)])
+def test_float32_activations(tokens):
+    """Exact whatever the number of tokens: those beyond 8 are a second tile."""
+    case = linear_case(KIND, 18, 128, tokens, bias=True)
+    (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=2))
+    assert error(actual, run_case(case, Reference)[0]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
+    (KIND, 20, 256, 9), ("q4+5%", 130, 32 * 33, 9), ("q6+2%", 7, 64, 40), ("q2+5%", 20, 96, 70), (KIND, 9, 64, 130)])
+def test_tensor_cores(kind, n, k, tokens):
+    """Tiles of 16, 64 and 128 tokens; columns in parts."""
+    case = linear_case(kind, n, k, tokens, bias=True)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=3))
+    assert error(actual, run_case(case, Reference)[0]) < 4e-3
+
+
+@pytest.mark.parametrize("columns", [(0, 256), (64, 128), (192, 256)])
+def test_columns_cut_out(columns):
+    """Rows differ in how many they have; zeros of the others are nowhere."""
+    case = cut_case(KIND, 20, 256, columns, 2)
+    (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
+    assert error(actual, run_case(case, Reference)[0]) < 1e-5
+
+
+@pytest.mark.slow
+def test_columns_cut_out_on_tensor_cores():
+    case = cut_case(KIND, 20, 256, (64, 192), 9)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
+    assert error(actual, run_case(case, Reference)[0]) < 4e-3
+
+
+def test_slots_rise_and_none_are_lost():
+    raw = RawMatrix("w", KIND, stored(KIND, 30, 256), (30, 256))
+    part = cut(raw, 64, 128)
+    slots = slots_of(part.outliers)
+    assert (np.diff((slots & 0xFFFF).astype(int), axis=1) >= 0).all()
+    found = np.zeros((30, 64), np.float32)
+    np.add.at(found, (np.arange(30)[:, None], slots & 0xFFFF), (slots & np.uint32(0xFFFF0000)).view(np.float32))
+    np.testing.assert_array_equal(found, part.outliers.add_to(np.zeros((30, 64), np.float32)))
+    assert (found != 0).sum(1).max() == slots.shape[1] < take_apart(raw.rows, find(KIND), 256)[1].columns.shape[1]
+
+
+def test_columns_without_outliers_are_a_plain_matrix():
+    x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+    x[:, 3:13] *= 100
+    raw = RawMatrix("w", KIND, encode(x, find(KIND), threads=1), (4, 256))
+    matrix = upload(cut(raw, 64, 128), Simulated())
+    assert (matrix.kind, matrix.outliers, "outliers" in matrix.parts) == ("q3h", 0, False)
+    assert upload(raw, Simulated()).outliers == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "held"), [(0, 3), (1, 2)])
+def test_experts(first, held):
+    """A prompt by tiles of routes, then a token by the routes' own matrices; experts that are elsewhere."""
+    case = experts_case(KIND, 20, 128, experts=3, chosen=2, first=first, held=held, bias=True)
+    case = replace(case, schedule=(((0, 11),), ((0, 1),)))
+    found = run_case(case, Program, gpu=Simulated(seed=1)), run_case(case, Reference)
+    for actual, expected, bound in zip(*found, (1e-2, 3e-2), strict=True):  # sums of few large weights
+        assert error(actual, expected) < bound
+
+
+def test_experts_in_float32():
+    case = experts_case(KIND, 18, 64, experts=3, chosen=2, first=1, held=2)
+    (actual,) = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
+    assert error(actual, run_case(case, Reference)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_rows_of_a_table(host):
+    case = embed_case("q6+2%", 96, held=48, first=30)
+    (actual,) = run_case(case, Program, gpu=Simulated(seed=1), host_embeddings=host)
+    assert error(actual, run_case(case, Reference)[0]) < 1e-6
+
+
+def test_a_residual_is_added_at_once():
+    b = Builder("outliers and residual")
+    x, a = b.inputs(64, 20)
+    product, y = b.buffer(20), b.buffer(20)
+    rows = stored(KIND, 20, 64)
+    name = b.weight("weight", values(KIND, rows, 64))
+    b.step("linear", (x,), (product,), {"weight": name})
+    b.step("add", (a, product), (y,), scale=0.5)
+    case = b.case(y, (((0, 3),),))
+    case = replace(case, weights=Stored(case.weights, name, KIND, rows))
+    together, alone = (run_case(case, Program, fused=fused, gpu=Simulated())[0] for fused in (True, False))
+    assert error(together, alone) < 1e-5
+    assert error(together, run_case(case, Reference)[0]) < 0.05
+
+
+def decoder(kind, program=Program, layers=2, **options):
+    """A plain decoder with random weights."""
+    network, checkpoint = random_network(Shape(layers, 64, 2, 1, 96, 40, 64), kind)
+    return program(network, WeightSource(network, checkpoint), **options)
+
+
+@pytest.mark.slow
+def test_a_decoder_by_graphs():
+    """Steps done together, recorded and replayed by a driver that is not there, beside the reference."""
+    fake, logits = FakeDriver(), []
+    for program in (decoder(KIND, gpu=Gpu(fake, 0, fake_binary)), decoder(KIND, gpu=Simulated(seed=1), fused=False),
+                    decoder(KIND, Reference)):
+        program.reserve(3)
+        rng, found = np.random.default_rng(0), []
+        for begin, count in ((0, 3), (3, 1), (4, 1), (5, 1)):
+            found.append(program.run(Batch(rng.integers(0, 40, count), np.arange(begin, begin + count),
+                                           np.array([0, count]), np.array([[2]]), np.array([count - 1]))))
+        program.close()
+        logits.append(np.concatenate(found))
+    assert fake.replays >= 2
+    assert error(logits[0], logits[1]) < 1e-2
+    assert error(logits[0], logits[2]) < 0.15
+
+
+def test_launches_of_a_layer():
+    """Four more than of the same steps without outliers, one for each matrix."""
+    counts = {}
+    for kind in ("q3h", KIND):
+        of = [decoder(kind, layers=layers, gpu=Notebook(), units=False) for layers in (2, 3)]
+        counts[kind] = np.diff([len(program.launches(Sizes((1,) * 4, 40))) for program in of])[0]
+        many = {work.kernel.name for work in of[0].launches(Sizes((9,) * 4, 40)) if isinstance(work, Launch)}
+        assert ("gemm_q3h_16_apart" in many) == (kind == KIND)
+        assert not any(name.startswith("add_outliers") for name in many)
+    assert counts[KIND] == counts["q3h"] + 4
+
+
+def test_planned_bytes():
+    rows = stored(KIND, 20, 256)
+    matrix = upload(RawMatrix("w", KIND, rows, (20, 256)), Simulated())
+    assert weight_bytes(Weight("w", (20, 256), (Part("t"),), types=(KIND,))) == matrix.nbytes
+    assert matrix.nbytes < 1.3 * rows.nbytes
+    x = np.random.default_rng(1).standard_normal((512, 4096)).astype(np.float32)
+    raw = RawMatrix("w", "q4+1%", encode(x, find("q4+1%")), (512, 4096))
+    half = Weight("w", (512, 2048), (Part("t", columns=(0, 2048)),), types=("q4+1%",))
+    plain = Weight("w", (512, 2048), (Part("t", columns=(0, 2048)),), types=("q4",))
+    assert weight_bytes(half) - weight_bytes(plain) == pytest.approx(slots_of(cut(raw, 0, 2048).outliers).nbytes,
+                                                                     rel=0.1)
+
+
+def test_bases_without_kernels_are_expanded():
+    """Inferflow's schemes, with outliers as without."""
+    kind = "q3h_b64t1+2%"
+    matrix = upload(RawMatrix("w", kind, stored(kind, 4, 128), (4, 128)), Simulated())
+    assert (matrix.kind, matrix.expanded_from, matrix.nbytes) == ("f32", kind, 4 * 4 * 128)
+    assert weight_bytes(Weight("w", (4, 128), (Part("t"),), types=(kind,))) == matrix.nbytes
