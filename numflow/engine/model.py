@@ -81,6 +81,11 @@ class Model:
         """Number of token ids."""
         return self.runner.vocabulary
 
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it says what follows a text; encoders and encoder-decoders do not."""
+        return self.runner.causal and not self.runner.has_encoder
+
     def logits(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
                encoder_ids: Sequence[int] | None = None) -> np.ndarray:
         """Logits at every position, float32 [len(ids), vocabulary]. Encoder-decoders: ids are the decoder's.
@@ -90,14 +95,17 @@ class Model:
         """
         return self._gather("logits", ids, token_type_ids, encoder_ids)
 
-    def hidden(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None) -> np.ndarray:
-        """Hidden states after the last norm, float32 [len(ids), width]; of the encoder, if the model has one.
+    def hidden(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
+               encoder_ids: Sequence[int] | None = None) -> np.ndarray:
+        """Hidden states after the last norm, float32 [len(ids), width].
+
+        encoder_ids: encoder-decoders: what the encoder reads, ids are the decoder's; None: ids are the encoder's.
 
         Raises:
             RequestError: bad ids, or more than the context.
         """
-        if not self.runner.has_encoder:
-            return self._gather("hidden", ids, token_type_ids, None)
+        if not self.runner.has_encoder or encoder_ids is not None:
+            return self._gather("hidden", ids, token_type_ids, encoder_ids)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
         return next(outputs(self.core, [Text(self.runner.check(ids, "encoder_ids"))], "encoder_hidden"))
@@ -153,8 +161,9 @@ class Model:
 
     def iter_logits(self, ids: Sequence[int], every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary]), the logits of positions
-        start, start + every, ..."""
+        start, start + every, ... Not of encoder-decoders."""
         checked = self.runner.check(ids, "ids")
+        self._check_encoder(None)
         self._check_output("logits")
         with self.runner.open(len(checked)) as sequence:
             yield from sequence.rows(checked, every=every)
@@ -245,7 +254,7 @@ class Model:
             RequestError: bad ids, more than the context, no output head, or an encoder-decoder.
         """
         self._check_output("logits")
-        if self.runner.has_encoder or not self.runner.causal:
+        if not self.is_decoder:
             raise RequestError(f"{self.network.name} is no decoder: it continues no context")
         return loglikelihoods(self.runner, pairs, self._requests.bos_id)
 

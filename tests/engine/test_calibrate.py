@@ -6,7 +6,9 @@ import pytest
 import numflow
 from numflow.engine.quantise.calibrate import Collector, calibrate
 from numflow.errors import RequestError
+from numflow.network.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
+from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
 
 
@@ -53,6 +55,15 @@ def test_experts_are_counted_apart():
     collector(step, [np.ones((2, 4), np.float32), np.array([[2], [0]], np.int32)])
     np.testing.assert_allclose(collector.calibration({}).importance("stack")[2], np.ones(4))
     assert not found.moments
+
+
+def test_both_halves_of_an_encoder_decoder_are_calibrated(tmp_path):
+    found = calibrate(write_translator(tmp_path, ()), "w1 w2 w3 w4 w5 " * 8, 16, 2)
+    with numflow.load(tmp_path, backend="reference") as model:
+        ids = model.tokenizer.encode("w1 w2 w3 w4 w5 " * 8)
+        hidden = np.concatenate([model.hidden(ids[i:i + 16], encoder_ids=ids[i:i + 16]) for i in (0, 16)])
+        assert set(matrices(model.network)) == found.importances.keys()
+    np.testing.assert_allclose(found.importance("model.shared.weight"), np.mean(hidden ** 2, axis=0), rtol=1e-4)
 
 
 def test_a_text_that_is_too_short(source):

@@ -43,6 +43,9 @@ def test_the_decoder_reads_the_encoder():
     assert one.shape == (2, VOCABULARY)
     assert np.abs(one - other).max() > 0.01
     assert model.hidden([1, 2, 9]).shape == (3, 16)
+    assert model.hidden([3, 5], encoder_ids=[1, 2, 9]).shape == (2, 32)
+    with pytest.raises(RequestError, match="needs encoder_ids"):
+        next(model.iter_logits([3, 5]))
     assert used_blocks(model) == 0
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from numflow.engine.measure.divergence import divergence
 from numflow.engine.measure.perplexity import perplexity
 from numflow.errors import RequestError
 from tests.engine.fake import BOS, VOCABULARY, fake_model
@@ -62,3 +63,11 @@ def test_against_sums_by_hand(protocol, chunks, chunk):
 def test_bad_requests(text, settings, message):
     with pytest.raises(RequestError, match=message):
         perplexity(fake_model(), text, **{"context": 8, **settings})
+
+
+def test_only_decoders_say_what_follows():
+    encoder, decoder = fake_model(type="encoder"), fake_model()
+    for measure in (lambda: perplexity(encoder, "some text", 8), lambda: divergence(encoder, decoder, "some text", 8),
+                    lambda: divergence(decoder, encoder, "some text", 8)):
+        with pytest.raises(RequestError, match="fake is no decoder: perplexity is of models that say what follows"):
+            measure()

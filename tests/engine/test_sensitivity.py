@@ -13,6 +13,7 @@ from numflow.errors import RequestError
 from numflow.network.quantise import plan_of, quantised
 from numflow.quant import ROW_SCHEMES
 from numflow.quant.recipe import KEEP, read_recipe
+from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
 
 
@@ -48,6 +49,19 @@ def test_what_hurts_most_is_found(source, calibration):
     assert by_module["blk.1.ffn_down"] > 3 * by_module["blk.0.ffn_down"] > 0
     again = sensitivities(spec, checkpoint, found[:2], calibration, samples)
     assert again == pytest.approx(costs[:2], rel=1e-4)  # every group is put back
+
+
+@pytest.mark.parametrize("case", ["modernbert_embedding", "m2m100"])
+def test_encoders_have_a_sensitivity_too(tmp_path, case):
+    """Of hidden states where there is no head; what both halves of an encoder-decoder read is the same text."""
+    found = calibrate(write_translator(tmp_path, (), case=case), "w1 w2 w3 w4 w5 w6 " * 9, 24, 2)
+    checkpoint = formats.open_checkpoint(tmp_path)
+    spec = network.choose_spec(checkpoint)
+    parts = groups(network.build(spec, checkpoint, fuse=False), checkpoint, found)
+    costs = sensitivities(spec, checkpoint, parts, found, [np.array(ids) for ids in found.facts["sample"]])
+    assert len(costs) > 8 and all(0 < cost < 1 for cost in costs)
+    recipe = automatic_recipe(tmp_path, 4.8, found)
+    assert len({scheme for _, scheme in recipe.rules}) > 1
 
 
 SIZES = {name: 100 * (i + 2) for i, name in enumerate(ROW_SCHEMES)}

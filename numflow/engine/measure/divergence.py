@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from numflow.engine.measure.perplexity import PROTOCOLS, checked, summary, windows_of
+from numflow.engine.measure.perplexity import PROTOCOLS, check_decoder, checked, summary, windows_of
 from numflow.errors import RequestError
 from numflow.quant.threads import default_threads
 
@@ -77,6 +77,8 @@ def divergences(models, base, text: str, context: int = 512, chunks: int | None 
 
     every: score each so many tokens only, which saves the work of the others' logits.
     """
+    for model in (base, *models.values()):
+        check_decoder(model)
     windows, skipped = windows_of(base, text, context, chunks, protocol)
     for name, model in models.items():
         if model.vocabulary != base.vocabulary:

@@ -30,8 +30,9 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
         protocol.
 
     Raises:
-        RequestError: a text that is too short, or settings out of range.
+        RequestError: a text that is too short, settings out of range, or a model that is no decoder.
     """
+    check_decoder(model)
     windows, skipped = windows_of(model, text, context, chunks, protocol)
     scores = []
     for done, window in enumerate(windows, 1):
@@ -39,6 +40,16 @@ def perplexity(model, text: str, context: int = 512, chunks: int | None = None,
         if progress is not None:
             progress(done, len(windows), math.exp(-np.mean(np.concatenate(scores))))
     return {**summary(-np.concatenate(scores)), "chunks": len(windows), "context": context, "protocol": protocol}
+
+
+def check_decoder(model) -> None:
+    """Refuse models whose logits are not of the token that follows.
+
+    Raises:
+        RequestError: an encoder, which sees the token that it is asked for, or an encoder-decoder.
+    """
+    if not model.is_decoder:
+        raise RequestError(f"{model.network.name} is no decoder: perplexity is of models that say what follows a text")
 
 
 def windows_of(model, text: str, context: int, chunks: int | None, protocol: str) -> tuple[list[list[int]], int]:

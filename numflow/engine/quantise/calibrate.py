@@ -2,7 +2,7 @@
 
 For every matrix the mean square of each input column is kept, and on request the inputs' second moment. The model runs
 in float32 on the reference executor, which shows the inputs of every step; the head, which would cost most and says
-nothing new, is not run, since its input is known without it.
+nothing new, is not run, since its input is known without it. Of an encoder-decoder both halves read the text.
 """
 
 import hashlib
@@ -118,7 +118,7 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
                 and step.inputs[0] == model.network.outputs["hidden"]]
         model.program.observer = collector
         for done, window in enumerate(windows, 1):
-            hidden = model.hidden(window)
+            hidden = model.hidden(window, encoder_ids=window if model.runner.has_encoder else None)
             for step in head:
                 collector.linear(step, hidden)
             checked(hidden)

@@ -2,13 +2,14 @@
 
 Matrices are grouped by what they are and by where in the depth of the model they stand. Each group in turn is quantised
 to PROBE, and the divergence of the model's predictions from what they were is measured on a sample of the calibration
-text. Divergence grows with the square of the weights' error, which is measured for each scheme on some rows of each
-matrix; so what every scheme would do to a group follows from the one measurement of divergence. Of all ways to choose
-that meet the size, the one with the least sum is taken. A matrix that is quantised already may also stay as it is: to
-quantise it anew would add an error and save nothing.
+text (of an encoder without head: the distance of its hidden states, squared, which grows alike). Divergence grows with
+the square of the weights' error, which is measured for each scheme on some rows of each matrix; so what every scheme
+would do to a group follows from the one measurement of divergence. Of all ways to choose that meet the size, the one
+with the least sum is taken. A matrix that is quantised already may also stay as it is: to quantise it anew would add an
+error and save nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -140,15 +141,30 @@ def sensitivities(spec, checkpoint, found: list[Group], calibration: Calibration
     plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, Recipe("probe", PROBE))
     probes = quantised(checkpoint, plan, replace(calibration, moments={}, shared={}))
     with Model(built, program) as model:
-        base = [list(model.iter_logits(ids)) for ids in samples]
+        base = [list(_outputs(model, ids)) for ids in samples]
+        distance = mean_divergence if "logits" in built.outputs else _mean_distance
         costs = []
         for done, group in enumerate(found, 1):
             _put(program, built, live, probes, group)
-            pairs = ((p, q) for rows, ids in zip(base, samples) for (_, p), (_, q) in zip(rows, model.iter_logits(ids)))
-            costs.append(mean_divergence(pairs))
+            costs.append(distance(pair for rows, ids in zip(base, samples) for pair in zip(rows, _outputs(model, ids))))
             _put(program, built, live, checkpoint, group)
             progress(done, len(found))
     return costs
+
+
+def _outputs(model: Model, ids: np.ndarray) -> Iterator[np.ndarray]:
+    """What a model makes of a text, float32 [n, N] piece by piece: logits, or hidden states where it has no head."""
+    if model.runner.has_encoder:
+        yield model.logits(ids, encoder_ids=ids)
+    elif "logits" in model.network.outputs:
+        yield from (rows for _, rows in model.iter_logits(ids))
+    else:
+        yield model.hidden(ids)
+
+
+def _mean_distance(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Mean of the squared distances of rows q from rows p, as shares of the squares of p; p and q float32 [n, N]."""
+    return float(np.mean(np.concatenate([np.sum((q - p) ** 2, axis=1) / np.sum(p ** 2, axis=1) for p, q in pairs])))
 
 
 def _put(program, built, live, source, group: Group) -> None:
