@@ -16,6 +16,7 @@ from numflow.cuda.intrinsics import as_u16, block_x, block_y, load4, stream4, th
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.layout import PAIR, SCHEMES, UNIT
 from numflow.cuda.linear_codes import header, pair_header, reader
+from numflow.cuda.outliers import value_of
 from numflow.cuda.pack import PARTS
 from numflow.cuda.scalar import f32, i32, u16, u32
 from numflow.formats.types import to_f32
@@ -139,7 +140,7 @@ def code_rows(kind: str) -> Kernel:
         while slot < outliers:
             word = slots[row * outliers + slot]
             if u32(word & u32(0xFFFF)) >> u32(5) == unit:
-                to[word & u32(31)] += float_of(u32(word & u32(0xFFFF0000))) * scale
+                to[word & u32(31)] += value_of(word) * scale
             slot = u32(slot + 1)
 
     return _embed

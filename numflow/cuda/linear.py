@@ -14,7 +14,7 @@ from numflow.cuda.linear_gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
 from numflow.cuda.linear_gemm import split_of as parts_of
 from numflow.cuda.linear_gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.operand import UNIT, Operand
-from numflow.cuda.outliers import added
+from numflow.cuda.outliers import apart_args
 from numflow.cuda.pack import PARTS
 from numflow.ops import Step, param
 
@@ -39,13 +39,12 @@ def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late)
+        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late,
+                         ctx.view(x))
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
 
     calls = [*operand.calls, Call(step, few)]
-    if weight.outliers:
-        calls.append(added(weight, ctx, ctx.view(x), to, field, y.width, param(add, "scale") if add else 1.0))
     return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add)]
 
 
@@ -125,18 +124,21 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
     if weight.is_float:
         return float_gemv(weight.kind, tokens, routed), ceil(n, WARPS)
     split = split_of(n, weight.pitch // UNIT) if int8 else 1
-    return gemv(weight.kind, int8, tokens, split, routed), ceil(n * split, WARPS)
+    return gemv(weight.kind, int8, tokens, split, routed, weight.outliers > 0), ceil(n * split, WARPS)
 
 
 def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
-              field: int, n: int, routes: int, residual: tuple | None = None, late: tuple = (None, 0, 0.0)) -> tuple:
+              field: int, n: int, routes: int, residual: tuple | None = None, late: tuple = (None, 0, 0.0),
+              floats: tuple = (None, 0)) -> tuple:
     """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
 
     residual: (address, stride, factor): y = residual + factor * product. late: Context.lateness of x.
+    floats: address and stride of x in float32, for outliers.
     """
     added = (*(residual or (None, 0, 1.0)), int(residual is not None), *late)
     tail = (bias, int(bias is not None), ids, counts, field, n)
     if weight.is_float:
         return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes, *added
     planes = (weight.parts.get(name) for name in PARTS)
-    return y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes, *added
+    return (y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes, *added,
+            *apart_args(weight, floats))

@@ -2,7 +2,7 @@
 
 int8: x as made by operand.py; a unit is 8 times dp4a, then y += A * scale * dot + C * sum.
 f32:  x as it is; codes become floats.
-The row is read once for up to 8 tokens.
+The row is read once for up to 8 tokens. Outliers kept apart meet float32 activations in both (outliers.py).
 """
 
 import functools
@@ -24,6 +24,7 @@ from numflow.cuda.intrinsics import (
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.layout import BY_16, PAIR, SCHEMES, Scheme
 from numflow.cuda.linear_codes import header, pair_header, reader, sevenths
+from numflow.cuda.outliers import outlier_adder
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u16, u32
 
@@ -39,21 +40,24 @@ def split_of(n: int, units: int) -> int:
 
 
 @functools.cache
-def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel:
+def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bool = False) -> Kernel:
     """grid (N * split / 4, rows / tokens). split: warps that share a row.
 
     routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. residual: see linear.gemv_args.
     squares, parts, eps: of a norm that is taken late (linear_unit.py), if there are parts.
+    apart: whether there are outliers; floats: x as float32 for them, slots and width: where and how many a row has.
     """
     sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
-    add_row, scales = row_adder(kind, int8, tokens, split), late_scales(tokens)
-    name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}{'_routed' * routed}"
+    add_row, scales, add_apart = row_adder(kind, int8, tokens, split), late_scales(tokens), outlier_adder(tokens)
+    name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}"
+    name += "_apart" * apart + "_routed" * routed
 
     @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
     def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
               one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
               ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32, residual: f32.ptr,
-              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32):
+              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32,
+              floats: f32.ptr, floats_stride: u32, slots: u32.ptr, width: u32):
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
         first, count = u32(block_y() * tokens), u32(counts[rows])
@@ -69,8 +73,14 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool) -> Kernel
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
-        add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place,
-                u32(lane + 32 * warp) if split > 1 else u32(lane), units, source, count - first)
+        own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
+        if apart:
+            word = slots[place * width + own] if own < width else u32(0)
+        add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place, own, units, source,
+                count - first)
+        if apart:
+            add_apart(acc, word, floats, floats_stride, slots, place * width, own, 32 * split, width, source,
+                      count - first)
         parts, scale = partial(), f32(1)
         if norm_parts != 0:
             scale = scales(squares, first, u32(count - first), norm_parts, eps)

@@ -15,7 +15,6 @@ from numflow.cuda.linear_gemm import ROWS, gemm
 from numflow.cuda.moe_group import absent, groups, matrices_of_routes
 from numflow.cuda.moe_route import MOST_EXPERTS, MOST_GROUPS, route_kernel
 from numflow.cuda.operand import UNIT
-from numflow.cuda.outliers import added_to_routes
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.errors import NetworkError
 from numflow.ops import Step, param
@@ -55,15 +54,13 @@ def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[C
     operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", runs)
     places, calls = matrices_of_routes(ctx, ids, param(step, "first"), weight.groups, runs)
     chosen, blocks = gemv_kernel(weight, int8, 1, y.width, True)
-    args = gemv_args(*ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes)
+    args = gemv_args(*ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes,
+                     floats=ctx.view(x))
 
     def multiply(sizes: Sizes) -> Launch:
         return Launch(chosen, (blocks, sizes.rows[N_ROUTES], 1), args)
 
-    found = [*operand.calls, *calls, Call(step, multiply)]
-    if weight.outliers:
-        found.append(added_to_routes(weight, ctx, ctx.view(x), ctx.view(y), y.width, places, routes))
-    return found
+    return [*operand.calls, *calls, Call(step, multiply)]
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:

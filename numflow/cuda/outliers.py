@@ -1,14 +1,12 @@
-"""Outliers kept apart from a quantised matrix (numflow/quant/apart.py): a sparse matrix beside the packed one.
+"""Outliers kept apart from a quantised matrix (numflow/quant/apart.py): a sparse matrix S beside the packed one.
 
-    y [T, N] += factor * S @ x, where S [N, K] has a few weights of each row
+    y [T, N] = W @ x + S @ x, where S [N, K] has a few weights of each row
 
-The matrix without them meets its activations as ever; S meets float32 activations and is added to what the matrix's
-kernel has stored. Prompts on tensor cores have them put into the tiles instead (linear_gemm.py).
+Kernels for few tokens multiply W with activations as ever, and S with float32 ones, a lane for each outlier
+(linear_gemv.py). On tensor cores outliers are added to the tiles of weights, in float16 (linear_gemm.py).
 
 slots  u32 [N][R]: column | bits of its bfloat16 << 16, columns rising. Every row has as many as the fullest one;
        what is left of the others is zeros, of any column.
-
-8 neighbouring lanes share a row, so that a warp reads the slots of 4 rows, which lie one after the other.
 """
 
 import functools
@@ -17,18 +15,13 @@ import math
 import numpy as np
 
 from numflow.cuda.arithmetic import float_of, fma_halves, pack_halves
-from numflow.cuda.call import N_ROUTES, Call, Sizes, ceil
-from numflow.cuda.device import Launch, Ref
-from numflow.cuda.intrinsic import LocalArray
-from numflow.cuda.intrinsics import block_x, block_y, shuffle_xor, stream1, thread_index
-from numflow.cuda.kernel import Kernel, device, kernel
+from numflow.cuda.device import Ref
+from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.layout import Matrix
-from numflow.cuda.linear_gemv import TOKENS
-from numflow.cuda.scalar import f32, i32, u32
+from numflow.cuda.scalar import f32, u32
 from numflow.quant.apart import Outliers, OutlierScheme
 
-THREADS, ROWS = 128, 16  # of a block
-_ONES = 0x3C003C00       # two float16
+_ONES = 0x3C003C00  # two float16
 
 
 def slots_of(outliers: Outliers) -> np.ndarray:
@@ -54,80 +47,41 @@ def expected_bytes(scheme: OutlierScheme, rows: int, columns: int, cut: bool) ->
     return 4 * rows * slots
 
 
-def added(weight: Matrix, ctx, x: tuple[Ref, int], y: tuple[Ref, int], field: int, n: int, factor: float = 1.0) -> Call:
-    """What adds those of a matrix of n rows to the products that the field counts; x, y: address and stride."""
-    def plan(sizes: Sizes) -> Launch:
-        rows = sizes.rows[field]
-        tile = next((t for t in TOKENS if t >= rows), TOKENS[-1])
-        return Launch(sparse(tile, False), (ceil(n, ROWS), ceil(rows, tile), 1), (
-            *y, factor, *x, weight.parts["outliers"], weight.outliers, None, ctx.batch.counts, field, n, 1))
-    return Call(None, plan)
+def apart_args(weight: Matrix, x: tuple[Ref, int]) -> tuple:
+    """What kernels of few tokens want besides: x as float32, address and stride, slots and how many a row has."""
+    return (*x, weight.parts["outliers"], weight.outliers) if weight.outliers else (None, 0, None, 0)
 
 
-def added_to_routes(weight: Matrix, ctx, x: tuple[Ref, int], y: tuple[Ref, int], n: int, places: Ref,
-                    routes: int) -> Call:
-    """The same for experts: places i32 [T * S] as moe_group.matrices_of_routes has them; routes: rows of y for one
-    of x."""
-    def plan(sizes: Sizes) -> Launch:
-        return Launch(sparse(1, True), (ceil(n, ROWS), sizes.rows[N_ROUTES], 1), (
-            *y, 1.0, *x, weight.parts["outliers"], weight.outliers, places, ctx.batch.counts, N_ROUTES, n, routes))
-    return Call(None, plan)
+@device
+def value_of(word):
+    """f32 of what is in a slot."""
+    return float_of(u32(word & u32(0xFFFF0000)))
 
 
 @functools.cache
-def sparse(tokens: int, routed: bool) -> Kernel:
-    """grid (N / 16, rows / tokens). routed: `ids` names the matrix of each row of y, x has a row for `routes` of them.
-    """
-    sums = LocalArray(f32, tokens)
+def outlier_adder(tokens: int) -> DeviceFunction:
+    """add(acc, word, x, x_stride, slots, begin, slot, step, width, source, left): products of a row's outliers with the
+    tokens. A lane has slot `slot`, with `word` in it, and every step-th one after it; the row's begin at `begin`."""
 
-    @kernel(f"add_outliers_{tokens}{'_routed' * routed}", THREADS)
-    def _add(y: f32.ptr, y_stride: u32, factor: f32, x: f32.ptr, x_stride: u32, slots: u32.ptr, width: u32,
-             ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, routes: u32):
-        thread, first, count = u32(thread_index()), u32(block_y() * tokens), u32(counts[rows])
-        part, row = thread & u32(7), u32(block_x() * 16 + (thread >> u32(3)))
-        if first >= count:
-            return
-        place, source = row, first
-        if routed:
-            if ids[first] < 0:  # an expert of another device
-                return
-            place, source = u32(ids[first] * n + row), u32(first // routes)
-        acc, total, i = sums(), f32(0), part if row < n else width
-        for t in range(tokens):
-            acc[t] = f32(0)
-        to, before = (first + part) * y_stride + row, f32(0)
-        if row < n and part < tokens and first + part < count:  # lane t of a row ends token t
-            before = y[to]
-        while i < width:
-            word, more = stream1(slots, place * width + i), u32(0)
-            if i + 8 < width:
-                more = stream1(slots, place * width + i + 8)
-            a, b = float_of(u32(word & u32(0xFFFF0000))), float_of(u32(more & u32(0xFFFF0000)))
+    @device
+    def add(acc, word, x, x_stride, slots, begin, slot, step, width, source, left):
+        while slot < width:
             for t in range(tokens):
-                if tokens == 1 or first + t < count:
-                    at = (source + t) * x_stride
-                    acc[t] += a * x[at + (word & u32(0xFFFF))] + b * x[at + (more & u32(0xFFFF))]
-            i = u32(i + 16)
-        for t in range(tokens):
-            value = acc[t]
-            value += shuffle_xor(value, 1)
-            value += shuffle_xor(value, 2)
-            value += shuffle_xor(value, 4)
-            if part == t:
-                total = value
-        if row < n and part < tokens and first + part < count:
-            y[to] = before + factor * total
+                if tokens == 1 or t < left:
+                    acc[t] += value_of(word) * x[(source + t) * x_stride + (word & u32(0xFFFF))]
+            slot = u32(slot + step)
+            word = slots[begin + slot] if slot < width else u32(0)
 
-    return _add
+    return add
 
 
 @device
 def first_of(slots, slot, end, unit):
     """The first slot of a row in the unit or behind it, and what is in it."""
-    word = stream1(slots, slot) if slot < end else u32(0)
+    word = slots[slot] if slot < end else u32(0)
     while slot < end and u32(word & u32(0xFFFF)) >> u32(5) < unit:
         slot = u32(slot + 1)
-        word = stream1(slots, slot) if slot < end else u32(0)
+        word = slots[slot] if slot < end else u32(0)
     return slot, word
 
 
@@ -138,9 +92,8 @@ def into_tile(tile, at, slots, slot, end, word, unit, scale):
     Only the thread that has the row may write there.
     """
     while slot < end and u32(word & u32(0xFFFF)) >> u32(5) == unit:
-        value, i = float_of(u32(word & u32(0xFFFF0000))) * scale, u32(at + (word >> u32(1) & u32(15)))
-        odd = word & u32(1)
+        value, odd, i = value_of(word) * scale, word & u32(1), u32(at + (word >> u32(1) & u32(15)))
         tile[i] = fma_halves(tile[i], u32(_ONES), pack_halves(f32(0) if odd else value, value if odd else f32(0)))
         slot = u32(slot + 1)
-        word = stream1(slots, slot) if slot < end else u32(0)
+        word = slots[slot] if slot < end else u32(0)
     return slot, word

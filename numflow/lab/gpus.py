@@ -106,7 +106,7 @@ class _Bench:
         x, scales = self._filled(x_bytes, self.sample).at(), self._filled(4 * tokens, np.ones(tokens, np.float32)).at()
         y, tile, matrix = self._room(4 * tokens * rows).at(), tile_of(tokens), self._matrix(rows, columns)
         args = (y, rows, None, x, scales, *gemm_planes(matrix), None, 0, self._counts(tokens), 0, rows,
-                columns // UNIT, None, None, 0)
+                columns // UNIT, None, None, 0, None, 0)
         return Launch(gemm(matrix.kind, tile), (ceil(rows, ROWS), ceil(tokens, tile), 1), args)
 
     def small(self) -> Launch:
