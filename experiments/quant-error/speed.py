@@ -2,7 +2,9 @@
 
 A set of matrices larger than any cache is multiplied with one token (every byte of codes and headers is read once) or
 with a prompt of them. The bits are random: speed does not depend on them. All widths take their codes from the same
-memory, and they take turns, round by round, with a plain read of that memory; of each the best round counts.
+memory, and they take turns, round by round, with a plain read of that memory; of each the best round counts. A matrix
+that the second cache holds, multiplied again and again, shows what the instructions alone would do: as long as that is
+faster than the memory, decoding is bound by the memory.
 """
 
 import time
@@ -10,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from numflow.cpu.arena import Arena
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context
 from numflow.cpu.cores import default_threads
@@ -28,7 +31,8 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
     """One row for each type:
 
     type, bits_per_weight (in memory), bytes (of the matrices), decode_gb_s and decode_fraction (of read_gb_s, the
-    plain read), decode_gweights_s, prefill_gop_s (2 operations for each weight and token), threads.
+    plain read), cached_gb_s (of a matrix in the cache), decode_gweights_s, prefill_gop_s (2 operations for each weight
+    and token), threads.
     """
     if quick:
         mebibytes, columns, rounds, tokens = 8, 512, 1, 16
@@ -36,41 +40,46 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
     threads = threads or default_threads()
     memory = _random(mebibytes << 20)
     sets = {kind: _matrices(kind, memory, columns) for kind in types}
-    decode = {kind: _Walk(matrices, columns, 1, threads) for kind, matrices in sets.items()}
-    few = {kind: matrices[:max(1, len(matrices) // 32)] for kind, matrices in sets.items()}
-    prefill = {kind: _Walk(matrices, columns, tokens, threads) for kind, matrices in few.items()}
+    small = {kind: _matrices(kind, memory[:4 << 20], columns // 4)[:1] * 64 for kind in types}
+    decode = {kind: _Walk(matrices, 1, threads) for kind, matrices in sets.items()}
+    cached = {kind: _Walk(matrices, 1, threads) for kind, matrices in small.items()}
+    prefill = {kind: _Walk(matrices[:max(1, len(matrices) // 32)], tokens, threads) for kind, matrices in sets.items()}
     read, best = [], {}
     for _ in range(rounds):
         read.append(_read_seconds(memory, threads))
-        for walks in (decode, prefill):
+        for walks in (decode, cached, prefill):
             for walk in walks.values():
                 best[walk] = min(best.get(walk, np.inf), walk.seconds())
     read_gb_s, rows = memory.nbytes / min(read) / 1e9, []
-    for kind, matrices in sets.items():
-        weights, nbytes = (sum(m.shape[0] * m.shape[1] for m in matrices), sum(m.nbytes for m in matrices))
-        gb_s = nbytes / best[decode[kind]] / 1e9
-        operations = 2 * tokens * sum(m.shape[0] * m.shape[1] for m in few[kind])
-        rows.append({"type": kind, "bits_per_weight": 8 * nbytes / weights, "bytes": nbytes, "decode_gb_s": gb_s,
-                     "decode_fraction": gb_s / read_gb_s, "decode_gweights_s": weights / best[decode[kind]] / 1e9,
-                     "prefill_gop_s": operations / best[prefill[kind]] / 1e9, "read_gb_s": read_gb_s,
-                     "threads": threads})
+    for kind, walk in decode.items():
+        gb_s, cached_gb_s = (w.nbytes / best[w] / 1e9 for w in (walk, cached[kind]))
+        rows.append({"type": kind, "bits_per_weight": 8 * walk.nbytes / walk.weights, "bytes": walk.nbytes,
+                     "decode_gb_s": gb_s, "decode_fraction": gb_s / read_gb_s, "cached_gb_s": cached_gb_s,
+                     "decode_gweights_s": walk.weights / best[walk] / 1e9,
+                     "prefill_gop_s": 2 * tokens * prefill[kind].weights / best[prefill[kind]] / 1e9,
+                     "read_gb_s": read_gb_s, "threads": threads})
     return rows
 
 
 def _random(nbytes: int) -> np.ndarray:
     """uint8 [nbytes], which repeats after a while."""
     some = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
-    return np.resize(some, nbytes)
+    memory = Arena().zeros(nbytes)  # as weights of a model are
+    memory[:] = np.resize(some, nbytes)
+    return memory
 
 
 def _matrices(kind: str, memory: np.ndarray, columns: int) -> list[Packed]:
     """As many square matrices as the memory has codes for."""
     scheme = SCHEMES[NATIVE[kind]]
     code_bytes, head_bytes = (columns // ROWS * size for size in scheme.tile_bytes(columns))
-    headers = _headers(scheme, columns)
+    headers, arena = _headers(scheme, columns), Arena()
     starts = range(0, len(memory) - code_bytes - head_bytes + 1, code_bytes + head_bytes)
-    return [Packed(NATIVE[kind], kind, (columns, columns), 1, memory[start:start + code_bytes], headers.copy())
-            for start in (start // 64 * 64 for start in starts)]
+    matrices = [Packed(NATIVE[kind], kind, (columns, columns), 1, memory[start:start + code_bytes],
+                       arena.zeros(len(headers))) for start in (start // 64 * 64 for start in starts)]
+    for matrix in matrices:
+        matrix.headers[:] = headers
+    return matrices
 
 
 def _headers(scheme, columns: int) -> np.ndarray:
@@ -89,7 +98,9 @@ def _headers(scheme, columns: int) -> np.ndarray:
 class _Walk:
     """`linear` of some tokens with one matrix after the other."""
 
-    def __init__(self, matrices: list[Packed], columns: int, tokens: int, threads: int):
+    def __init__(self, matrices: list[Packed], tokens: int, threads: int):
+        columns = matrices[0].shape[1]
+        self.nbytes, self.weights = sum(m.nbytes for m in matrices), len(matrices) * columns * columns
         names = [f"m{i}" for i in range(len(matrices))]
         x, y = View("x", 0, columns), View("y", 0, columns)
         steps = tuple(Step("linear", (x,), (y,), {"weight": name}, {}, name) for name in names)
@@ -128,4 +139,5 @@ def _read_seconds(memory: np.ndarray, threads: int) -> float:
 if __name__ == "__main__":
     for row in speed_table():
         print("{type:5} {bits_per_weight:6.3f} bpw  decode {decode_gb_s:5.1f} GB/s = {decode_fraction:4.0%} of reading,"
-              " {decode_gweights_s:5.1f} Gweights/s; prefill {prefill_gop_s:4.0f} GOP/s".format(**row))
+              " in the cache {cached_gb_s:5.1f} GB/s, {decode_gweights_s:5.1f} Gweights/s;"
+              " prefill {prefill_gop_s:4.0f} GOP/s".format(**row))

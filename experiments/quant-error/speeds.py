@@ -14,10 +14,12 @@ def speed_part(lab, places):
     lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
              f"token. This machine reads {rows[0]['read_gb_s']:.1f} GB/s with {rows[0]['threads']} threads. Its load "
              f"average was {load:.1f} when this part began: far from 0, others ran beside it, and numbers are too low "
-             f"and uneven.")
-    lab.table(["type", "bits in memory", "decode GB/s", "share of reading", "decode Gweights/s", "prefill GOP/s"],
+             f"and uneven. What a matrix in the second cache is read with says how fast the instructions are: where "
+             f"that is more than reading, decoding is bound by the memory.")
+    lab.table(["type", "bits in memory", "decode GB/s", "share of reading", "GB/s in the cache", "decode Gweights/s",
+               "prefill GOP/s"],
               [[r["type"], f"{r['bits_per_weight']:.3f}", f"{r['decode_gb_s']:.1f}", f"{r['decode_fraction']:.0%}",
-                f"{r['decode_gweights_s']:.1f}", f"{r['prefill_gop_s']:.0f}"] for r in rows])
+                f"{r['cached_gb_s']:.1f}", f"{r['decode_gweights_s']:.1f}", f"{r['prefill_gop_s']:.0f}"] for r in rows])
     by_type = {r["type"]: r for r in rows}
     if {"q3h", "q4"} <= by_type.keys():
         ratio = by_type["q3h"]["decode_gweights_s"] / by_type["q4"]["decode_gweights_s"]

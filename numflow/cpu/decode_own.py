@@ -68,6 +68,9 @@ class Grid:
         return upper >> self._held([16 + bit - self.at for _, bit in places])
 
 
+STRIP_HEADERS = 48  # bytes of the block headers of two units by 16 columns
+
+
 class Grid16(Grid):
     """GRID16 with AVX-512: the fields of both blocks of a unit at once, in the two halves of a lane.
 
@@ -86,6 +89,8 @@ class Grid16(Grid):
         self._short = not (bits & 0xFFFF).any()
         tables = [("u16", bits >> 16)] if self._short else [("f32", zeros[:16]), ("f32", zeros[16:])]
         self._zeros = [self._held_table(*table) for table in tables]
+        if scheme.strip == 2:
+            self._open_strips(zeros)
 
     def scale(self, unit: Value, half: int) -> Value:
         s = self._both(unit) & self._held(0x70007000)
@@ -100,6 +105,33 @@ class Grid16(Grid):
         low, high = self._zeros
         return low.call("llvm.x86.avx512.vpermi2var.ps.512", low.llvm.type, numbers >> 16 * half, high)
 
+    def blocks_of_strip(self, strip: Value) -> list[tuple[Value, Value]]:
+        """For both units of a strip of q2: scale / 4^b and zero * 4^b of block b, f32x16 each, all exact.
+
+        All fields of two rows are 8 bytes, so one instruction brings them to a lane of 64 bits.
+        """
+        starts = [12 * (row // 2) // 8 for row in range(0, 16, 2)]
+        picks = [start + 12 * block + byte for start in starts for block in range(4) for byte in range(2)]
+        fields, blocks = picked(load(self.blocks_at + strip * STRIP_HEADERS, "u8", 64), picks, self.hold), []
+        for unit in range(2):
+            both = self._placed(fields, 32 * unit)
+            scales, (low, high) = both & self._held(0x70007000), self._strip_zeros[unit]
+            numbers = (both & self._held(0x00070007) | self._strip_windows).as_("u16", 32)
+            zeros = low.call("llvm.x86.avx512.vpermi2var.hi.512", low.llvm.type, numbers, high).as_("i32", 16)
+            for half, zero in enumerate((zeros << 16, zeros & self._held(-65536))):
+                scale = self._strip_bases[2 * unit + half].call(
+                    "llvm.x86.avx512.vpdpwssd.512", self.base.llvm.type, scales, self._steps[half])
+                blocks.append((scale.as_("f32", 16), zero.as_("f32", 16)))
+        return blocks
+
+    def _open_strips(self, zeros: np.ndarray) -> None:
+        """What blocks_of_strip takes from the row headers; zeros: f32 [32]."""
+        alive = self.base.compare(">", 0)
+        self._strip_bases = [alive.choose(self.base - (2 * b << 23), 0) for b in range(4)]
+        self._strip_windows = self._windows | 32 << 16  # the second block of a unit looks up among the upper 32
+        tables = [self._held_table("u16", (zeros * 4 ** b).astype(np.float32).view(np.uint32) >> 16) for b in range(4)]
+        self._strip_zeros = [tables[:2], tables[2:]]
+
     def _held_table(self, kind: str, entries: np.ndarray) -> Value:
         vector = llvm_type(kind, len(entries))
         return self.hold(Value(self.base.builder, ir.Constant(vector, [vector.element(e) for e in entries.tolist()])))
@@ -109,9 +141,12 @@ class Grid16(Grid):
         first = [12 * (row // 2) // 8 for row in range(16)]  # byte where the fields of a pair of rows begin
         picks = [first[2 * i] + 12 * half + byte if half < 2 else 0
                  for i in range(8) for half in range(4) for byte in range(2)]
-        fields = picked(load(self.blocks_at + unit * 24, "u8", 32), picks, self.hold)
+        return self._placed(picked(load(self.blocks_at + unit * 24, "u8", 32), picks, self.hold), 0)
+
+    def _placed(self, fields: Value, at: int) -> Value:
+        """Fields of two blocks, 16 bits apart from bit `at` of every 64 on, to where `_both` has them."""
         bits = [12 * (row // 2) % 8 + row % 2 * 6 for row in range(16)]
-        shifts = [(bit + 16 * half + at) % 64 for bit in bits for half in range(2) for at in (3, -4)]
+        shifts = [(at + bit + 16 * half + byte) % 64 for bit in bits for half in range(2) for byte in (3, -4)]
         shifts = self.hold(Value(fields.builder, fields.like(shifts)))
         return shifts.call("llvm.x86.avx512.pmultishift.qb.512", fields.llvm.type, fields).as_("i32", 16)
 

@@ -35,8 +35,8 @@ def embed_rows(args, thread, n_threads, kind):
         else:
             codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
             heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
-            for unit in range(columns >> 5):
-                _row_unit(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+            for unit in range(0, columns >> 5, units_of_strip(kind)):
+                _row_strip(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
             for k in range(columns & -32, columns):
                 _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
             if factor != 1:
@@ -45,28 +45,42 @@ def embed_rows(args, thread, n_threads, kind):
 
 
 @intrinsic
-def _row_unit(typingctx, codes, heads, columns, unit, row, y, kind):
-    """The 32 weights of one row in a unit, to y."""
+def units_of_strip(typingctx, kind):
+    """Units of a strip."""
     def codegen(context, builder, signature, args):
-        emit = _floats if kind.scheme.is_float else _decoded
-        emit(kind.scheme, *(Value(builder, a) for a in args[:6]))
+        return context.get_constant(types.int64, kind.scheme.strip)
+    return types.int64(kind), codegen
+
+
+@intrinsic
+def _row_strip(typingctx, codes, heads, columns, unit, row, y, kind):
+    """The weights of one row in the strip that begins with a unit, as many as there are, to y."""
+    def codegen(context, builder, signature, args):
+        codes, heads, columns, unit, row, y = (Value(builder, a) for a in args[:6])
+        if kind.scheme.is_float:
+            _floats(kind.scheme, codes, row, y)
+            return context.get_dummy_value()
+        heads = open_heads(heads, kind.scheme)
+        _decoded(kind.scheme, codes, 0, heads, unit, row, y)
+        if kind.scheme.strip == 2:
+            with builder.if_then((unit + 1).compare("<", columns >> 5).llvm):
+                _decoded(kind.scheme, codes, 8, heads, unit + 1, row, y + 128)
         return context.get_dummy_value()
     i64_ = types.int64
     return types.void(i64_, i64_, i64_, i64_, i64_, i64_, kind), codegen
 
 
-def _decoded(kind, codes, heads, columns, unit, row, y):
-    heads = open_heads(heads, kind)
+def _decoded(scheme, codes, first, heads, unit, row, y):
     for half in range(2):
-        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, kind))
+        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, scheme))
         for group in range(4 * half, 4 * half + 4):
-            four = column_group(codes, kind, group, row).widen()
-            save(y + 16 * group, weights(four.to_f32(), scales, offsets, kind))
+            four = column_group(codes, scheme, first + group, row).widen()
+            save(y + 16 * group, weights(four.to_f32(), scales, offsets, scheme))
 
 
-def _floats(kind, codes, heads, columns, unit, row, y):
+def _floats(scheme, codes, row, y):
     for k in range(32):
-        save(y + 4 * k, _of_row(numbers(codes + kind.column_bytes * k, kind.header), row))
+        save(y + 4 * k, _of_row(numbers(codes + scheme.column_bytes * k, scheme.header), row))
 
 
 def _of_row(vector: Value, row: Value) -> Value:

@@ -6,7 +6,8 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
          as codes have bits (PIECES): as many groups as fit stand whole in bytes, the others in the bits above them
            8 bits  vector g = group g
            4 bits  low nibble of vector j = group 2j, high nibble = group 2j + 1
-           2 bits  bits 4h + 2i of vector j = group 4h + 2i + j, so that columns of one header have neighbouring bits
+           2 bits  of two units together, a strip: bits 2b of vector j = group 4b + j, b = 0 .. 3, so that 16 columns
+                   have the same bits; where the last unit is alone, the upper bits are 0
            6 bits  low bits of vector g = group g; groups 6 and 7 in the top 2 bits of 3 vectors each
            5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
@@ -65,7 +66,7 @@ PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
         [(4, 5, 0, 3), (1, 7, 3, 1), (3, 7, 4, 1)]],
     4: [[(g // 2, 4 * (g % 2), 0, 4)] for g in range(8)],
     3: [*([(g // 2, 3 * (g % 2), 0, 3)] for g in range(6)), [(0, 6, 0, 2), (1, 6, 2, 1)], [(2, 6, 0, 2), (1, 7, 2, 1)]],
-    2: [[(g % 2, 4 * (g // 4) + 2 * (g % 4 // 2), 0, 2)] for g in range(8)],
+    2: [[(g % 4, 2 * (g // 4), 0, 2)] for g in range(16)],
 }
 
 
@@ -89,6 +90,11 @@ class Scheme:
         return int(2 * self.bits)
 
     @property
+    def strip(self) -> int:
+        """Units whose codes share vectors."""
+        return 2 if self.bits == 2 else 1
+
+    @property
     def code_bits(self) -> int:
         """Bits of a code once it is read."""
         return 8 if self.book else math.ceil(self.bits)
@@ -110,7 +116,8 @@ class Scheme:
 
     def tile_bytes(self, columns: int) -> tuple[int, int]:
         """Bytes of codes and of headers of one tile of `columns` columns."""
-        codes = columns * self.column_bytes
+        strip = UNIT * self.strip
+        codes = (columns if self.is_float else -(-columns // strip) * strip) * self.column_bytes
         if self.header in GRIDS:
             return codes, columns // self.own.block * 2 * self.own.header_bits + ROW_HEADERS
         return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header][0])

@@ -9,7 +9,7 @@ from numflow.cpu.kernel import kernel
 from numflow.cpu.layout import NATIVE, PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
 from numflow.cpu.pack_blocks import BLOCKS
 from numflow.cpu.pack_planes import INFERFLOW_BLOCKS, pair_planes
-from numflow.cpu.simd import merged
+from numflow.cpu.simd import inline, merged
 from numflow.cpu.simd_value import Value, load, save
 from numflow.formats.types import TYPES
 
@@ -40,13 +40,13 @@ def block(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, its bytes, those of its headers, and those of a unit's codes."""
+    """Columns of a block, its bytes, those of its headers, and columns of a strip and bytes of its codes."""
     def codegen(context, builder, signature, args):
         columns, scheme = kind.type.block, kind.scheme
-        heads = columns // scheme.block * header_bytes(scheme.header)
-        sizes = columns, kind.type.size, heads, UNIT * scheme.column_bytes
+        heads, strip = columns // scheme.block * header_bytes(scheme.header), UNIT * scheme.strip
+        sizes = columns, kind.type.size, heads, strip, strip * scheme.column_bytes
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
-    return types.UniTuple(types.int64, 4)(kind), codegen
+    return types.UniTuple(types.int64, 5)(kind), codegen
 
 
 @intrinsic
@@ -58,19 +58,26 @@ def _take_apart(typingctx, raw, out, head, lane, kind):
 
 
 @intrinsic
-def _put_planes(typingctx, groups, codes, kind):
-    """The 8 vectors of a unit's column groups, as the planes of the scheme."""
+def put_planes(typingctx, groups, codes, kind):
+    """The vectors of a strip's column groups, at `groups`, as the planes of the scheme, at `codes`."""
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
-        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
+        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
         for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen
 
 
+@inline
+def clear(scratch):
+    """Zero a thread's scratch memory."""
+    for i in range(PACK_SCRATCH):
+        u8_ptr(scratch)[i] = 0
+
+
 def planes(groups: list[Value], bits: float) -> list[Value]:
-    """The vectors of a unit's 8 column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
+    """The vectors of a strip's column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
     if bits == 3.5:
         return pair_planes(groups)
     vectors: dict[int, Value] = {}
@@ -84,7 +91,7 @@ def planes(groups: list[Value], bits: float) -> list[Value]:
 @merged
 def pack_blocks(args, thread, n_threads, kind):
     """Rows of blocks of `kind`, as from `block`, into the packed layout."""
-    columns, size, head_size, unit_size = _sizes(kind)
+    columns, size, head_size, strip, strip_size = _sizes(kind)
     rows = i64(args, ROWS)
     group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
     scratch = i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
@@ -95,14 +102,18 @@ def pack_blocks(args, thread, n_threads, kind):
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
         codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
         if lanes < 16:
-            for i in range(PACK_SCRATCH):
-                u8_ptr(scratch)[i] = 0
+            clear(scratch)
         for b in range(blocks):
+            place = b * columns % strip  # other than 0 where a block is half of a strip
+            if place == 0 and columns < strip and b == blocks - 1:
+                clear(scratch)
             for lane in range(lanes):
-                _take_apart(raw + lane * i64(args, ROW_BYTES) + b * size, scratch + 4 * lane, head, lane, kind)
-            for unit in range(columns // UNIT):
-                _put_planes(scratch + 512 * unit, codes, kind)
-                codes += unit_size
+                block_at = raw + lane * i64(args, ROW_BYTES) + b * size
+                _take_apart(block_at, scratch + 16 * place + 4 * lane, head, lane, kind)
+            if place + columns >= strip or b == blocks - 1:
+                for s in range(0, place + columns, strip):
+                    put_planes(scratch + 16 * s, codes, kind)
+                    codes += strip_size
             head += head_size
 
 

@@ -19,11 +19,12 @@ from numflow.cpu.pack_kernels import (
     ROW_BYTES,
     ROWS,
     SCRATCH_AT,
-    planes,
+    clear,
+    put_planes,
 )
 from numflow.cpu.pack_planes import codes_of_planes, put_words
 from numflow.cpu.simd import merged
-from numflow.cpu.simd_value import Value, load, save
+from numflow.cpu.simd_value import Value
 from numflow.quant.layout import HEADER_BYTES
 
 
@@ -48,12 +49,12 @@ def own(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, bits of its header, bytes of a row's unit, and bytes of a packed column."""
+    """Columns of a block, bits of its header, bytes of a row's unit, bytes of a packed column, and units of a strip."""
     def codegen(context, builder, signature, args):
         scheme, stored = kind.scheme, kind.scheme.own
-        sizes = stored.block, stored.header_bits, stored.unit_bytes, scheme.column_bytes
+        sizes = stored.block, stored.header_bits, stored.unit_bytes, scheme.column_bytes, scheme.strip
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
-    return types.UniTuple(types.int64, 4)(kind), codegen
+    return types.UniTuple(types.int64, 5)(kind), codegen
 
 
 @intrinsic
@@ -67,22 +68,10 @@ def _spread(typingctx, raw, out, kind):
     return types.void(types.int64, types.int64, kind), codegen
 
 
-@intrinsic
-def _put_unit(typingctx, groups, codes, kind):
-    """The 8 vectors of a unit's column groups, as the planes of the packed layout."""
-    def codegen(context, builder, signature, args):
-        groups, codes = (Value(builder, a) for a in args[:2])
-        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8)]
-        for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
-            save(codes + 64 * i, plane)
-        return context.get_dummy_value()
-    return types.void(types.int64, types.int64, kind), codegen
-
-
 @merged
 def _pack(args, thread, n_threads, kind):
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)
-    block, header_bits, unit_bytes, column_bytes = _sizes(kind)
+    block, header_bits, unit_bytes, column_bytes, strip = _sizes(kind)
     group_tiles, blocks, scratch = (rows + 15) // 16, columns // block, i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
     start = HEADER_BYTES + (blocks * header_bits + 7) // 8
     begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
@@ -92,12 +81,16 @@ def _pack(args, thread, n_threads, kind):
         raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
         codes, heads = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
         if lanes < 16:
-            for i in range(PACK_SCRATCH):
-                u8_ptr(scratch)[i] = 0
+            clear(scratch)
         for unit in range(columns // UNIT):
+            place = unit % strip
+            if place == 0 and unit + strip > columns // UNIT:
+                clear(scratch)
             for lane in range(lanes):
-                _spread(raw + lane * i64(args, ROW_BYTES) + start + unit * unit_bytes, scratch + 4 * lane, kind)
-            _put_unit(scratch, codes + unit * UNIT * column_bytes, kind)
+                _spread(raw + lane * i64(args, ROW_BYTES) + start + unit * unit_bytes, scratch + 512 * place + 4 * lane,
+                        kind)
+            if place == strip - 1 or unit == columns // UNIT - 1:
+                put_planes(scratch, codes + (unit - place) * UNIT * column_bytes, kind)
         for lane in range(lanes):
             row = raw + lane * i64(args, ROW_BYTES)
             for b in range(blocks):
