@@ -1,5 +1,6 @@
 """`numflow quantize`, `numflow verify` and `numflow imatrix`."""
 
+from functools import reduce
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +27,12 @@ def quantize(
                        "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name), with outliers kept apart "
                        "(q3h+0.5%), or a preset (q4-mix).")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
-                      "gets which scheme: a TOML file.")] = None,
+                      "gets which scheme: a TOML file; --weights is then for what it does not name.")] = None,
     imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
                        "`numflow imatrix`, or a text to calibrate on.")] = None,
     target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
                           "schemes by measured sensitivity so that matrices take so many bits per weight; needs "
-                          "--imatrix.")] = None,
+                          "--imatrix. What --recipe names stays so; --weights is what is measured with.")] = None,
     context: Context = None,
     chunks: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Windows of it to read.")] = None,
     spec: options.SpecFile = None,
@@ -49,14 +50,13 @@ def quantize(
     from numflow.engine.quantise.export import export_gguf
     from numflow.engine.quantise.quantize import check_target
     from numflow.engine.quantise.quantize import quantize as run
-    from numflow.engine.quantise.sensitivity import automatic_recipe, check_bits
+    from numflow.engine.quantise.sensitivity import FREE, automatic_recipe, check_bits
     from numflow.formats.gguf_writer import ENCODED
-    from numflow.quant.recipe import read_recipe
+    from numflow.quant.recipe import KEEP, Recipe, read_recipe
     from numflow.registry.progress import megabytes, reporter
 
-    named = [str(value) for value in (weights, recipe, target_bpw) if value is not None]
-    if len(named) != 1:
-        raise RequestError("say what to quantise to with one of --weights, --recipe and --target-bpw")
+    if weights is None and recipe is None and target_bpw is None:
+        raise RequestError("say what to quantise to with --weights, --recipe or --target-bpw")
     if target_bpw is not None and imatrix is None:
         raise RequestError("--target-bpw measures what tensors tolerate: give a text or a calibration with --imatrix")
     if imatrix is None and (context, chunks) != (None, None):
@@ -65,18 +65,22 @@ def quantize(
     if as_gguf and imatrix is not None:
         raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
     # What can be refused is refused before a calibration has taken its time.
-    chosen = None if target_bpw is not None else read_recipe(named[0], ENCODED if as_gguf else None)
+    types = ENCODED if as_gguf else None
+    given = [read_recipe(name, types) for name in (recipe, weights) if name is not None]
+    chosen = reduce(Recipe.over, given) if given else FREE
+    if target_bpw is not None and chosen.weights == KEEP:  # a file that says nothing of what it does not name
+        chosen = chosen.over(FREE)
     path = registry.resolve(source, offline=offline)
     checkpoint = formats.open_checkpoint(path)
     check_target(target, checkpoint, force)
     if target_bpw is not None:
-        check_bits(path, target_bpw, spec)
+        check_bits(path, target_bpw, spec, chosen)
     progress = reporter()
     try:
         calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
-        if chosen is None:
+        if target_bpw is not None:
             progress.stage("measuring sensitivity", 0)
-            chosen = automatic_recipe(path, target_bpw, calibration, spec)
+            chosen = automatic_recipe(path, target_bpw, calibration, spec, given=chosen)
         progress.stage(f"quantising to {chosen.name}", 0)
         if as_gguf:
             report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force)

@@ -45,16 +45,22 @@ class Recipe:
     weights: str
     rules: tuple[tuple[str, str], ...] = ()
 
+    def rule(self, *names: str) -> str | None:
+        """What the first rule that fits the matrix with these names says, None if none does."""
+        fitting = (scheme for pattern, scheme in self.rules if any(fnmatchcase(name, pattern) for name in names))
+        return next(fitting, None)
+
     def scheme(self, *names: str) -> str:
         """The scheme of the matrix that has these names, or KEEP."""
-        for pattern, scheme in self.rules:
-            if any(fnmatchcase(name, pattern) for name in names):
-                return scheme
-        return self.weights
+        return self.rule(*names) or self.weights
+
+    def over(self, other: "Recipe") -> "Recipe":
+        """This recipe's rules first, and `other` for what they do not name."""
+        return Recipe(self.name, other.weights, self.rules + other.rules)
 
     def idle(self, matrices: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
         """Patterns of a recipe file that fit none of the matrices, each given by its names."""
-        if self.name in PRESETS or self.name.startswith(AUTOMATIC):
+        if self.name in PRESETS:
             return ()
         names = [name for found in matrices for name in found]
         return tuple(pattern for pattern, _ in self.rules if not any(fnmatchcase(name, pattern) for name in names))

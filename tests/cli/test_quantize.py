@@ -1,6 +1,7 @@
 """quantize, verify and imatrix as commands."""
 
 import json
+import os
 
 import pytest
 
@@ -51,9 +52,37 @@ def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
     assert 4.3 < report["bits_per_weight"] <= 5
 
 
+def types(file):
+    """Type by module of all matrices."""
+    return {row["modules"][0]: row["type"] for row in container.read_report(file)["tensors"] if row["modules"]}
+
+
+def test_a_recipe_with_a_scheme_for_what_it_does_not_name(run, source, tmp_path):
+    recipe, file = tmp_path / "r.toml", tmp_path / "x"
+    recipe.write_text('weights = "q8"\n[tensors]\n"output" = "q6"\n"*attn_v" = "keep"\n')
+    assert run("quantize", source, file, "--weights", "q3h", "--recipe", recipe).code == 0
+    found = types(file)
+    assert (found["output"], found["blk.0.attn_v"], found["blk.1.ffn_up"]) == ("q6", "F32", "q3h")
+
+
+def test_a_size_to_meet_with_a_recipe(run, source, text, tmp_path):
+    recipe, file = tmp_path / "r.toml", tmp_path / "x"
+    recipe.write_text('[tensors]\n"output" = "q8_b32t2"\n"*attn_v" = "keep"\n"nothing" = "q4"\n')
+    size = "--target-bpw", "4.5", "--imatrix", text, "--context", 64, "--chunks", 2
+    done = run("quantize", source, file, "--weights", "q3h", "--recipe", recipe, *size)
+    assert done.code == 0 and "the recipe's pattern 'nothing' fits no matrix" in done.out, done.err
+    found, report = types(file), container.read_report(file)
+    assert (found["output"], found["blk.0.attn_v"], found["blk.1.attn_v"]) == ("q8_b32t2", "F32", "F32")
+    assert 4.2 < report["bits_per_weight"] <= 4.5 and report["recipe"]["weights"] == "q3h"
+    recipe.write_text('[tensors]\n"*" = "q6"\n')
+    done = run("quantize", source, file, "--force", "--recipe", recipe, *size)
+    assert done.code == 1 and "4.5 bits per weight are too few: q6 alone takes 6.6" in done.err
+
+
 @pytest.mark.parametrize("options, message", [
-    ((), "one of --weights, --recipe and --target-bpw"),
-    (("--weights", "q4", "--target-bpw", "4"), "one of --weights, --recipe and --target-bpw"),
+    ((), "say what to quantise to with --weights, --recipe or --target-bpw"),
+    (("--weights", "q4_b32t1a", "--target-bpw", "4", "--imatrix", os.devnull),
+     "--target-bpw measures with one of q2, q3, q3h, q4, q5, q6, q8; 'q4_b32t1a' is none"),
     (("--target-bpw", "4"), "give a text or a calibration with --imatrix"),
     (("--weights", "q44"), "no quantisation scheme, preset or recipe file 'q44'; did you mean 'q4'"),
     (("--recipe", "nowhere.toml"), "no quantisation scheme, preset or recipe file 'nowhere.toml'"),

@@ -6,7 +6,7 @@ text (of an encoder without head: the distance of its hidden states, squared, wh
 the square of the weights' error, which is measured for each scheme on some rows of each matrix; so what every scheme
 would do to a group follows from the one measurement of divergence. Of all ways to choose that meet the size, the one
 with the least sum is taken. A matrix that is quantised already may also stay as it is: to quantise it anew would add an
-error and save nothing.
+error and save nothing. What a recipe names has the scheme that it says, and the rest of the size is for the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,12 +20,14 @@ from numflow.engine.measure.divergence import mean_divergence
 from numflow.engine.model import Model
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Tensor
+from numflow.formats.types import tensor_type
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import check_calibration, plan_of, quantised
 from numflow.quant import ROW_SCHEMES, decode, encode
 from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
 PROBE = "q3"
+FREE = Recipe("free", PROBE)  # names no matrix
 DEPTHS = 4
 _BINS = 20_000     # that the bytes are counted in when schemes are chosen
 SAMPLED_ROWS = 32  # of each matrix, on which the error of each scheme is measured
@@ -47,12 +49,14 @@ class Group:
 
 
 def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: str | Path | None = None,
-                     progress: Callable[[int, int], None] = lambda done, total: None) -> Recipe:
+                     progress: Callable[[int, int], None] = lambda done, total: None, given: Recipe = FREE) -> Recipe:
     """The recipe whose matrices take at most `bits` bits per weight, with the least divergence foreseen.
+
+    given: its rules hold; its scheme for what they do not name is the one that takes the place of PROBE.
 
     Raises:
         RequestError: a size that no scheme reaches, or that the model is below already; a calibration without a sample
-            of its text, or of another model.
+            of its text, or of another model; `given` is as `check_bits` refuses it.
     """
     samples = [np.asarray(ids, np.int32) for ids in calibration.facts.get("sample", ())]
     if not samples:
@@ -60,50 +64,60 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
     built = network.build(chosen, checkpoint, fuse=False)
-    check_calibration(calibration, plan_of(built, checkpoint, Recipe("probe", PROBE)), checkpoint)
-    found = groups(built, checkpoint, calibration)
+    check_calibration(calibration, plan_of(built, checkpoint, given), checkpoint)
+    found = groups(built, checkpoint, calibration, given=given)
     check_size(found, bits)
-    schemes = allocate(found, sensitivities(chosen, checkpoint, found, calibration, samples, progress), bits)
+    costs = sensitivities(chosen, checkpoint, found, calibration, samples, progress, given.weights)
+    schemes = allocate(found, costs, bits, given.weights)
     if set(schemes) == {KEEP}:
         raise RequestError(f"{checkpoint.path} takes no more than {bits:g} bits per weight as it is")
     rules = tuple((module, scheme) for group, scheme in zip(found, schemes) for module in group.modules)
-    return Recipe(f"{AUTOMATIC}{bits:g}", PROBE, rules)
+    return Recipe(f"{AUTOMATIC}{bits:g}", given.weights, rules + given.rules)
 
 
-def check_bits(path: Path, bits: float, spec: str | Path | None = None) -> None:
+def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: Recipe = FREE) -> None:
     """Refuse a size that cannot be met, before anything is measured.
 
     Raises:
-        RequestError: as `check_size`.
+        RequestError: as `check_size`; or the scheme that `given` has for what it does not name is not one of numflow's.
     """
+    if given.weights not in ROW_SCHEMES:
+        raise RequestError(f"--target-bpw measures with one of {', '.join(ROW_SCHEMES)}; {given.weights!r} is none")
     checkpoint = formats.open_checkpoint(path)
     built = network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)
-    check_size(groups(built, checkpoint, measure=False), bits)
+    check_size(groups(built, checkpoint, measure=False, given=given), bits)
 
 
-def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True) -> list[Group]:
+def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
+           given: Recipe = FREE) -> list[Group]:
     """The matrices of a network (built with fuse=False) that can be quantised, by kind and depth.
 
-    measure: errors too; without, there are none.
+    measure: errors too; without, there are none. given: what its rules name can have one scheme only.
     """
-    plan = plan_of(built, checkpoint, Recipe("probe", PROBE))
-    table: dict[tuple[str, int], list[str]] = {}
-    layers = [layer for name in plan.schemes if (layer := _place(plan.modules[name][0])[1]) >= 0]
-    for name in plan.schemes:
-        kind, layer = _place(plan.modules[name][0])
-        depth = -1 if layer < 0 else layer * DEPTHS // (max(layers) + 1)
-        table.setdefault((kind, depth), []).append(name)
+    plan = plan_of(built, checkpoint, given)
+    kept = [name for name, why in plan.kept.items() if not why and checkpoint.tensors[name].type.block > 1]
+    names = [name for name in plan.modules if name in plan.schemes or name in kept]
+    layers = [_place(plan.modules[name][0])[1] for name in names]
+    table: dict[tuple[str, int, str | None], list[str]] = {}
+    for name, layer in zip(names, layers):
+        kind, depth = _place(plan.modules[name][0])[0], -1 if layer < 0 else layer * DEPTHS // (max(layers) + 1)
+        table.setdefault((kind, depth, given.rule(*plan.modules[name], name)), []).append(name)
     found = []
-    for names in table.values():
+    for (_, _, fixed), names in table.items():
         tensors = [checkpoint.tensors[name] for name in names]
-        sizes = {name: sum(t.rows * s.row_bytes(t.columns) for t in tensors) for name, s in ROW_SCHEMES.items()}
-        measured = [_errors(tensor, calibration) for tensor in tensors] if measure else []
-        errors = {scheme: sum(table[scheme] for table in measured) for scheme in ROW_SCHEMES}
-        if all(tensor.type.block > 1 for tensor in tensors):
-            sizes[KEEP], errors[KEEP] = sum(tensor.nbytes for tensor in tensors), 0.0
         modules = tuple(module for name in names for module in plan.modules[name])
+        sizes = {name: _bytes(tensors, name) for name in ([fixed] if fixed else ROW_SCHEMES)}
+        measured = [_errors(tensor, calibration) for tensor in tensors] if measure and not fixed else []
+        errors = {name: sum(table[name] for table in measured) for name in sizes}
+        if not fixed and all(tensor.type.block > 1 for tensor in tensors):
+            sizes[KEEP], errors[KEEP] = _bytes(tensors, KEEP), 0.0
         found.append(Group(tuple(names), modules, sum(t.rows * t.columns for t in tensors), sizes, errors))
     return found
+
+
+def _bytes(tensors: list[Tensor], scheme: str) -> int:
+    """Of tensors in a scheme, or as they are if it is KEEP."""
+    return sum(t.nbytes if scheme == KEEP else t.rows * tensor_type(scheme).row_bytes(t.columns) for t in tensors)
 
 
 def _errors(tensor: Tensor, calibration: Calibration | None) -> dict[str, float]:
@@ -131,20 +145,24 @@ def _place(module: str) -> tuple[str, int]:
 
 
 def sensitivities(spec, checkpoint, found: list[Group], calibration: Calibration, samples: list[np.ndarray],
-                  progress: Callable[[int, int], None] = lambda done, total: None) -> list[float]:
-    """Mean divergence of the model's predictions on `samples` when only that group is quantised to PROBE, for each."""
+                  progress: Callable[[int, int], None] = lambda done, total: None, probe: str = PROBE) -> list[float]:
+    """Mean divergence of the model's predictions on `samples` when only that group is quantised to `probe`, for each;
+    0 for those that can be one thing only."""
     from numflow.reference.program import Program
 
     live = replace(checkpoint, tensors=dict(checkpoint.tensors))
     built = network.build(spec, checkpoint)
     program = Program(built, network.WeightSource(built, live))
-    plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, Recipe("probe", PROBE))
+    plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, Recipe("probe", probe))
     probes = quantised(checkpoint, plan, replace(calibration, moments={}, shared={}))
     with Model(built, program) as model:
         base = [list(_outputs(model, ids)) for ids in samples]
         distance = mean_divergence if "logits" in built.outputs else _mean_distance
         costs = []
         for done, group in enumerate(found, 1):
+            if len(group.sizes) == 1:
+                costs.append(0.0)
+                continue
             _put(program, built, live, probes, group)
             costs.append(distance(pair for rows, ids in zip(base, samples) for pair in zip(rows, _outputs(model, ids))))
             _put(program, built, live, checkpoint, group)
@@ -186,8 +204,8 @@ def check_size(found: list[Group], bits: float) -> None:
     weights = sum(group.weights for group in found)
     least = 8 * sum(min(group.sizes.values()) for group in found) / weights
     if not bits >= least:  # NaN is too few, too
-        smallest = min(found[0].sizes, key=found[0].sizes.__getitem__)
-        raise RequestError(f"{bits:g} bits per weight are too few: {smallest} alone takes {least:.4f}")
+        smallest = dict.fromkeys(min(group.sizes, key=group.sizes.__getitem__) for group in found)
+        raise RequestError(f"{bits:g} bits per weight are too few: {' and '.join(smallest)} alone takes {least:.4f}")
 
 
 def _worth_it(group: Group) -> list[str]:
@@ -199,10 +217,10 @@ def _worth_it(group: Group) -> list[str]:
     return options
 
 
-def allocate(found: list[Group], costs: list[float], bits: float) -> list[str]:
+def allocate(found: list[Group], costs: list[float], bits: float, probe: str = PROBE) -> list[str]:
     """What each group becomes so that the sum of what is foreseen is least (a knapsack, solved by its table).
 
-    costs: divergence when a group is quantised to PROBE.
+    costs: divergence when a group is quantised to `probe`.
 
     Raises:
         RequestError: fewer bits than the smallest scheme takes.
@@ -215,7 +233,7 @@ def allocate(found: list[Group], costs: list[float], bits: float) -> list[str]:
     room = _BINS + len(found)  # bytes of each group are rounded up, so that all together may still fit
     bins = [[0 if not extra else int(np.ceil(extra / spare * _BINS)) if extra <= spare else room + 1 for extra in row]
             for row in more]
-    foreseen = [[cost * group.errors[name] / max(group.errors[PROBE], 1e-30) for name in options]
+    foreseen = [[cost * group.errors[name] / max(group.errors.get(probe, 0.0), 1e-30) for name in options]
                 for group, cost, options in zip(found, costs, names)]
     taken = _table(bins, foreseen, room)
     for capacity in range(room, _BINS - 1, -1):
