@@ -40,7 +40,7 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
     threads = threads or default_threads()
     memory = _random(mebibytes << 20)
     sets = {kind: _matrices(kind, memory, columns) for kind in types}
-    small = {kind: _matrices(kind, memory[:4 << 20], columns // 4)[:1] * 64 for kind in types}
+    small = {kind: _matrices(kind, memory[:4 << 20], columns // 4)[:1] * 512 for kind in types}
     decode = {kind: _Walk(matrices, 1, threads) for kind, matrices in sets.items()}
     cached = {kind: _Walk(matrices, 1, threads) for kind, matrices in small.items()}
     prefill = {kind: _Walk(matrices[:max(1, len(matrices) // 32)], tokens, threads) for kind, matrices in sets.items()}
