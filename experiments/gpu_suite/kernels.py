@@ -12,7 +12,8 @@ from numflow.cuda.scalar import f32, u32
 from numflow.ops import Batch
 from tests.cuda.matrices import linear_case
 
-KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "q3", "q2")
+KINDS = ("F16", "BF16", "q8", "Q8_0", "q6", "q5", "q4", "Q4_0", "Q4_K", "q3h", "q3h+0.5%", "q3",
+         "q2")
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336),
           "head": (128256, 4096)}
 
@@ -42,7 +43,7 @@ def _copies(setting: Setting, device: Device, megabytes: int) -> None:
 def matrices(setting: Setting) -> None:
     """Every type at the shapes of an 8B model, from 1 token to a long prompt."""
     shapes = {"toy": (128, 256)} if setting.quick else SHAPES
-    for kind in ("F16", "q4", "q3h") if setting.quick else KINDS:
+    for kind in ("F16", "q4", "q3h+0.5%") if setting.quick else KINDS:
         for name, (n, k) in shapes.items():
             if setting.is_over:
                 return

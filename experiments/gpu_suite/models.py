@@ -13,7 +13,7 @@ from numflow.ops import Batch
 
 SHAPES = {"1b": Shape(16, 2048, 32, 8, 8192, 128256, 8192), "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192)}
 TOY = {"toy": Shape(1, 64, 4, 2, 96, 101, 512)}
-KINDS = ("F16", "q8", "Q4_0", "q4", "q3h", "q3", "q2")
+KINDS = ("F16", "q8", "Q4_0", "q4", "q3h", "q3h+0.5%", "q3", "q2")
 CONTEXT = 512
 
 

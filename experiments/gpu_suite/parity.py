@@ -8,13 +8,14 @@ from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference
+from tests.cuda.kernels import APART
 from tests.cuda.matrices import QUANTISED, embed_case, linear_case
 from tests.cuda.small import CASES as SMALL
 from tests.ops.build import error, run_case
 from tests.ops.cases import CASES
 
 BOUND = {"int8": 0.05, "f32": 1e-5}  # of matrices of every type; int8: rounded activations
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", *(k for k in QUANTISED if k.startswith("q")))
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", *(k for k in QUANTISED if k.startswith("q")), "q3h+0.5%")
 
 
 def kernels(setting: Setting) -> None:
@@ -24,7 +25,7 @@ def kernels(setting: Setting) -> None:
         if setting.is_over:
             return
         _compare(setting, case, case.bound, activations="f32")
-    kinds = ("q4", "q3h", "Q4_K") if setting.quick else ("F16", "BF16", *QUANTISED)
+    kinds = ("q4", "q3h", "q3h+0.5%") if setting.quick else ("F16", "BF16", *QUANTISED, *APART)
     for kind in kinds:
         shapes = ((6, 256, 1), (6, 256, 9)) if setting.quick else (
             (37, 256, 1), (130, 2304, 3), (513, 4096, 8), (129, 768, 9), (1000, 2816, 77), (257, 1024, 300))

@@ -61,7 +61,7 @@ def _norm_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, 
     product, add, norm = steps[index:index + 3]
     kind = _kind_of_unit(steps, index + 2, ctx, outputs)
     if kind is None or norm.inputs != add.outputs or not _fits(norm, ctx) or not _fits(add, ctx) or overlap(
-            norm.outputs[0], product.inputs[0]) or not linear.owns_units(product, ctx):
+            norm.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1:
         return {}
     plan = _plan(steps, index + 2, ctx, outputs)
 
@@ -84,7 +84,7 @@ def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
                                                                               y.width // 2))
     if (kind is None or not side_by_side or not _fits(act_mul, ctx) or not dead_after(steps, index + 1, y)
             or any(overlap(view, y) for view in (*outputs, act_mul.outputs[0]))
-            or overlap(act_mul.outputs[0], product.inputs[0]) or not linear.owns_units(product, ctx)):
+            or overlap(act_mul.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
         return {}
     plan = _plan(steps, index + 1, ctx, outputs)
 
@@ -96,18 +96,19 @@ def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
 
 
 def _kind_of_unit(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> str | None:
-    """What few tokens want of a step as an operand: "int8", or "rows"; None: not one kind alone."""
+    """What few tokens want of a step as an operand: "int8", "rows" or "both"; None: something else."""
     wanted = {demand for reader in readers(steps, index) for demand in linear.demands(steps[reader], ctx)}
     kinds = {kind for kind, runs in wanted if runs != "many"}
     kept = any(overlap(steps[index].outputs[0], view) for view in outputs)
-    return None if kept or len(kinds) != 1 or ("all" in {runs for _, runs in wanted}) else min(
-        kinds & {"int8", "rows"}, default=None)
+    if kept or "all" in {runs for _, runs in wanted} or not kinds <= {"int8", "rows"}:
+        return None
+    return "both" if len(kinds) == 2 else min(kinds, default=None)
 
 
 def _left(step: Step, ctx, plan: dict[str, tuple[str | None, bool]], kind: str) -> list[Call]:
     """What is left of a step whose operand for few tokens comes from the product before it."""
-    if kind == "int8":
-        ctx.produce(step.outputs[0], kind, "few")
+    if kind != "rows":
+        ctx.produce(step.outputs[0], "int8", "few")
     return _produce(step, ctx, {"many": plan["many"]}, None)
 
 

@@ -65,13 +65,6 @@ def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
     return *few, ("bf16" if weight.kind == "bf16" else "f16", "many")
 
 
-def owns_units(step: Step, ctx) -> bool:
-    """Whether blocks of 32 results may do a linear and what follows it: not where it is exact, nor where outliers are
-    still to be added."""
-    weight = ctx.matrix(step.weights["weight"])
-    return not is_exact(weight, ctx) and not weight.outliers
-
-
 def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
     """The calls in runs of that name only: "few" tokens, "many", or "all"."""
     if runs == "all":

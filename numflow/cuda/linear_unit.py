@@ -16,7 +16,6 @@ from numflow.cuda.call import Call, Sizes, ceil
 from numflow.cuda.device import Launch
 from numflow.cuda.intrinsic import LocalArray, SharedArray
 from numflow.cuda.intrinsics import (
-    as_floats,
     block_x,
     block_y,
     lane_index,
@@ -33,6 +32,7 @@ from numflow.cuda.linear import FEW, demands, uses_int8
 from numflow.cuda.linear_float import float_row_adder
 from numflow.cuda.linear_gemv import TOKENS, late_scales, row_adder
 from numflow.cuda.operand import UNIT, put_int8
+from numflow.cuda.outliers import apart_args, outlier_adder
 from numflow.cuda.pack import PARTS
 from numflow.cuda.reduce import warp_sum
 from numflow.cuda.scalar import f32, i32, u16, u32
@@ -42,7 +42,7 @@ WARPS = {"": 16, "gated": 8}  # of a block: gated ones have twice the rows, and 
 
 
 def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str) -> list[Call]:
-    """linear, add, rms_norm for few tokens. kind: of the operand that the norm's readers want, "int8" or "rows"."""
+    """linear, add, rms_norm for few tokens. kind: of operand that the norm's readers want, "int8", "rows" or "both"."""
     (y,), (h,) = add.outputs, norm.outputs
     weight = ctx.vector(norm.weights["weight"]) if "weight" in norm.weights else None
     squares = ctx.squares(h)
@@ -63,37 +63,39 @@ def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: tuple) -> l
     weight = ctx.matrix(step.weights["weight"])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
     int8, operand = uses_int8(weight, ctx.activations), ctx.operand(x, *demands(step, ctx)[0])
-    to, aux = ctx.place(out, "int8") if kind == "int8" else (ctx.view(out)[0], None)
+    to, aux = ctx.place(out, "int8") if kind != "rows" else (None, None)
     planes = [weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])]
     late = ctx.lateness(x)
-    args = (to, aux, ctx.view(out)[1], squares, *ends, operand.x, operand.aux, operand.pitch, *planes, bias,
+    args = (to, aux, *ctx.view(out), squares, *ends, operand.x, operand.aux, operand.pitch, *planes, bias,
             int(bias is not None), *late, ctx.batch.counts, field, out.width,
-            weight.pitch if weight.is_float else weight.pitch // UNIT)
+            weight.pitch if weight.is_float else weight.pitch // UNIT, *apart_args(weight, ctx.view(x)))
 
     def plan(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        return Launch(unit_gemv(weight.kind, int8, tile, gate, kind), (out.width // UNIT, ceil(rows, tile), 1), args)
+        chosen = unit_gemv(weight.kind, int8, tile, gate, kind, weight.outliers > 0)
+        return Launch(chosen, (out.width // UNIT, ceil(rows, tile), 1), args)
 
     return [*operand.calls, Call(step, plan)]
 
 
 @functools.cache
-def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kernel:
-    """grid (N / 32, rows / tokens), N results. gate: activation of act_mul, "" for residual and norm. made: "int8", or
-    "rows" for float32."""
-    halves, warps, codes = 2 if gate else 1, WARPS["gated" if gate else ""], made == "int8"
+def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: bool = False) -> Kernel:
+    """grid (N / 32, rows / tokens), N results. gate: activation of act_mul, "" for residual and norm. made: "int8",
+    "rows" for float32, or "both". apart: as in linear_gemv.gemv."""
+    halves, warps, codes, floats = 2 if gate else 1, WARPS["gated" if gate else ""], made != "rows", made != "int8"
     add_row = float_row_adder(kind, tokens) if kind in FLOATS.values() else row_adder(kind, int8, tokens, 1)
     sums, found = LocalArray(f32, tokens), SharedArray(f32, tokens * 32 * halves)
-    finish, scales = _finish(gate), late_scales(tokens)
+    finish, scales, add_apart = _finish(gate), late_scales(tokens), outlier_adder(tokens)
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps
 
-    @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}", 32 * warps)
-    def _gemv(to: u32.ptr, to_aux: f32.ptr, to_pitch: u32, squares: f32.ptr, y: f32.ptr, y_stride: u32,
-              residual: f32.ptr, residual_stride: u32, factor: f32, norm: f32.ptr, has_norm: u32, p: f32, q: f32,
-              x: f32.ptr, x_aux: f32.ptr, x_pitch: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr,
-              head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32, late: f32.ptr,
-              late_parts: u32, eps: f32, counts: i32.ptr, rows: u32, n: u32, units: u32):
+    @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}{'_apart' * apart}", 32 * warps)
+    def _gemv(to: u32.ptr, to_aux: f32.ptr, to_rows: f32.ptr, to_stride: u32, squares: f32.ptr, y: f32.ptr,
+              y_stride: u32, residual: f32.ptr, residual_stride: u32, factor: f32, norm: f32.ptr, has_norm: u32,
+              p: f32, q: f32, x: f32.ptr, x_aux: f32.ptr, x_pitch: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr,
+              one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
+              late: f32.ptr, late_parts: u32, eps: f32, counts: i32.ptr, rows: u32, n: u32, units: u32,
+              x_rows: f32.ptr, x_stride: u32, slots: u32.ptr, width: u32):
         thread, lane, line = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
         first, count, begin = u32(block_y() * tokens), u32(counts[rows]), u32(block_x() * 32)
         if first >= count:
@@ -105,8 +107,13 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kerne
             place = u32(begin + line) if line < 32 else u32(n + begin + line - 32)  # up is behind gate
             for t in range(tokens):
                 acc[t] = f32(0)
+            word = u32(0)
+            if apart:
+                word = slots[place * width + lane] if lane < width else u32(0)
             add_row(acc, x, x_aux, x_pitch, low, high, two, one, head, above, per_row, place, lane, units, first,
                     count - first)
+            if apart:
+                add_apart(acc, word, x_rows, x_stride, slots, place * width, lane, 32, width, first, count - first)
             for t in range(tokens):
                 total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
                 if lane == 0:
@@ -133,8 +140,8 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str) -> Kerne
                 a, b, c, d = a * e, b * f, c * g, d * h
         if codes:
             put_int8(to, to_aux, n >> u32(5), token, column if there else n, a, b, c, d)
-        elif there:
-            store4(as_floats(to) + token * to_pitch, column, a, b, c, d)
+        if floats and there:
+            store4(to_rows + token * to_stride, column, a, b, c, d)
 
     return _gemv
 

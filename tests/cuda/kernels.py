@@ -17,6 +17,7 @@ from tests.cuda.small import CASES
 CAPABILITIES = ((8, 0), (9, 0))
 GROUPED = ("F16", "BF16", "q4", "q3h", "Q6_K")  # others differ as the kernels of `linear` do
 EVERY = ("F16", "BF16", *QUANTISED)
+APART = ("q3h+0.5%", "q6+0.5%")  # with outliers; others differ as the kernels of `linear` do
 
 
 def compiler_is_there() -> bool:
@@ -24,7 +25,7 @@ def compiler_is_there() -> bool:
     return all(find_spec(name) for name in ("numba_cuda", "cuda")) and find_spec("nvidia") is not None
 
 
-DECODERS = ("q4", "q3h", "F16", "BF16")  # whose steps kernels do together
+DECODERS = ("q4", "q3h", "F16", "BF16", "q3h+0.5%")  # whose steps kernels do together
 
 
 @functools.cache
@@ -35,7 +36,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
     found |= attention_kernels()
-    for kind in EVERY:
+    for kind in (*EVERY, *APART):
         for k in (512, 2048):  # a warp for each row, and a block
             case = linear_case(kind, 64, k, 1, blank=True)
             for activations in ("int8", "f32"):
@@ -45,7 +46,7 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
         source = WeightSource(network, checkpoint)
         for units in (True, False):
             found |= kernels_of(network, source, units=units)
-    for kind in grouped:
+    for kind in (*grouped, APART[0]):
         case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)
     return dict(sorted(found.items()))

@@ -25,7 +25,7 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     """Rows of random codes and sensible headers, uint8 [n, row_bytes]; with outliers, of weights of heavy tails."""
     rng = np.random.default_rng(seed)
     if kind.endswith("%"):
-        return encode(rng.standard_t(2, (n, k)).astype(np.float32), find(kind), threads=1)
+        return encode(rng.standard_t(4, (n, k)).astype(np.float32), find(kind), threads=1)
     if kind in ROW_SCHEMES:
         return encode(rng.standard_normal((n, k)).astype(np.float32), find(kind), threads=1)
     block, size = TYPES[kind].block, TYPES[kind].size

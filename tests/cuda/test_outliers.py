@@ -203,7 +203,7 @@ def test_launches_of_a_layer():
     """As many as of the same steps without outliers."""
     counts = {}
     for kind in ("q3h", KIND):
-        of = [decoder(kind, layers=layers, gpu=Notebook(), units=False) for layers in (2, 3)]
+        of = [decoder(kind, layers=layers, gpu=Notebook()) for layers in (2, 3)]
         counts[kind] = np.diff([len(program.launches(Sizes((1,) * 4, 40))) for program in of])[0]
         many = {work.kernel.name for work in of[0].launches(Sizes((9,) * 4, 40)) if isinstance(work, Launch)}
         assert ("gemm_q3h_16_apart" in many) == (kind == KIND)

@@ -9,7 +9,7 @@ from numflow.cuda.cache_code import pitch
 from numflow.cuda.layout import NATIVE, SCHEMES
 from numflow.cuda.sass import disassembler, instructions
 from numflow.quant.kv import CODED
-from tests.cuda.kernels import GROUPED, binaries, compiler_is_there
+from tests.cuda.kernels import APART, GROUPED, binaries, compiler_is_there
 from tests.cuda.matrices import QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -57,6 +57,22 @@ def test_grouped_tensor_cores(kind):
         assert found(name, r"HMMA\.16816\.F32") == tokens // 2
         assert found(name, r"LDGSTS\.E\.BYPASS\.\S*128")
         assert not found(name, "LDL|STL")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
+@pytest.mark.parametrize("kind", [kind.partition("+")[0] for kind in APART])
+def test_outliers(kind, capability):
+    """Beside what kernels without them have: a lane's first outlier is asked for before its codes."""
+    for name in (f"gemv_{kind}_int8_1_apart", f"gemv_{kind}_int8_1_split4_apart"):
+        loads = [text for text in listing(name, capability) if text.startswith("LDG")]
+        first = next(place for place, text in enumerate(loads) if "LTC128B.128" in text)
+        assert any(re.match(r"LDG\.E R", text) for text in loads[:first])
+        assert found(name, r"IDP\.4A\.U8\.S8", capability) and not found(name, "LDL|STL", capability)
+    for tokens in (16, 64, 128):
+        name = f"gemm_{kind}_{tokens}_apart"
+        assert found(name, r"HMMA\.16816\.F32", capability) == tokens // 2
+        assert found(name, r"LDGSTS\.E\.BYPASS\.\S*128", capability)
+        assert not found(name, "LDL|STL", capability)
 
 
 def test_choosing_tokens():
