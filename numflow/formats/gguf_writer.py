@@ -1,13 +1,15 @@
-"""Writing a GGUF file: the metadata of another one, copied byte for byte, with tensors of other types."""
+"""Writing a GGUF file: metadata, made or copied from another file byte for byte, and tensors of any type."""
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from numflow.errors import FormatError, RequestError
 from numflow.formats import gguf
+from numflow.formats.gguf_pairs import encode_pairs, text
 from numflow.formats.types import GGML_NUMBERS, tensor_type
 from numflow.formats.writer import Entry, write_whole
 
@@ -39,19 +41,33 @@ def encode(x: np.ndarray, kind: str, name: str = "matrix") -> np.ndarray:
     return raw
 
 
-def write(path: Path, source: Path, entries: Sequence[Entry], written: Callable[[int], None] = lambda count: None
-          ) -> None:
-    """Write a GGUF file with the metadata of the GGUF file `source`; it appears when it is complete.
+def copied_pairs(source: Path) -> tuple[dict[str, bytes], int]:
+    """The metadata of a GGUF file as `write` takes it, without what is about its own tensors, and its alignment.
 
+    Raises:
+        FormatError: `source` is damaged, or of version 1, whose numbers are narrower.
+    """
+    pairs = {key: data for key, data in gguf.read_pairs(source).items() if key not in _OF_OTHER_TENSORS}
+    return pairs, gguf.read_file(source)[1].get("general.alignment", 32)
+
+
+def made_pairs(metadata: Mapping[str, Any]) -> tuple[dict[str, bytes], int]:
+    """Plain values, keys as stored, as `write` takes them, and the alignment. Raises: FormatError."""
+    kept = {key: value for key, value in metadata.items() if key not in _OF_OTHER_TENSORS}
+    return encode_pairs(kept), kept.get("general.alignment", 32)
+
+
+def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Sequence[Entry],
+          written: Callable[[int], None] = lambda count: None) -> None:
+    """Write a GGUF file; it appears when it is complete.
+
+    pairs:   each metadata pair as its bytes (key, type and value), in order.
     entries: tensors, `dtype` being the name of a GGML type and `shape` outermost dimension first.
 
     Raises:
         RequestError: a type that GGUF has no number for; no room on the disk, or the file cannot be written.
-        FormatError: `source` is damaged, or of version 1, whose numbers are narrower.
     """
-    pairs = {key: data for key, data in gguf.read_pairs(source).items() if key not in _OF_OTHER_TENSORS}
-    pairs.setdefault(_QUANTISATION, _text(_QUANTISATION) + struct.pack("<II", 4, 2))
-    alignment = gguf.read_file(source)[1].get("general.alignment", 32)
+    pairs = encode_pairs({_QUANTISATION: 2}) | dict(pairs)
     padded = [_padded(entry, alignment) for entry in entries]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs)) + b"".join(pairs.values())
     at = 0
@@ -59,14 +75,9 @@ def write(path: Path, source: Path, entries: Sequence[Entry], written: Callable[
         if entry.dtype not in GGML_NUMBERS:
             raise RequestError(f"tensor {entry.name!r}: a GGUF file cannot hold {entry.dtype}")
         sizes = entry.shape[::-1]
-        head += _text(entry.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, GGML_NUMBERS[entry.dtype], at)
+        head += text(entry.name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, GGML_NUMBERS[entry.dtype], at)
         at += whole.nbytes
     write_whole(path, head + bytes(-len(head) % alignment), padded, written)
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack("<Q", len(data)) + data
 
 
 def _padded(entry: Entry, alignment: int) -> Entry:

@@ -101,7 +101,9 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
 def _parallel_layer(b: Builder, x: View) -> View:
     """Attention and feed-forward read the same x; each through its own norm where there are two."""
     h = b.norm("attn_norm", x, b.view("normed", x.width))
-    h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if b.has("ffn_norm.weight") else h
+    two = b.has("ffn_norm.weight") and b.names.find("ffn_norm", layer=b.layer) is not b.names.find(
+        "attn_norm", layer=b.layer)  # a file may call the only one by both names
+    h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if two else h
     attended = b.view("attended", x.width)
     y = self_attention(b, h)
     b.emit("copy", (y,), (attended,), "attn_keep")

@@ -175,6 +175,13 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
         _known(path, where, [value] if isinstance(value, str) else value, MODULES)
     elif key in ("ignore", "prefix"):
         _texts(path, where, value)
+    elif key == "written":
+        _expect(path, where, value, dict, "a table")
+        _known(path, where, value, MODULES)
+        for module, text in value.items():
+            check_option(path, f"{where}.{module}", Option("text", None, ""), text)
+    elif key == "metadata":
+        _check_metadata(path, where, value)
     elif key == "within":
         _expect(path, where, value, str, "the name of an object in config.json")
     else:
@@ -207,6 +214,16 @@ def check_option(path: Path, where: str, option: Option, value: Any) -> None:
     if option.kind == "choice" and value not in option.choices:
         raise SpecError(f"{path}: {where}: expected one of {', '.join(option.choices)}, found {value!r}"
                         f"{did_you_mean(value, option.choices)}")
+
+
+def _check_metadata(path: Path, where: str, table: Any) -> None:
+    """What a written file says beside its sources: literals, expressions, or { each = an expression with `layer` }."""
+    _expect(path, where, table, dict, "a table")
+    for name, value in table.items():
+        if isinstance(value, dict):
+            _known(path, f"{where}.{name}", value, ("each",))
+            value = value.get("each")
+        check_option(path, f"{where}.{name}", Option("float", None, ""), True if isinstance(value, bool) else value)
 
 
 def _check_model(path: Path, table: Any) -> None:

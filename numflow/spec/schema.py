@@ -207,7 +207,7 @@ SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
 TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
-NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", *SECTIONS, *STACKS)
+NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "metadata", "written", *SECTIONS, *STACKS)
 
 # Modules of a network by their standard name; a spec's tensor tables map them to names in a file.
 MODULES = {

@@ -31,13 +31,13 @@ class SentencePieceVocabulary:
     def __init__(self, proto: bytes, added: AddedTokens, *, texts: Sequence[str],
                  remap: Sequence[int] | None = None, special_ids: frozenset[int] | None = None, where: str = "",
                  prefix_each: bool = True, strip_first: bool = True):
-        self._proto, self._where = proto, where
+        self.proto, self._where = proto, where
         self._processor = load_proto(proto, where)
         self._prefix_each = prefix_each
         self._unprefixed_lock, self._unprefixed_processor = Lock(), None
         self._added = added
         self._texts = texts
-        self._remap = remap
+        self.remap = remap
         self._ids: dict[str, int] | None = None
         self.added = added.ids
         self.special_ids = added.special_ids if special_ids is None else special_ids
@@ -52,7 +52,7 @@ class SentencePieceVocabulary:
                 ids.append(part)
                 continue
             found = (self._processor if n == 0 or self._prefix_each else self._unprefixed()).encode(part)
-            ids += found if self._remap is None else [self._remap[id] for id in found]
+            ids += found if self.remap is None else [self.remap[id] for id in found]
         return ids
 
     def text(self, token: int) -> str | None:
@@ -76,7 +76,7 @@ class SentencePieceVocabulary:
         with self._unprefixed_lock:
             if self._unprefixed_processor is None:
                 changed = _message(3, _integer(3, 0))
-                self._unprefixed_processor = load_proto(self._proto + changed, self._where)
+                self._unprefixed_processor = load_proto(self.proto + changed, self._where)
             return self._unprefixed_processor
 
 

@@ -68,7 +68,7 @@ class LibraryVocabulary:
     """
 
     def __init__(self, library: Any, piece: Callable[[str, bool], bytes], where: str):
-        self._library = library
+        self.library = library
         self._where = where
         self._piece = piece
         self._lock = Lock()  # encode_special_tokens is a setting of the object, not of the call
@@ -91,14 +91,14 @@ class LibraryVocabulary:
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
         with self._lock, library_errors(self._where):
-            self._library.encode_special_tokens = not parse_special
-            return self._library.encode(text, add_special_tokens=False).ids
+            self.library.encode_special_tokens = not parse_special
+            return self.library.encode(text, add_special_tokens=False).ids
 
     def text(self, token: int) -> str | None:
-        return self._library.id_to_token(token) if token >= 0 else None
+        return self.library.id_to_token(token) if token >= 0 else None
 
     def id(self, text: str) -> int | None:
-        return self._library.token_to_id(text)
+        return self.library.token_to_id(text)
 
     def piece(self, token: int, first: bool) -> bytes:
         text = self.text(token)

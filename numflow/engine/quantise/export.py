@@ -1,48 +1,113 @@
-"""Writing a model as a GGUF file, for other programs (`numflow quantize SRC.gguf DST.gguf`)."""
+"""Writing a model as a GGUF file, for other programs (`numflow quantize SRC DST.gguf`)."""
 
 from collections.abc import Callable
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import numflow
 from numflow import network
 from numflow.engine.quantise.quantize import Row, check_target, step_of
 from numflow.engine.quantise.report import source_facts, totals_of
-from numflow.errors import RequestError
+from numflow.engine.recipe import read_recipe as read_embedding
+from numflow.errors import RequestError, TokenizerError
 from numflow.formats import gguf_writer
-from numflow.formats.checkpoint import Checkpoint
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import GGML_NUMBERS, TYPES
 from numflow.formats.writer import Entry
+from numflow.network.as_gguf import as_gguf
 from numflow.network.quantise import plan_of
 from numflow.quant.recipe import Recipe
+from numflow.spec.reader import Spec
+
+_POOLINGS = ("none", "mean", "cls", "last")  # by GGUF's number
 
 
 def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Path | None = None,
                 written: Callable[[int, int], None] = lambda done, total: None, replace: bool = False
                 ) -> dict[str, Any]:
-    """Write `source`, a GGUF file, to the GGUF file `target` with its matrices in other types of that format.
+    """Write `source` to the GGUF file `target` with its matrices in types of that format.
 
-    Metadata, among it the tokenizer, is copied as it is. The report is returned; the file has no room for one.
+    Metadata of a GGUF file, among it the tokenizer, is copied as it is; that of other sources is made, from the spec
+    and the tokenizer's files. The report is returned; the file has no room for one.
 
     recipe: of GGUF types (`gguf_writer.ENCODED`). written, replace: as for `quantize`.
 
     Raises:
-        RequestError: the source is no GGUF file, or has tensors of a type that GGUF lacks; and as `quantize`.
+        RequestError: GGUF has no word for something of the model; and as `quantize`.
+        TokenizerError: GGUF has no word for something of the tokenizer.
         FormatError, SpecError, NetworkError: as `quantize`.
     """
-    if source.format != "gguf":
-        raise RequestError(f"{source.path}: only a GGUF file can be written as GGUF, because its metadata is copied; "
-                           f"this is {source.format}")
     check_target(Path(target), source, replace)
     chosen = network.choose_spec(source, spec)
-    built = network.build(chosen, source, fuse=False)
-    plan = plan_of(built, source, recipe)
+    seen, pairs, alignment = _as_gguf(source, chosen)
+    built = network.build(chosen if source.naming == "gguf" else network.choose_spec(seen), seen, fuse=False)
+    plan = plan_of(built, seen, recipe)
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
-    rows = [Row(tensor, plan, None, None, tensor.name in used) for tensor in source.tensors.values()]
+    rows = [Row(tensor, plan, None, None, tensor.name in used) for tensor in seen.tensors.values()]
     entries = [Entry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
-    gguf_writer.write(Path(target), source.files["weights"][0], entries,
-                      step_of(written, sum(row.nbytes for row in rows)))
+    gguf_writer.write(Path(target), pairs, alignment, entries, step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
             "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),
             "idle": list(plan.idle), "tensors": [row.facts for row in rows]}
+
+
+def _as_gguf(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:
+    """The source as a GGUF file has it, its metadata as bytes, and the alignment of its tensors."""
+    if source.format == "gguf":
+        return source, *gguf_writer.copied_pairs(source.files["weights"][0])
+    if source.naming == "gguf":  # a file of ours, made of a GGUF file
+        tensors = {name: _of_known_type(tensor) for name, tensor in source.tensors.items()}
+        return changed(source, tensors=tensors), *gguf_writer.made_pairs(source.config)
+    seen = as_gguf(source, spec)
+    metadata = dict(seen.config) | _name(source, spec) | _tokenizer(source, spec, seen) | _pooling(source, spec, seen)
+    return changed(seen, config=metadata), *gguf_writer.made_pairs(metadata)
+
+
+def _of_known_type(tensor: Tensor) -> Tensor:
+    """A tensor of a type that GGUF lacks as float32."""
+    if tensor.type.name in GGML_NUMBERS:
+        return tensor
+
+    def read() -> np.ndarray:
+        return np.ascontiguousarray(tensor.f32().reshape(tensor.rows, tensor.columns)).view(np.uint8)
+
+    return Tensor(tensor.name, tensor.shape, TYPES["F32"], read)
+
+
+def _name(source: Checkpoint, spec: Spec) -> dict[str, Any]:
+    found = {"general.type": "model", "general.name": Path(source.path).stem or spec.name}
+    return found | {f"general.{key}": value for key in ("license",) if (value := spec.section("model").get(key))}
+
+
+def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint) -> dict[str, Any]:
+    """How embeddings are made of hidden states, for encoders."""
+    if spec.type != "encoder":
+        return {}
+    recipe = read_embedding(source.files, network.resolve(spec, source)[0].option("generation", "pooling"))
+    modes = recipe.pooling
+    if len(modes) > 1 or any(mode not in _POOLINGS for mode in modes) or set(recipe.layers) - {"normalize"}:
+        how = " and ".join(modes) + (" and a matrix after it" if set(recipe.layers) - {"normalize"} else "")
+        raise RequestError(f"{source.path}: embeddings are made by {how}, for which GGUF files have no word; a target "
+                           f"that ends in .safetensors takes this model whole")
+    types = seen.tensors.get("token_types.weight")
+    return {f"{seen.config['general.architecture']}.pooling_type": _POOLINGS.index(modes[0]) if modes else 0,
+            "tokenizer.ggml.token_type_count": types.rows if types else 1}
+
+
+def _tokenizer(source: Checkpoint, spec: Spec, seen: Checkpoint) -> dict[str, Any]:
+    """tokenizer.ggml.*: without a tokenizer other programs cannot load the file."""
+    from numflow.tokenizer import load_tokenizer
+    from numflow.tokenizer.gguf_table import metadata_of
+
+    options = spec.section("tokenizer")
+    try:
+        tokenizer = load_tokenizer(source, options)
+    except TokenizerError as error:
+        raise TokenizerError(f"{error}; a GGUF file needs one") from None
+    rows = seen.config[f"{seen.config['general.architecture']}.vocab_size"]
+    return metadata_of(tokenizer, rows, str(source.path), options.get("pre", ""))

@@ -1,0 +1,196 @@
+"""A checkpoint as a GGUF file would hold it: other names, other cuts, other orders of rows, and metadata.
+
+    seen = as_gguf(checkpoint)      # a Checkpoint of naming "gguf"; weights are read when they are asked for
+
+Nothing here knows a family. The spec's own GGUF tables are followed in the direction of writing: the network of a GGUF
+file is built, each tensor being made up as it is asked for; then that network is held against the source's, step by
+step (match.py), which says where each row comes from and that nothing else differs.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from numflow import network
+from numflow.errors import RequestError
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.gguf_pairs import TAKES_ROPE_FACTORS, TAKES_ROPE_FREQS
+from numflow.formats.types import TYPES
+from numflow.network.gguf_metadata import metadata_of
+from numflow.network.invent import Inventor, NamesToBe
+from numflow.network.match import CLOSE, Mismatch, Pair, matched
+from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
+from numflow.network.weights import WeightSource
+from numflow.ops import Network, Part, Weight
+from numflow.spec.reader import Spec, load_spec
+from numflow.spec.resolve import Resolved
+
+_KEPT = ("F32", "F16", "BF16")
+_INSTEAD = "a target that ends in .safetensors takes this model whole"
+
+
+def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
+    """The checkpoint under GGUF's names, in GGUF's order, without a tokenizer.
+
+    Vectors are F32, matrices F32, F16 or BF16, as the source has them.
+
+    Raises:
+        RequestError: GGUF has no architecture for the family, or no word for something of this model.
+        SpecError, NetworkError: the source is no model that numflow knows.
+    """
+    family = _family(spec)
+    if family is None:
+        raise RequestError(f"{checkpoint.path}: no architecture of GGUF files is known for spec {spec.name!r} "
+                           f"([detect] gguf, [gguf.tensors]); {_INSTEAD}")
+    architecture = family.section("detect")["gguf"]
+    architecture = architecture if isinstance(architecture, str) else architecture[0]
+    try:
+        return _Writing(checkpoint, spec, family, architecture).checkpoint()
+    except Mismatch as error:
+        raise RequestError(f"{checkpoint.path}: a GGUF file of architecture {architecture!r} cannot say all of this "
+                           f"model: {error}; {_INSTEAD}") from None
+
+
+def _family(spec: Spec) -> Spec | None:
+    """The spec in the chain that GGUF files are found by."""
+    stated = (found for path in spec.chain if (found := load_spec(path)).section("detect"))
+    family = next(stated, None)
+    return family if family is not None and family.section("detect").get("gguf") else None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a tensor to be: what `part` of the target's weight names, taken from the source's."""
+
+    weight: Weight
+    part: Part
+    first: int
+    pair: Pair
+
+
+class _Writing:
+    """One checkpoint on its way."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: Spec, family: Spec, architecture: str):
+        self.source, self.family = checkpoint, family
+        self.network = network.build(spec, checkpoint, fuse=False)
+        self.weights = WeightSource(self.network, checkpoint)
+        self.resolved, self.names = network.resolve(spec, checkpoint)
+        layers = self.network.facts["layers"]
+        self.metadata = metadata_of(family, architecture, self.resolved, layers)
+        self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
+        self.spec = spec
+        self.literals = _factors(self.resolved) if architecture in TAKES_ROPE_FACTORS else {}
+
+    def checkpoint(self) -> Checkpoint:
+        target = self._built()
+        pairs = matched(self.network, target, divided=True)
+        if divisors := self._divisors(target):
+            self.literals |= divisors
+            target = self._built()
+        pairs = matched(self.network, target)
+        self._check_long(target)
+        return self._filled(self.invented, target, pairs)
+
+    def _built(self) -> Network:
+        """The network of the file to be, its tensors made up."""
+        made = dict(self.literals)
+        empty = Checkpoint(self.source.path, "gguf", "gguf", made, self.metadata, {})
+        names = NamesToBe(self.family, empty, self.names, self.resolved)
+        builder = Inventor(Resolved(self.family, empty.config, "gguf", names.has), names, empty, made)
+        (encoder_and_decoder if self.family.type == "encoder-decoder" else decoder_or_encoder)(builder)
+        self.invented = empty
+        # As whoever opens the file will see it.
+        chosen = network.choose_spec(empty)
+        if chosen.name != self.family.name:
+            raise RequestError(f"{self.source.path}: as GGUF it would be taken for {chosen.name!r}; {_INSTEAD}")
+        return network.build(chosen, empty, fuse=False)
+
+    def _divisors(self, target: Network) -> dict[str, Tensor]:
+        """What the frequencies that GGUF's words give have to be divided by, as a tensor."""
+        found = None
+        for ours, other in zip(self.network.entries["main"], target.entries["main"], strict=True):
+            if ours.op == "rope_angles" and found is None:
+                a = np.asarray(self.network.weights[ours.weights["inv_freq"]].constant, np.float64)
+                b = np.asarray(target.weights[other.weights["inv_freq"]].constant, np.float64)
+                found = None if np.allclose(a, b, CLOSE, 0) else b / a
+        if found is None:
+            return {}
+        if self.metadata["general.architecture"] not in TAKES_ROPE_FREQS:
+            raise Mismatch("model", "a rotary frequency", "what the source says", "another number")
+        return {"rope_freqs.weight": _literal("rope_freqs.weight", found)}
+
+    def _check_long(self, target: Network) -> None:
+        """The same where a whole context is run, which changes some ways of stretching positions."""
+        context = self.network.facts["context"]
+        ours = network.build(self.spec, self.source, context, fuse=False)
+        matched(ours, network.build(network.choose_spec(self.invented), self.invented, context, fuse=False))
+
+    def _filled(self, invented: Checkpoint, target: Network, pairs: list[Pair]) -> Checkpoint:
+        pieces: dict[str, list[_Piece]] = {}
+        for pair in pairs:
+            weight, first = target.weights[pair.target], 0
+            for part in weight.parts:
+                tensor = invented.tensors[part.tensor]
+                count = tensor.rows * tensor.columns if len(weight.shape) == 1 else tensor.rows
+                if part.transpose:
+                    count = tensor.rows * tensor.columns // weight.shape[1]
+                count = count if part.rows is None else len(part.rows)
+                pieces.setdefault(part.tensor, []).append(_Piece(weight, part, first, pair))
+                first += count
+        tensors = {name: tensor if name in self.literals else self._tensor(tensor, pieces[name])
+                   for name, tensor in invented.tensors.items()}
+        return replace(invented, tensors=tensors, files={"weights": self.source.files.get("weights", [])})
+
+    def _tensor(self, tensor: Tensor, pieces: list[_Piece]) -> Tensor:
+        kinds = {kind for piece in pieces for kind in self.network.weights[piece.pair.source].types}
+        plain = len(tensor.shape) > 1 and len(kinds) == 1 and kinds <= set(_KEPT)
+        kind = TYPES[kinds.pop() if plain else "F32"]
+        return replace(tensor, type=kind, read=lambda: _stored(self._values(tensor, pieces), kind.name))
+
+    def _values(self, tensor: Tensor, pieces: list[_Piece]) -> np.ndarray:
+        """float32 [rows, columns] of a tensor."""
+        whole = np.empty(tensor.shape, np.float32)
+        for piece in pieces:
+            values = self.weights.f32(piece.pair.source)
+            if piece.pair.order is not None:
+                values = values[piece.pair.order]
+            if piece.weight.add:
+                values = values - np.float32(piece.weight.add)
+            _put(whole, piece, values)
+        return whole.reshape(tensor.rows, tensor.columns)
+
+
+def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:
+    """Write the rows of a piece where the tensor has them."""
+    part, first = piece.part, piece.first
+    if part.transpose:
+        turned = np.swapaxes(whole, -1, -2)
+        if part.rows is not None:
+            raise RequestError(f"{part.tensor}: some rows of transposed matrices cannot be written")
+        turned[...] = values[first:first + turned[..., 0].size].reshape(turned.shape)
+        return
+    rows = whole.reshape(-1) if len(piece.weight.shape) == 1 else whole.reshape(-1, whole.shape[-1])
+    where = slice(None) if part.rows is None else np.asarray(part.rows)
+    rows[where] = values[first:first + (len(rows) if part.rows is None else len(part.rows))]
+
+
+def _stored(x: np.ndarray, kind: str) -> np.ndarray:
+    """uint8 [rows, row_bytes]; exact where the values have been of this type."""
+    if kind == "BF16":
+        return np.ascontiguousarray((x.view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
+    return np.ascontiguousarray(x.astype({"F16": np.float16, "F32": np.float32}[kind])).view(np.uint8)
+
+
+def _literal(name: str, values: Any) -> Tensor:
+    array = np.asarray(values, np.float32).reshape(1, -1)
+    return Tensor(name, (array.size,), TYPES["F32"], lambda: array.view(np.uint8))
+
+
+def _factors(source: Resolved) -> dict[str, Tensor]:
+    """Divisors of rotary frequencies that a configuration lists, as the tensors that GGUF files have."""
+    if source.option("rope", "scaling", 0) != "longrope":
+        return {}
+    return {name: _literal(name, source.option("rope", f"{side}_factor", 0))
+            for side in ("short", "long") for name in [f"rope_factors_{side}.weight"]}

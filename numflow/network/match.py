@@ -1,0 +1,132 @@
+"""Two networks that should compute the same from files of different layouts: which rows are which.
+
+The files may differ in how tensors are cut and in the order of rotated columns, where one rotates neighbours and the
+other halves. Everything else has to agree, and what does not is named.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.ops import Network, Step, View, param
+
+CLOSE = 2e-6  # numbers of which one has gone through float32
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A weight of the target and the one of the source that it equals; order: rows of the source's, None for as they
+    are."""
+
+    target: str
+    source: str
+    order: np.ndarray | None
+
+
+class Mismatch(RequestError):
+    """The networks differ; `what` is (label, name, value in the source, value in the target)."""
+
+    def __init__(self, label: str, name: str, source: object, target: object):
+        super().__init__(f"{label}: {name} is {source}, and would be read as {target}")
+        self.label, self.name = label, name
+
+
+def matched(source: Network, target: Network, divided: bool = False) -> list[Pair]:
+    """Which weight of the source each weight of the target is.
+
+    divided: rotary frequencies may differ.
+
+    Raises:
+        Mismatch: the networks do not compute the same.
+    """
+    if source.entries.keys() != target.entries.keys():
+        raise Mismatch("model", "parts", sorted(source.entries), sorted(target.entries))
+    pairs: dict[str, Pair] = {}
+    for entry, steps in source.entries.items():
+        theirs = target.entries[entry]
+        if len(steps) != len(theirs):
+            ours, other = next(((a, b) for a, b in zip(steps, theirs) if a.op != b.op), (steps[-1], theirs[-1]))
+            raise Mismatch(ours.label, "step", ours.op, other.op)
+        orders = _orders(steps, theirs)
+        for ours, other in zip(steps, theirs, strict=True):
+            _same(ours, other)
+            for pair in _weights(source, target, ours, other, orders, divided):
+                known = pairs.setdefault(pair.target, pair)
+                if known.source != pair.source or not _same_order(known.order, pair.order):
+                    raise Mismatch(ours.label, "weight", pair.source, known.source)
+    return list(pairs.values())
+
+
+def _same(ours: Step, other: Step) -> None:
+    if ours.op != other.op:
+        raise Mismatch(ours.label, "step", ours.op, other.op)
+    if (ours.inputs, ours.outputs) != (other.inputs, other.outputs):
+        raise Mismatch(ours.label, "columns", *(", ".join(map(str, (*s.inputs, *s.outputs))) for s in (ours, other)))
+    for name in sorted({*ours.params, *other.params} - {"pairing"}):
+        a, b = param(ours, name), param(other, name)
+        if a != b and not (isinstance(a, float) and isinstance(b, (int, float)) and np.isclose(a, b, CLOSE, 0)):
+            raise Mismatch(ours.label, name, a, b)
+    if ours.weights.keys() != other.weights.keys():
+        raise Mismatch(ours.label, "tensors", *(", ".join(sorted(s.weights)) or "none" for s in (ours, other)))
+
+
+def _weights(source: Network, target: Network, ours: Step, other: Step, orders: list, divided: bool
+             ) -> Iterator[Pair]:
+    for role, name in ours.weights.items():
+        a, b = source.weights[name], target.weights[other.weights[role]]
+        if a.shape != b.shape or (len(a.shape) > 1 and a.groups != b.groups and ours.op == "expert_linear"):
+            raise Mismatch(ours.label, f"shape of {role}", list(a.shape), list(b.shape))
+        if a.constant is not None or b.constant is not None:
+            skip = divided and role == "inv_freq"
+            if not skip and (a.constant is None or b.constant is None
+                             or not np.allclose(a.constant, b.constant, CLOSE, 0)):
+                raise Mismatch(ours.label, _CONSTANTS.get(role, role), "what the source says", "other numbers")
+            continue
+        yield Pair(b.name, a.name, _order_of(ours, orders, a.shape[0]))
+
+
+_CONSTANTS = {"inv_freq": "rotary frequencies", "slopes": "slopes", "table": "table of positions"}
+
+
+def _orders(steps: tuple[Step, ...], theirs: tuple[Step, ...]) -> list[tuple[View, np.ndarray, str]]:
+    """Views whose columns the target has in another order, the order, and the layer they are of."""
+    found = []
+    for ours, other in zip(steps, theirs):
+        if ours.op != "rope" or other.op != "rope" or param(ours, "pairing") == param(other, "pairing"):
+            continue
+        count, width, start = ours.params["heads"], ours.params["head_dim"], param(ours, "start")
+        dims = ours.inputs[1].width
+        head = np.arange(width)
+        halves = start + np.arange(dims).reshape(2, -1).T.reshape(-1)  # neighbours, as halves have them
+        if param(other, "pairing") == "adjacent":
+            head[start:start + dims] = halves
+        else:
+            head[halves] = start + np.arange(dims)
+        order = (np.arange(count)[:, None] * width + head).reshape(-1)
+        found.append((ours.inputs[0], order, _layer(ours)))
+    return found
+
+
+def _layer(step: Step) -> str:
+    return step.label.rpartition(".")[0]
+
+
+def _order_of(step: Step, orders: list[tuple[View, np.ndarray, str]], rows: int) -> np.ndarray | None:
+    """The order of the rows of a weight that makes, or scales, columns which are in another order."""
+    if step.op not in ("linear", "rms_norm", "layer_norm"):
+        return None
+    view, order = step.outputs[0], None
+    for rotated, columns, layer in orders:
+        first = rotated.start - view.start
+        if layer != _layer(step) or rotated.buffer != view.buffer or not 0 <= first < view.width:
+            continue
+        order = np.arange(rows) if order is None else order
+        count = min(rows, rotated.width)  # a norm's weight may be that of one head, for all
+        order[first:first + count] = first + columns[:count]
+    return order
+
+
+def _same_order(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))

@@ -1,0 +1,166 @@
+"""A tokenizer as GGUF metadata (tokenizer.ggml.*), from whatever files it was read.
+
+What is written is read back and has to give the same ids, for texts of many scripts and for texts made of the
+vocabulary's own tokens; a tokenizer that GGUF has no words for is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from numflow.errors import NumflowError, TokenizerError
+from numflow.tokenizer import gguf_scored, gguf_vocabulary, pretokenize, spm
+from numflow.tokenizer.gguf_scored import model_of
+from numflow.tokenizer.names import names
+from numflow.tokenizer.probes import probes
+from numflow.tokenizer.roles import END_TEXTS
+from numflow.tokenizer.tokenizer import Tokenizer
+from numflow.tokenizer.vocabulary import LibraryVocabulary
+from numflow.tokenizer.wrapping import TEXT
+
+_ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
+              "cls": "cls"}  # seperator is so spelt
+_INSTEAD = "a target that ends in .safetensors takes the tokenizer as it is"
+
+
+def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "") -> dict[str, Any]:
+    """tokenizer.ggml.* and the chat template.
+
+    rows: tokens that the model has embeddings for. pre: the rule that cuts text before merging, "" to find it out.
+
+    Raises:
+        TokenizerError: GGUF cannot express this tokenizer; says what is missing.
+    """
+    found, why = None, ""
+    for table in _tables(tokenizer, where, pre):
+        table = _of_rows(table, tokenizer, rows, where)
+        meta = {f"tokenizer.ggml.{key}": value for key, value in (table | _roles(tokenizer, table, where)).items()}
+        if tokenizer.chat_template is not None:
+            meta["tokenizer.chat_template"] = tokenizer.chat_template
+        why = _difference(tokenizer, meta, rows, where)
+        if not why:
+            found = meta
+            break
+    if found is None:
+        raise TokenizerError(f"{where}: {why}; {_INSTEAD}")
+    return found
+
+
+def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, Any]]:
+    """Ways to express the vocabulary: model, tokens, token_type and what belongs to the model."""
+    vocabulary = tokenizer.vocabulary
+    if isinstance(vocabulary, spm.SentencePieceVocabulary):
+        yield gguf_scored.of_sentencepiece(vocabulary, where)
+        return
+    if not isinstance(vocabulary, LibraryVocabulary):
+        raise TokenizerError(f"{where}: no way to write this kind of vocabulary as GGUF; {_INSTEAD}")
+    state = json.loads(vocabulary.library.to_str())
+    model = state["model"]
+    texts = [vocabulary.text(id) for id in range(vocabulary.size)]
+    base = {"tokens": texts, "token_type": _types(vocabulary, texts)}
+    match model["type"]:
+        case "BPE" if model.get("byte_fallback"):
+            yield gguf_scored.of_merges(model, state, base, where)
+        case "BPE":
+            merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+            for rule in _rules(vocabulary, model, where, pre):
+                yield {"model": model_of("byte-level bpe"), "pre": rule, **base, "merges": merges}
+        case "Unigram":
+            yield gguf_scored.of_unigram(model, state, base, where)
+        case "WordPiece":
+            yield _wordpiece(model, state, base, where)
+        case kind:
+            raise TokenizerError(f"{where}: GGUF has no word for a {kind} vocabulary; {_INSTEAD}")
+
+
+def _types(vocabulary: Any, texts: list[str | None]) -> list[int]:
+    types = [spm.NORMAL if text is not None else spm.UNUSED for text in texts]
+    for id in vocabulary.added.values():
+        types[id] = spm.CONTROL if id in vocabulary.special_ids else spm.USER_DEFINED
+    return types
+
+
+def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, pre: str) -> list[str]:
+    """Names of rules that cut texts as this tokenizer does; usually one."""
+    if pre:
+        return [pre]
+    ours = vocabulary.library
+    found = []
+    for rule in names()["rule"]:
+        if rule.get("spaces") == "mark" or rule.get("ignore_merges", False) != bool(model.get("ignore_merges")):
+            continue
+        normalizer, cutter = pretokenize.build(rule)
+        if all(_cut(ours.normalizer, ours.pre_tokenizer, text) == _cut(normalizer, cutter, text) for text in probes()):
+            found.append(rule["names"][0])
+    if not found:
+        raise TokenizerError(f"{where}: no rule of GGUF files cuts text as this tokenizer does (tokenizer.ggml.pre); "
+                             f"{_INSTEAD}")
+    return found
+
+
+def _cut(normalizer: Any, cutter: Any, text: str) -> list[str]:
+    text = text if normalizer is None else normalizer.normalize_str(text)
+    return [text] if cutter is None else [piece for piece, _ in cutter.pre_tokenize_str(text)]
+
+
+def _wordpiece(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str, Any], where: str) -> dict[str, Any]:
+    """The first piece of a word is marked with U+2581 in place of ## before the others."""
+    prefix = model["continuing_subword_prefix"]
+    texts = [text if text is None or kind != spm.NORMAL or (text.startswith("[") and text.endswith("]"))
+             else text[len(prefix):] if text.startswith(prefix) else f"\u2581{text}"
+             for text, kind in zip(base["tokens"], base["token_type"], strict=True)]
+    normalizer = state.get("normalizer") or {}
+    lowercase = bool(normalizer.get("lowercase"))
+    strip = normalizer.get("strip_accents")
+    return {"model": model_of("wordpiece"), "pre": "default", **base, "tokens": texts,
+            "normalizer.lowercase": lowercase, "normalizer.strip_accents": lowercase if strip is None else bool(strip)}
+
+
+def _of_rows(table: dict[str, Any], tokenizer: Tokenizer, rows: int, where: str) -> dict[str, Any]:
+    """The table with one entry for each row of the embeddings, all of them different."""
+    texts, types = list(table["tokens"]), list(table["token_type"])
+    if any(kind == spm.NORMAL for kind in types[rows:]):
+        raise TokenizerError(f"{where}: the tokenizer has {len(texts)} tokens, the model {rows}")
+    more = max(0, rows - len(texts))
+    texts, types = texts[:rows] + [None] * more, types[:rows] + [spm.UNUSED] * more
+    texts = [f"[PAD{id}]" if text is None else text for id, text in enumerate(texts)]
+    if len(set(texts)) < len(texts):
+        raise TokenizerError(f"{where}: two tokens have the same text, which GGUF files cannot have; {_INSTEAD}")
+    table = table | {"tokens": texts, "token_type": types}
+    if "scores" in table:
+        table["scores"] = [*map(float, table["scores"][:rows]), *([-10000.0] * (rows - len(table["scores"])))]
+    return table
+
+
+def _roles(tokenizer: Tokenizer, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    roles, meta = tokenizer.roles, {}
+    for role, key in _ROLE_KEYS.items():
+        if (id := getattr(roles, role)) is not None and id < len(table["tokens"]):
+            meta[f"{key}_token_id"] = id
+    known = {id for text, id in tokenizer.vocabulary.added.items() if text in END_TEXTS} | {roles.eos}
+    for key, id in zip(("eot", "eom"), sorted(roles.ends - known)):
+        meta[f"{key}_token_id"] = id
+    slots = [what for what, _ in tokenizer.wrapping.single]
+    before, after = slots[:slots.index(TEXT)], slots[slots.index(TEXT) + 1:]
+    if table["model"] == model_of("wordpiece"):
+        if before != [roles.cls] or after != [roles.sep]:
+            raise TokenizerError(f"{where}: GGUF's WordPiece puts [CLS] and [SEP] around a text; {_INSTEAD}")
+        return meta | {"bos_token_id": roles.cls, "add_bos_token": True}
+    if before not in ([], [roles.bos]) or after not in ([], [roles.eos]):
+        raise TokenizerError(f"{where}: GGUF files say only whether BOS and EOS go around a text, not more; {_INSTEAD}")
+    return meta | {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+
+
+def _difference(tokenizer: Tokenizer, meta: dict[str, Any], rows: int, where: str) -> str:
+    """Where what was written reads differently, "" if nowhere."""
+    try:
+        read = gguf_vocabulary.load(meta, {}, where)
+    except NumflowError as error:
+        return f"as GGUF it cannot be read: {error}"
+    for text in probes(tokenizer, rows):
+        ours, theirs = tokenizer.encode(text), read.encode(text)
+        if ours != theirs:
+            at = next((n for n, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            near = tokenizer.decode(ours[max(0, at - 3):at + 3])
+            return f"as GGUF ({meta['tokenizer.ggml.model']}) it would cut text otherwise, such as {near!r}"
+    return ""
