@@ -124,8 +124,8 @@ def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[C
 
 
 def _offered(group: Group) -> Group:
-    """The group, which may stay as it is only where it is a table of tokens."""
-    if group.modules[0] in ("token_embd", "output"):
+    """The group, which may stay as it is only where it is a table of tokens or has to."""
+    if group.modules[0] in ("token_embd", "output") or len(group.sizes) == 1:
         return group
     return replace(group, sizes={name: size for name, size in group.sizes.items() if name != KEEP})
 

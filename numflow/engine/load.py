@@ -56,7 +56,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     """
     begin = time.perf_counter()
     program_class, types = _executor(backend), {"kv_k": kv_k or kv, "kv_v": kv_v or kv}
-    options |= {name: kind for name, kind in types.items() if kind is not None}
+    options |= {name: str(kind).lower() for name, kind in types.items() if kind is not None}
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
     if cpu_layers and backend != "cuda":
         raise RequestError(f"cpu_layers={cpu_layers} leaves layers of a GPU's model to the processor: it needs backend "

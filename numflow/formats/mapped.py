@@ -73,7 +73,7 @@ class MappedFile:
             with open(self.path, "rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise FormatError(f"{path}: cannot be read: {error}") from None
+            raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         _maps.add(self.map)
         self.data = np.frombuffer(self.map, np.uint8)
         self.size = len(self.data)

@@ -36,6 +36,10 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(folder):
     np.testing.assert_array_equal(_logits(folder, kv="q4", chunk=7, threads=2), whole)
 
 
+def test_types_may_be_in_capitals(folder):
+    np.testing.assert_array_equal(_logits(folder, kv="Q4", kv_v="F16"), _logits(folder, kv="q4", kv_v="f16"))
+
+
 def test_a_cache_of_few_bits_takes_less_memory(folder):
     size = {}
     for kv in ("f32", "q4", "q2"):

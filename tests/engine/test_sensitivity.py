@@ -12,7 +12,7 @@ from numflow.engine.quantise.sensitivity import Group, allocate, automatic_recip
 from numflow.errors import RequestError
 from numflow.network.quantise import plan_of, quantised
 from numflow.quant import ROW_SCHEMES
-from numflow.quant.recipe import KEEP, read_recipe
+from numflow.quant.recipe import KEEP, read_recipe, recipe_of
 from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
 
@@ -107,6 +107,19 @@ def test_a_model_that_is_small_already_stays(source, calibration, tmp_path):
         automatic_recipe(tmp_path / "small", 5, calibration)
     recipe = automatic_recipe(tmp_path / "small", 3.2, calibration)
     assert {scheme for _, scheme in recipe.rules} == {"q2", KEEP}
+
+
+def test_what_has_to_stay_counts(tmp_path):
+    """Matrices of 80 columns, which q4_b16 divides and no scheme of numflow's."""
+    source = write_model(tmp_path / "source", ffn=80)
+    coarse = recipe_of({"weights": "keep", "tensors": {"*ffn_down": "q4_b16"}}, "coarse")
+    quantize(formats.open_checkpoint(source), tmp_path / "x", coarse)
+    found = calibrate(tmp_path / "x", TEXT, 64, 2)
+    recipe = automatic_recipe(tmp_path / "x", 3.6, found)
+    made = quantize(formats.open_checkpoint(tmp_path / "x"), tmp_path / "y", recipe)
+    assert 3 < made["bits_per_weight"] <= 3.6 and {"q4_b16"} < {row["type"] for row in made["tensors"]}
+    with pytest.raises(RequestError, match="too few: q2 and what stays as it is alone takes 2.8"):
+        automatic_recipe(tmp_path / "x", 2.7, found)
 
 
 def test_a_calibration_without_a_sample(source, calibration):

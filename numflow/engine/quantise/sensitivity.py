@@ -90,18 +90,19 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
 
 def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
            given: Recipe = FREE) -> list[Group]:
-    """The matrices of a network (built with fuse=False) that can be quantised, by kind and depth.
+    """The matrices of a network (built with fuse=False) that can be quantised or are, by kind and depth.
 
-    measure: errors too; without, there are none. given: what its rules name can have one scheme only.
+    measure: errors too; without, there are none. given: what its rules name can have one scheme only. What must stay
+    as it is, but counts among the quantised, can be KEEP only.
     """
     plan = plan_of(built, checkpoint, given)
-    kept = [name for name, why in plan.kept.items() if not why and checkpoint.tensors[name].type.block > 1]
-    names = [name for name in plan.modules if name in plan.schemes or name in kept]
+    names = [name for name in plan.modules if name in plan.schemes or checkpoint.tensors[name].type.block > 1]
     layers = [_place(plan.modules[name][0])[1] for name in names]
     table: dict[tuple[str, int, str | None], list[str]] = {}
     for name, layer in zip(names, layers):
         kind, depth = _place(plan.modules[name][0])[0], -1 if layer < 0 else layer * DEPTHS // (max(layers) + 1)
-        table.setdefault((kind, depth, given.rule(*plan.modules[name], name)), []).append(name)
+        fixed = given.rule(*plan.modules[name], name) if name in plan.schemes else KEEP
+        table.setdefault((kind, depth, fixed), []).append(name)
     found = []
     for (_, _, fixed), names in table.items():
         tensors = [checkpoint.tensors[name] for name in names]
@@ -199,13 +200,14 @@ def check_size(found: list[Group], bits: float) -> None:
     Raises:
         RequestError: fewer bits than the smallest schemes take, or no matrices at all.
     """
-    if not found:
+    if all(set(group.sizes) == {KEEP} for group in found):
         raise RequestError("the model has no matrices that could be quantised")
     weights = sum(group.weights for group in found)
     least = 8 * sum(min(group.sizes.values()) for group in found) / weights
     if not bits >= least:  # NaN is too few, too
         smallest = dict.fromkeys(min(group.sizes, key=group.sizes.__getitem__) for group in found)
-        raise RequestError(f"{bits:g} bits per weight are too few: {' and '.join(smallest)} alone takes {least:.4f}")
+        what = " and ".join("what stays as it is" if name == KEEP else name for name in smallest)
+        raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {least:.4f}")
 
 
 def _worth_it(group: Group) -> list[str]:
