@@ -2,8 +2,9 @@
 
 A set of matrices larger than any cache is multiplied with one token (every byte of codes and headers is read once) or
 with a prompt of them. The bits are random: speed does not depend on them. All widths take their codes from the same
-memory, and they take turns, round by round, with a plain read of that memory; of each the best round counts. A matrix
-that the second cache holds, multiplied again and again, shows what the instructions alone would do: as long as that is
+memory, and they take turns, each right after a plain read of that memory; of each the best round counts, and the median
+of its rounds' shares of those reads, since the speed of a machine's memory is not the same all the time. A matrix that
+the second cache holds, multiplied again and again, shows what the instructions alone would do: as long as that is
 faster than the memory, decoding is bound by the memory.
 """
 
@@ -30,9 +31,9 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
                 mebibytes: int = 1024, columns: int = 4096, rounds: int = 5, tokens: int = 128) -> list[dict]:
     """One row for each type:
 
-    type, bits_per_weight (in memory), bytes (of the matrices), decode_gb_s and decode_fraction (of read_gb_s, the
-    plain read), cached_gb_s (of a matrix in the cache), decode_gweights_s, prefill_gop_s (2 operations for each weight
-    and token), threads.
+    type, bits_per_weight (in memory), bytes (of the matrices), decode_gb_s and decode_fraction (of the plain reads),
+    cached_gb_s (of a matrix in the cache), decode_gweights_s, prefill_gop_s (2 operations for each weight and token),
+    read_gb_s (the slowest and the fastest plain read), threads.
     """
     if quick:
         mebibytes, columns, rounds, tokens = 8, 512, 1, 16
@@ -44,20 +45,23 @@ def speed_table(quick: bool = False, types: tuple[str, ...] = (*ROW_SCHEMES, *PE
     decode = {kind: _Walk(matrices, 1, threads) for kind, matrices in sets.items()}
     cached = {kind: _Walk(matrices, 1, threads) for kind, matrices in small.items()}
     prefill = {kind: _Walk(matrices[:max(1, len(matrices) // 32)], tokens, threads) for kind, matrices in sets.items()}
-    read, best = [], {}
+    read, best, shares = [], {}, {kind: [] for kind in types}
     for _ in range(rounds):
-        read.append(_read_seconds(memory, threads))
-        for walks in (decode, cached, prefill):
-            for walk in walks.values():
-                best[walk] = min(best.get(walk, np.inf), walk.seconds())
-    read_gb_s, rows = memory.nbytes / min(read) / 1e9, []
+        for kind in types:
+            read.append(_read_seconds(memory, threads) / memory.nbytes)
+            for walk in (decode[kind], cached[kind], prefill[kind]):
+                seconds = walk.seconds()
+                best[walk] = min(best.get(walk, np.inf), seconds)
+                if walk is decode[kind]:
+                    shares[kind].append(read[-1] / (seconds / walk.nbytes))
+    rows = []
     for kind, walk in decode.items():
         gb_s, cached_gb_s = (w.nbytes / best[w] / 1e9 for w in (walk, cached[kind]))
         rows.append({"type": kind, "bits_per_weight": 8 * walk.nbytes / walk.weights, "bytes": walk.nbytes,
-                     "decode_gb_s": gb_s, "decode_fraction": gb_s / read_gb_s, "cached_gb_s": cached_gb_s,
+                     "decode_gb_s": gb_s, "decode_fraction": float(np.median(shares[kind])), "cached_gb_s": cached_gb_s,
                      "decode_gweights_s": walk.weights / best[walk] / 1e9,
                      "prefill_gop_s": 2 * tokens * prefill[kind].weights / best[prefill[kind]] / 1e9,
-                     "read_gb_s": read_gb_s, "threads": threads})
+                     "read_gb_s": [1e-9 / max(read), 1e-9 / min(read)], "threads": threads})
     return rows
 
 

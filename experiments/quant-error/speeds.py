@@ -2,20 +2,29 @@
 
 import os
 
+from numflow.cpu.cores import default_threads
+
 from .speed import speed_table
 
 
 def speed_part(lab, places):
-    """Decode and prefill speed of each width on matrices larger than the cache."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    rows = speed_table(quick=lab.quick)
-    lab.results |= {"speed": rows, "load_before_speed": load}
+    """Decode and prefill speed of each width on matrices larger than the cache, by one core and by all."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, default_threads()
+    tables = [speed_table(quick=lab.quick, threads=threads) for threads in sorted({cores} if lab.quick else {1, cores})]
+    lab.results |= {"speed": [row for rows in tables for row in rows], "load_before_speed": load}
     lab.heading("Speed and memory on the CPU")
     lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
-             f"token. This machine reads {rows[0]['read_gb_s']:.1f} GB/s with {rows[0]['threads']} threads. Its load "
-             f"average was {load:.1f} when this part began: far from 0, others ran beside it, and numbers are too low "
-             f"and uneven. What a matrix in the second cache is read with says how fast the instructions are: where "
-             f"that is more than reading, decoding is bound by the memory.")
+             f"token. Its share is that of a plain read right before it, the median of the rounds. What a matrix in "
+             f"the second cache is read with says how fast the instructions are: where that is more than reading, "
+             f"decoding is bound by the memory. The load average was {load:.1f} when this part began: far from 0, others ran "
+             f"beside it, and numbers are too low and uneven.")
+    for rows in tables:
+        _table(lab, rows)
+
+
+def _table(lab, rows):
+    slowest, fastest = rows[0]["read_gb_s"]
+    lab.text(f"Threads: {rows[0]['threads']}. They read {slowest:.1f} to {fastest:.1f} GB/s.")
     lab.table(["type", "bits in memory", "decode GB/s", "share of reading", "GB/s in the cache", "decode Gweights/s",
                "prefill GOP/s"],
               [[r["type"], f"{r['bits_per_weight']:.3f}", f"{r['decode_gb_s']:.1f}", f"{r['decode_fraction']:.0%}",
