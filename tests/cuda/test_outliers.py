@@ -25,6 +25,7 @@ from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, values
 from tests.ops.build import Builder, error, run_case
+from tests.partition.plans import placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 KIND = "q3h+2%"
@@ -197,6 +198,18 @@ def test_a_decoder_by_graphs():
     assert fake.replays >= 2
     assert error(logits[0], logits[1]) < 1e-2
     assert error(logits[0], logits[2]) < 0.15
+
+
+@pytest.mark.slow
+def test_a_plan():
+    """Matrices cut by rows and by columns over two devices, beside one."""
+    network, checkpoint = random_network(Shape(1, 64, 2, 2, 128, 40, 64), KIND, fuse=False)
+    logits = []
+    for devices in ("0", "0&1"):
+        program = placed(network, checkpoint, "cuda", devices, activations="f32", gpu="simulator")
+        logits.append(run(program, output="logits", ids=[3, 9, 27]))
+        program.close()
+    assert np.abs(logits[0] - logits[1]).max() < 1e-5 * logits[0].std()
 
 
 def test_launches_of_a_layer():
