@@ -16,8 +16,8 @@ def speed_part(lab, places):
     lab.text(f"One `linear` after the other on matrices that no cache holds; decoding reads every byte once for one "
              f"token. Its share is that of a plain read right before it, the median of the rounds. What a matrix in "
              f"the second cache is read with says how fast the instructions are: where that is more than reading, "
-             f"decoding is bound by the memory. The load average was {load:.1f} when this part began: far from 0, others ran "
-             f"beside it, and numbers are too low and uneven.")
+             f"decoding is bound by the memory. The load average was {load:.1f} when this part began: far from 0, "
+             f"others ran beside it, and numbers are too low and uneven.")
     for rows in tables:
         _table(lab, rows)
 
