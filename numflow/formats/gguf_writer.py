@@ -67,7 +67,7 @@ def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Seque
     Raises:
         RequestError: a type that GGUF has no number for; no room on the disk, or the file cannot be written.
     """
-    pairs = encode_pairs({_QUANTISATION: 2}) | dict(pairs)
+    pairs = {**pairs, **({} if _QUANTISATION in pairs else encode_pairs({_QUANTISATION: 2}))}
     padded = [_padded(entry, alignment) for entry in entries]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs)) + b"".join(pairs.values())
     at = 0

@@ -68,6 +68,11 @@ class _Piece:
     first: int
     pair: Pair
 
+    def is_all_of(self, tensor: Tensor) -> bool:
+        """Whether the tensor is the weight, row by row."""
+        return (len(self.weight.parts) == 1 and self.part.rows is None and not self.part.transpose
+                and np.prod(self.weight.shape) == np.prod(tensor.shape))
+
 
 class _Writing:
     """One checkpoint on its way."""
@@ -151,15 +156,20 @@ class _Writing:
 
     def _values(self, tensor: Tensor, pieces: list[_Piece]) -> np.ndarray:
         """float32 [rows, columns] of a tensor."""
+        shape = (tensor.rows, tensor.columns)
+        if len(pieces) == 1 and pieces[0].is_all_of(tensor):
+            return self._of_source(pieces[0]).reshape(shape)
         whole = np.empty(tensor.shape, np.float32)
         for piece in pieces:
-            values = self.weights.f32(piece.pair.source)
-            if piece.pair.order is not None:
-                values = values[piece.pair.order]
-            if piece.weight.add:
-                values = values - np.float32(piece.weight.add)
-            _put(whole, piece, values)
-        return whole.reshape(tensor.rows, tensor.columns)
+            _put(whole, piece, self._of_source(piece))
+        return whole.reshape(shape)
+
+    def _of_source(self, piece: _Piece) -> np.ndarray:
+        """What the source has for a weight of the target, in the target's order."""
+        values = self.weights.f32(piece.pair.source)
+        if piece.pair.order is not None:
+            values = values[piece.pair.order]
+        return values - np.float32(piece.weight.add) if piece.weight.add else values
 
 
 def _put(whole: np.ndarray, piece: _Piece, values: np.ndarray) -> None:

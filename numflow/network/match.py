@@ -44,6 +44,7 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
     if source.entries.keys() != target.entries.keys():
         raise Mismatch("model", "parts", sorted(source.entries), sorted(target.entries))
     pairs: dict[str, Pair] = {}
+    context = source.facts["context"]
     for entry, steps in source.entries.items():
         theirs = target.entries[entry]
         if len(steps) != len(theirs):
@@ -51,7 +52,7 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
             raise Mismatch(ours.label, "step", ours.op, other.op)
         orders = _orders(steps, theirs)
         for ours, other in zip(steps, theirs, strict=True):
-            _same(ours, other)
+            _same(ours, other, context)
             for pair in _weights(source, target, ours, other, orders, divided):
                 known = pairs.setdefault(pair.target, pair)
                 if known.source != pair.source or not _same_order(known.order, pair.order):
@@ -59,13 +60,15 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
     return list(pairs.values())
 
 
-def _same(ours: Step, other: Step) -> None:
+def _same(ours: Step, other: Step, context: int) -> None:
     if ours.op != other.op:
         raise Mismatch(ours.label, "step", ours.op, other.op)
     if (ours.inputs, ours.outputs) != (other.inputs, other.outputs):
         raise Mismatch(ours.label, "columns", *(", ".join(map(str, (*s.inputs, *s.outputs))) for s in (ours, other)))
     for name in sorted({*ours.params, *other.params} - {"pairing"}):
         a, b = param(ours, name), param(other, name)
+        if name == "window" and max(a, b) >= context and min(a, b) in (0, max(a, b)):  # it shuts out nothing
+            continue
         if a != b and not (isinstance(a, float) and isinstance(b, (int, float)) and np.isclose(a, b, CLOSE, 0)):
             raise Mismatch(ours.label, name, a, b)
     if ours.weights.keys() != other.weights.keys():

@@ -124,6 +124,8 @@ def _of_rows(table: dict[str, Any], tokenizer: Tokenizer, rows: int, where: str)
     more = max(0, rows - len(texts))
     texts, types = texts[:rows] + [None] * more, types[:rows] + [spm.UNUSED] * more
     texts = [f"[PAD{id}]" if text is None else text for id, text in enumerate(texts)]
+    if "scores" in table:  # tokens that are matched in text as it stands, which has spaces
+        texts = [text.replace("\u2581", " ") if kind == spm.USER_DEFINED else text for text, kind in zip(texts, types)]
     if len(set(texts)) < len(texts):
         raise TokenizerError(f"{where}: two tokens have the same text, which GGUF files cannot have; {_INSTEAD}")
     table = table | {"tokens": texts, "token_type": types}
