@@ -235,6 +235,17 @@ def test_bad_weights_leave_no_file(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_weights_too_small_for_a_scheme_are_reported_as_lost(tmp_path):
+    def tiny(tensors):  # whose squares float32 has not
+        tensors["model.layers.0.mlp.up_proj.weight"] *= np.float32(1e-25)
+        tensors["model.layers.0.mlp.gate_proj.weight"] *= np.float32(1e-38)
+
+    report = quantize(formats.open_checkpoint(write_model(tmp_path, change=tiny)), tmp_path / "x", read_recipe("q4"))
+    error = {row["modules"][0]: row["error"] for row in report["tensors"] if "error" in row}
+    assert error["blk.0.ffn_up"] == pytest.approx(error["blk.1.ffn_up"], rel=0.1) and error["blk.0.ffn_gate"] == 1
+    verify(tmp_path / "x", tmp_path)
+
+
 def test_calibrated_files_are_nearer(source, tmp_path):
     calibration = calibrate(source, TEXT, 64, 8)
     assert len(calibration.importances) == 15  # the table of tokens is not multiplied with

@@ -13,7 +13,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type, to_f32
 
 NO_HASH = 64 * "0"  # stands in a report where a hash comes
-_PART = 1 << 22     # weights whose error is measured at a time
+_PART = 1 << 21     # weights whose error is measured at a time
 
 
 def check_finite(tensor: Tensor) -> None:
@@ -37,7 +37,8 @@ def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray |
     for first in range(0, tensor.rows, step):
         rows = slice(first, min(first + step, tensor.rows))
         x = tensor.f32(rows)
-        squares = np.square(to_f32(data[rows], kind) - x), np.square(x)
+        # In float64, because squares of the smallest weights that schemes hold are 0 in float32.
+        squares = [np.square(part, dtype=np.float64) for part in (to_f32(data[rows], kind) - x, x)]
         c = np.ones(1, np.float32)
         if importance is not None:
             expert = np.arange(rows.start, rows.stop) * len(importance) // tensor.rows
