@@ -24,8 +24,8 @@ from numflow.cpu.simd_value import Value, constant, fma, load, prefetch
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
 # hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
 # the second cache brings 90 % of the memory's speed and the first 70 %; with 4 to 6 it is the other way round; with 8
-# one line of four is enough, and the hardware sees to the others. For 8 tokens at once, a tile beyond: 32 sequences decode 4 to 20 % faster, long
-# prompts neither faster nor slower.
+# one line of four is enough, and the hardware sees to the others. For 8 tokens at once, a tile beyond: 32 sequences
+# decode 4 to 20 % faster, long prompts neither faster nor slower.
 NEAR, FARTHEST = (6144, 1, 64), (24576, 2, 64)
 AHEAD = {3: (12288, 2, 64), 3.5: (12288, 2, 64), 8: (8192, 2, 256)}
 # Of q2's strips, whose headers are 48 bytes for 256 of codes: these too, with a distance of their own, 5 % faster.
