@@ -13,7 +13,7 @@ from numflow.cuda.pack import upload
 from numflow.cuda.program import Program
 from numflow.cuda.runtime import Gpu
 from numflow.cuda.survey import Notebook
-from numflow.formats.types import tensor_type
+from numflow.formats.types import tensor_type, to_f32
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
 from numflow.network.columns import stored_columns
@@ -24,7 +24,7 @@ from numflow.quant.apart import take_apart
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, values
-from tests.ops.build import Builder, error, run_case
+from tests.ops.build import Builder, FakeWeights, error, run_case
 from tests.partition.plans import placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -174,6 +174,46 @@ def test_a_residual_is_added_at_once():
     together, alone = (run_case(case, Program, fused=fused, gpu=Simulated())[0] for fused in (True, False))
     assert error(together, alone) < 1e-5
     assert error(together, run_case(case, Reference)[0]) < 0.05
+
+
+class Several(FakeWeights):
+    """FakeWeights of which some are stored: by name, type and rows."""
+
+    def __init__(self, other, stored_as):
+        super().__init__(other.arrays, other.weights)
+        self._stored = stored_as
+
+    def raw(self, name):
+        if name not in self._stored:
+            return super().raw(name)
+        return RawMatrix(name, *self._stored[name], self.weights[name].shape)
+
+
+@pytest.mark.parametrize("reader", [KIND, "F16"])
+def test_a_norm_whose_readers_want_both_operands(reader):
+    """Blocks that own 32 results make int8 codes and float32 rows, and leave the norm's scale to both readers."""
+    b, matrices = Builder(f"both, {reader}"), {}
+    x, a = b.inputs(64, 64)
+
+    def linear(into, kind, n):
+        rows = stored(kind, n, 64) if kind != "F16" else b.normal(n, 64).astype(np.float16).view(np.uint8)
+        name, y = b.weight("weight", to_f32(rows, kind)), b.buffer(n)
+        matrices[name] = kind, rows
+        b.step("linear", (into,), (y,), {"weight": name})
+        return y
+
+    product, hidden, normed = linear(x, KIND, 64), b.buffer(64), b.buffer(64)
+    b.step("add", (a, product), (hidden,), scale=0.5)
+    b.step("rms_norm", (hidden,), (normed,), {"weight": b.weight("norm", 1 + 0.1 * b.normal(64))}, eps=1e-5)
+    one, two, y = linear(normed, "q4", 20), linear(normed, reader, 20), b.buffer(20)
+    b.step("add", (one, two), (y,))
+    case = b.case(y, (((0, 3),),))
+    case = replace(case, weights=Several(case.weights, matrices))
+    notebook = Program(case.network, case.weights, gpu=Notebook())
+    assert "gemv_q3h_int8_4_norm_both_apart" in {
+        work.kernel.name for work in notebook.launches(Sizes((3,) * 4, 1)) if isinstance(work, Launch)}
+    together, alone = (run_case(case, Program, units=units, gpu=Simulated())[0] for units in (True, False))
+    assert error(together, alone) < 1e-5
 
 
 def decoder(kind, program=Program, layers=2, **options):
