@@ -11,6 +11,7 @@ import pytest
 import numflow
 from numflow.errors import DeviceError
 from tests.engine.tiny import write_checkpoint
+from tests.partition.rays import ray_cluster
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -18,14 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=2)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster({"num_cpus": 1}, {"num_cpus": 2}):
+        yield
 
 
 @pytest.fixture(scope="module")

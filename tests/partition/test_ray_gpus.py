@@ -9,6 +9,7 @@ import pytest
 import numflow
 from numflow.errors import DeviceError
 from tests.engine.tiny import write_checkpoint
+from tests.partition.rays import ray_cluster
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -20,15 +21,8 @@ IDS = [1, 5, 9]
 @pytest.fixture(scope="module")
 def cluster():
     """A machine without GPUs, one with one, one with two."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0, "include_dashboard": False})
-    cluster.add_node(num_cpus=2, num_gpus=1)
-    cluster.add_node(num_cpus=2, num_gpus=2)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster({"num_cpus": 1, "num_gpus": 0}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 2}):
+        yield
 
 
 @pytest.fixture(scope="module")
