@@ -20,6 +20,7 @@ from numflow.formats.types import TYPES
 from numflow.network.gguf_metadata import metadata_of
 from numflow.network.invent import Inventor, NamesToBe
 from numflow.network.match import CLOSE, Mismatch, Pair, matched
+from numflow.network.quantise import SMALLEST, matrices
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.weights import WeightSource
 from numflow.ops import Network, Part, Weight
@@ -33,7 +34,7 @@ _INSTEAD = "a target that ends in .safetensors takes this model whole"
 def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
     """The checkpoint under GGUF's names, in GGUF's order, without a tokenizer.
 
-    Vectors are F32, matrices F32, F16 or BF16, as the source has them.
+    Matrices that may be quantised are F32, F16 or BF16, as the source has them; everything else is F32.
 
     Raises:
         RequestError: GGUF has no architecture for the family, or no word for something of this model.
@@ -144,13 +145,15 @@ class _Writing:
                 count = count if part.rows is None else len(part.rows)
                 pieces.setdefault(part.tensor, []).append(_Piece(weight, part, first, pair))
                 first += count
-        tensors = {name: tensor if name in self.literals else self._tensor(tensor, pieces[name])
+        large = {name for name in matrices(target) if np.prod(invented.tensors[name].shape) >= SMALLEST}
+        tensors = {name: tensor if name in self.literals else self._tensor(tensor, pieces[name], name in large)
                    for name, tensor in invented.tensors.items()}
         return replace(invented, tensors=tensors, files={"weights": self.source.files.get("weights", [])})
 
-    def _tensor(self, tensor: Tensor, pieces: list[_Piece]) -> Tensor:
+    def _tensor(self, tensor: Tensor, pieces: list[_Piece], large: bool) -> Tensor:
+        """large: a matrix whose bytes count; others are F32, which other programs compute with exactly."""
         kinds = {kind for piece in pieces for kind in self.network.weights[piece.pair.source].types}
-        plain = len(tensor.shape) > 1 and len(kinds) == 1 and kinds <= set(_KEPT)
+        plain = large and len(kinds) == 1 and kinds <= set(_KEPT)
         kind = TYPES[kinds.pop() if plain else "F32"]
         return replace(tensor, type=kind, read=lambda: _stored(self._values(tensor, pieces), kind.name))
 

@@ -18,9 +18,10 @@ _ABSENT = (None, "none", 0, 0.0)
 def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int) -> dict[str, Any]:
     """GGUF metadata, keys complete, for a model whose values `source` holds.
 
-    spec: the family's, with the GGUF keys; the spec of `source` is this one or extends it.
+    spec: the family's, with the GGUF keys; the spec of `source` is this one or extends it. What may differ by layer is
+    taken from the last one, which has experts where any has.
     """
-    found = {key: value for key, value in _of_sources(spec, source) if not _absent(value)}
+    found = {key: value for key, value in _of_sources(spec, source, layers - 1) if not _absent(value)}
     for key, text in spec.section("gguf").get("metadata", {}).items():
         value = _stated(source, f"gguf.metadata.{key}", text, layers)
         found.pop(key, None)
@@ -38,7 +39,7 @@ def _absent(value: Any) -> bool:
         type(value) is int and value < 0)
 
 
-def _of_sources(spec: Spec, source: Resolved) -> Iterator[tuple[str, Any]]:
+def _of_sources(spec: Spec, source: Resolved, layer: int) -> Iterator[tuple[str, Any]]:
     for name, table in spec.section("parameters").items():
         if keys := _gguf_keys(table):
             try:
@@ -48,7 +49,7 @@ def _of_sources(spec: Spec, source: Resolved) -> Iterator[tuple[str, Any]]:
             yield keys[0], _word(table, value)
     for section, key, table in _options(spec):
         if keys := _gguf_keys(table):
-            yield keys[0], _word(table, source.option(section, key, 0))
+            yield keys[0], _word(table, source.option(section, key, layer))
 
 
 def _options(spec: Spec) -> Iterator[tuple[str, str, Any]]:
@@ -74,4 +75,4 @@ def _stated(source: Resolved, where: str, text: Any, layers: int) -> Any:
     """A literal or an expression; `{ each = "..." }` is one value for every layer."""
     if isinstance(text, Mapping):
         return [source.evaluate(where, text["each"], layer) for layer in range(layers)]
-    return source.evaluate(where, text, 0) if isinstance(text, str) else text
+    return source.evaluate(where, text, layers - 1) if isinstance(text, str) else text

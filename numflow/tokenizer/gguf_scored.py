@@ -28,7 +28,7 @@ def of_sentencepiece(vocabulary: spm.SentencePieceVocabulary, where: str) -> dic
     """
     if vocabulary.remap is not None:
         raise TokenizerError(f"{where}: a vocab.json gives the tokens of the SentencePiece model other ids, which "
-                             "GGUF files have no word for; a target that ends in .safetensors takes it as it is")
+                             "GGUF files have no word for")
     pieces, trainer, normalizer = _read_proto(vocabulary.proto)
     unigram = trainer.get(3, spm.UNIGRAM) == spm.UNIGRAM
     texts = [vocabulary.text(id) for id in range(vocabulary.size)]
@@ -40,8 +40,7 @@ def of_sentencepiece(vocabulary: spm.SentencePieceVocabulary, where: str) -> dic
     charsmap = np.frombuffer(normalizer.get(2, b""), np.uint8)
     if len(charsmap) and not unigram:
         raise TokenizerError(f"{where}: its SentencePiece model replaces characters ({normalizer.get(1, b'').decode()}"
-                             "), which GGUF files do for unigram vocabularies only; a target that ends in .safetensors "
-                             "takes it as it is")
+                             "), which GGUF files do for unigram vocabularies only")
     algorithm = "sentencepiece unigram" if unigram else "sentencepiece bpe"
     return {"model": model_of(algorithm), "pre": "default", "tokens": texts, "scores": scores,
             "token_type": types, "add_space_prefix": bool(normalizer.get(3, 1)),
@@ -59,14 +58,15 @@ def of_merges(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[str
     made = [first + second for first, second in pairs]
     listed, vocab = set(pairs), model["vocab"]
     order = [text for text, _ in groupby(made)]
-    missing = next((text for text in order for cut in range(1, len(text))
+    types = [spm.BYTE if text in _BYTES and kind == spm.NORMAL else kind
+             for text, kind in zip(base["tokens"], base["token_type"], strict=True)]
+    plain = (text for text, kind in zip(base["tokens"], types, strict=True) if kind == spm.NORMAL)
+    missing = next((text for text in plain for cut in range(1, len(text))
                     if text[:cut] in vocab and text[cut:] in vocab and (text[:cut], text[cut:]) not in listed), None)
     if len(set(order)) < len(order) or missing is not None:
         raise TokenizerError(f"{where}: its merges are not those of a SentencePiece model, which is all that GGUF "
-                             "files have for tokens with spaces; a target that ends in .safetensors takes it as it is")
+                             "files have for tokens with spaces")
     rank = {text: -float(n) for n, text in enumerate(order)}
-    types = [spm.BYTE if text in _BYTES and kind == spm.NORMAL else kind
-             for text, kind in zip(base["tokens"], base["token_type"], strict=True)]
     if (unk := vocab.get(model.get("unk_token"))) is not None:
         types[unk] = spm.UNKNOWN
     return {"model": model_of("sentencepiece bpe"), "pre": "default", **base, "token_type": types,

@@ -5,7 +5,7 @@ vocabulary's own tokens; a tokenizer that GGUF has no words for is refused.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from numflow.errors import NumflowError, TokenizerError
@@ -23,27 +23,31 @@ _ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", 
 _INSTEAD = "a target that ends in .safetensors takes the tokenizer as it is"
 
 
-def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "") -> dict[str, Any]:
+def metadata_of(tokenizer: Tokenizer, rows: int, where: str, pre: str = "", also: Sequence[Tokenizer] = ()
+                ) -> dict[str, Any]:
     """tokenizer.ggml.* and the chat template.
 
     rows: tokens that the model has embeddings for. pre: the rule that cuts text before merging, "" to find it out.
+    also: tokenizers of other files beside it, whose vocabularies may be easier to express.
 
     Raises:
         TokenizerError: GGUF cannot express this tokenizer; says what is missing.
     """
-    found, why = None, ""
-    for table in _tables(tokenizer, where, pre):
-        table = _of_rows(table, tokenizer, rows, where)
-        meta = {f"tokenizer.ggml.{key}": value for key, value in (table | _roles(tokenizer, table, where)).items()}
-        if tokenizer.chat_template is not None:
-            meta["tokenizer.chat_template"] = tokenizer.chat_template
-        why = _difference(tokenizer, meta, rows, where)
-        if not why:
-            found = meta
-            break
-    if found is None:
-        raise TokenizerError(f"{where}: {why}; {_INSTEAD}")
-    return found
+    why = ""
+    for candidate in (*also, tokenizer):
+        try:
+            for table in _tables(candidate, where, pre):
+                table = _of_rows(table, rows, where)
+                found = table | _roles(tokenizer, table, where)
+                meta = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+                if tokenizer.chat_template is not None:
+                    meta["tokenizer.chat_template"] = tokenizer.chat_template
+                why = _difference(tokenizer, meta, rows, where)
+                if not why:
+                    return meta
+        except TokenizerError as error:
+            why = str(error)
+    raise TokenizerError(f"{where}: {why.removeprefix(f'{where}: ')}; {_INSTEAD}")
 
 
 def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, Any]]:
@@ -53,7 +57,7 @@ def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, An
         yield gguf_scored.of_sentencepiece(vocabulary, where)
         return
     if not isinstance(vocabulary, LibraryVocabulary):
-        raise TokenizerError(f"{where}: no way to write this kind of vocabulary as GGUF; {_INSTEAD}")
+        raise TokenizerError(f"{where}: no way to write this kind of vocabulary as GGUF")
     state = json.loads(vocabulary.library.to_str())
     model = state["model"]
     texts = [vocabulary.text(id) for id in range(vocabulary.size)]
@@ -70,7 +74,7 @@ def _tables(tokenizer: Tokenizer, where: str, pre: str) -> Iterator[dict[str, An
         case "WordPiece":
             yield _wordpiece(model, state, base, where)
         case kind:
-            raise TokenizerError(f"{where}: GGUF has no word for a {kind} vocabulary; {_INSTEAD}")
+            raise TokenizerError(f"{where}: GGUF has no word for a {kind} vocabulary")
 
 
 def _types(vocabulary: Any, texts: list[str | None]) -> list[int]:
@@ -93,8 +97,7 @@ def _rules(vocabulary: LibraryVocabulary, model: Mapping[str, Any], where: str, 
         if all(_cut(ours.normalizer, ours.pre_tokenizer, text) == _cut(normalizer, cutter, text) for text in probes()):
             found.append(rule["names"][0])
     if not found:
-        raise TokenizerError(f"{where}: no rule of GGUF files cuts text as this tokenizer does (tokenizer.ggml.pre); "
-                             f"{_INSTEAD}")
+        raise TokenizerError(f"{where}: no rule of GGUF files cuts text as this tokenizer does (tokenizer.ggml.pre)")
     return found
 
 
@@ -116,7 +119,7 @@ def _wordpiece(model: Mapping[str, Any], state: Mapping[str, Any], base: dict[st
             "normalizer.lowercase": lowercase, "normalizer.strip_accents": lowercase if strip is None else bool(strip)}
 
 
-def _of_rows(table: dict[str, Any], tokenizer: Tokenizer, rows: int, where: str) -> dict[str, Any]:
+def _of_rows(table: dict[str, Any], rows: int, where: str) -> dict[str, Any]:
     """The table with one entry for each row of the embeddings, all of them different."""
     texts, types = list(table["tokens"]), list(table["token_type"])
     if any(kind == spm.NORMAL for kind in types[rows:]):
@@ -127,7 +130,7 @@ def _of_rows(table: dict[str, Any], tokenizer: Tokenizer, rows: int, where: str)
     if "scores" in table:  # tokens that are matched in text as it stands, which has spaces
         texts = [text.replace("\u2581", " ") if kind == spm.USER_DEFINED else text for text, kind in zip(texts, types)]
     if len(set(texts)) < len(texts):
-        raise TokenizerError(f"{where}: two tokens have the same text, which GGUF files cannot have; {_INSTEAD}")
+        raise TokenizerError(f"{where}: two tokens have the same text, which GGUF files cannot have")
     table = table | {"tokens": texts, "token_type": types}
     if "scores" in table:
         table["scores"] = [*map(float, table["scores"][:rows]), *([-10000.0] * (rows - len(table["scores"])))]
@@ -142,15 +145,27 @@ def _roles(tokenizer: Tokenizer, table: Mapping[str, Any], where: str) -> dict[s
     known = {id for text, id in tokenizer.vocabulary.added.items() if text in END_TEXTS} | {roles.eos}
     for key, id in zip(("eot", "eom"), sorted(roles.ends - known)):
         meta[f"{key}_token_id"] = id
+    return meta | _around(tokenizer, table["model"] == model_of("wordpiece"), where)
+
+
+def _around(tokenizer: Tokenizer, bracketed: bool, where: str) -> dict[str, Any]:
+    """What goes around a text: BOS and EOS, or for WordPiece (`bracketed`) always CLS and SEP."""
     slots = [what for what, _ in tokenizer.wrapping.single]
     before, after = slots[:slots.index(TEXT)], slots[slots.index(TEXT) + 1:]
-    if table["model"] == model_of("wordpiece"):
-        if before != [roles.cls] or after != [roles.sep]:
-            raise TokenizerError(f"{where}: GGUF's WordPiece puts [CLS] and [SEP] around a text; {_INSTEAD}")
-        return meta | {"bos_token_id": roles.cls, "add_bos_token": True}
-    if before not in ([], [roles.bos]) or after not in ([], [roles.eos]):
-        raise TokenizerError(f"{where}: GGUF files say only whether BOS and EOS go around a text, not more; {_INSTEAD}")
-    return meta | {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+    if any(not isinstance(id, int) for id in (*before, *after)) or len(before) > 1 or len(after) > 1:
+        raise TokenizerError(f"{where}: the tokenizer puts {len(before)} tokens before a text and {len(after)} after "
+                             f"it, GGUF files one at most")
+    if bracketed:
+        if not before or not after:
+            raise TokenizerError(f"{where}: GGUF's WordPiece puts a token before a text and one after it, this "
+                                 "tokenizer does not")
+        return {"bos_token_id": before[0], "cls_token_id": before[0], "seperator_token_id": after[0],
+                "add_bos_token": True}
+    for role, ids in (("bos", before), ("eos", after)):
+        if ids and getattr(tokenizer.roles, role) not in (None, ids[0]):
+            raise TokenizerError(f"{where}: the token around a text is not {role}, which is all that GGUF files have")
+    return {**({"bos_token_id": before[0]} if before else {}), **({"eos_token_id": after[0]} if after else {}),
+            "add_bos_token": bool(before), "add_eos_token": bool(after)}
 
 
 def _difference(tokenizer: Tokenizer, meta: dict[str, Any], rows: int, where: str) -> str:

@@ -109,5 +109,8 @@ def _tokenizer(source: Checkpoint, spec: Spec, seen: Checkpoint) -> dict[str, An
         tokenizer = load_tokenizer(source, options)
     except TokenizerError as error:
         raise TokenizerError(f"{error}; a GGUF file needs one") from None
+    also = []
+    if "tokenizer.model" in source.files and not {"kind", "file"} & options.keys():
+        also = [load_tokenizer(source, {**options, "kind": "sentencepiece"})]
     rows = seen.config[f"{seen.config['general.architecture']}.vocab_size"]
-    return metadata_of(tokenizer, rows, str(source.path), options.get("pre", ""))
+    return metadata_of(tokenizer, rows, str(source.path), options.get("pre", ""), also)

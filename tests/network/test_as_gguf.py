@@ -1,0 +1,97 @@
+"""Checkpoints of every family as GGUF files: held against what llama.cpp's converter made of the same (gguf/*.npz)."""
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.errors import RequestError
+from numflow.network import WeightSource
+from numflow.network.as_gguf import as_gguf
+from numflow.reference.program import Program
+from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+
+# What only the source can say, or only numflow would heed.
+REFUSED = {
+    "bert": "output: step is linear", "modernbert": "output: step is linear", "deepseek_v2": "groups is 4",
+    "exaone4": "step is cache_write, and would be read as rope", "falcon_rw": "attn_qkv",
+    "flan_t5": "bucket_distance is 20", "gemma2_scaled": "scale is 0.30", "gemma3": "rope_angles",
+    "gpt2_scaled": "scale is 0.125", "gpt_oss_clamped": "limit is 0.8", "mistral": "window is 5",
+    "olmo3": "1.2079", "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
+    "qwen3_moe_mixed": "moe_route", "starcoder2_window": "window is 5"}
+NO_ARCHITECTURE = ("albert", "bart", "blenderbot", "distilbert", "electra", "electra_generator", "gemma3_multimodal",
+                   "glm", "gpt_neo", "gptj", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
+                   "nllb", "opt", "opt_350m", "pegasus", "roberta", "xlm_roberta")
+WRITTEN = [name for name in names() if name not in REFUSED and name not in NO_ARCHITECTURE]
+# Rows of layers that rotate nothing are in whatever order.
+OTHER_ROWS = {"smollm3": {"blk.3.attn_k.weight", "blk.3.attn_q.weight"}}
+# Keys that one of the two leaves out, because readers find the same without them.
+OPTIONAL = ("attention.key_length", "attention.value_length", "attention.head_count_kv", "rope.dimension_count",
+            "rope.freq_base", "rope.scaling.type", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+            "expert_feed_forward_length", "vocab_size", "expert_weights_norm", "expert_group_count",
+            "expert_group_used_count", "expert_gating_func")
+OTHERWISE = {"bloom": {"context_length"}, "phi3_long": {"attention.sliding_window"},
+             "phi4_mini": {"attention.sliding_window"}, "stablelm": {"use_parallel_residual"},
+             "stablelm_whole": {"use_parallel_residual"}, "falcon_7b": {"tensor_data_layout"},
+             "falcon_40b": {"tensor_data_layout"}, "minilm": {"pooling_type"}, "t5": {"attention.layer_norm_epsilon"},
+             "modernbert_embedding": {"pooling_type", "classifier.pooling_type", "attention.layer_norm_epsilon",
+                                      "attention.layer_norm_rms_epsilon"},
+             "nemotron": {"attention.layer_norm_rms_epsilon"}}
+
+
+def seen(name, **changes):
+    case = load_case(name)
+    checkpoint = memory_checkpoint(case.configs[0] | changes, case.tensors)
+    return as_gguf(checkpoint, network.choose_spec(checkpoint)), checkpoint
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name in gguf_names()])
+def test_tensors_and_metadata_are_those_of_the_converter(name):
+    ours, theirs = seen(name)[0], gguf_checkpoint(load_case(name))
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for key, tensor in theirs.tensors.items():
+        assert ours.tensors[key].shape == tensor.shape, key
+        if key not in OTHER_ROWS.get(name, ()):
+            np.testing.assert_allclose(ours.tensors[key].f32(), tensor.f32(), 2e-6, err_msg=key)
+    architecture = theirs.config["general.architecture"]
+    a, b = ({key.removeprefix(f"{architecture}."): value for key, value in found.config.items()
+             if not key.startswith("general.") or key == "general.architecture"} for found in (ours, theirs))
+    skipped = {*OPTIONAL, *OTHERWISE.get(name, ())}
+    assert a.keys() - skipped == b.keys() - skipped
+    for key in a.keys() & b.keys() - OTHERWISE.get(name, set()):
+        assert a[key] == (pytest.approx(b[key], rel=1e-6) if isinstance(b[key], float) else b[key]), key
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in gguf_names() or name in OTHER_ROWS])
+def test_the_same_numbers_come_out(name):
+    case, (ours, source) = load_case(name), seen(name)
+    ids = case.inputs[0]["ids"]
+    found = [run(Program(built, WeightSource(built, checkpoint)), ids) for checkpoint in (ours, source)
+             for built in [network.build(network.choose_spec(checkpoint), checkpoint)]]
+    assert relative_error(*found) < 1e-4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_gguf_has_no_word_for_is_refused(name):
+    with pytest.raises(RequestError, match="cannot say all of this model.*safetensors takes this model whole") as found:
+        seen(name)
+    assert REFUSED[name] in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["opt", "m2m100", "roberta"])
+def test_a_family_without_an_architecture_is_refused(name):
+    with pytest.raises(RequestError, match="no architecture of GGUF files is known for spec"):
+        seen(name)
+
+
+def test_a_window_as_long_as_the_context_is_none():
+    ours, source = seen("mistral", sliding_window=64)
+    assert network.build(network.choose_spec(source), source).facts["context"] == 64
+    assert "llama.attention.sliding_window" not in ours.config
+
+
+def test_types_of_tensors():
+    """Large matrices keep their type; what other programs add to, or route by, is F32."""
+    ours = seen("mixtral")[0]
+    kinds = {name: tensor.type.name for name, tensor in ours.tensors.items()}
+    assert kinds["token_embd.weight"] == kinds["blk.0.ffn_down_exps.weight"] == "F16"
+    assert {kinds[f"blk.0.{name}.weight"] for name in ("ffn_gate_inp", "attn_norm", "attn_k")} == {"F32"}
