@@ -44,7 +44,7 @@ def quantize(
     """Write a model with quantised weights to one file.
 
     The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made. Where
-    DST ends in .gguf, a GGUF file is written for other programs, from a GGUF file, in types such as Q8_0 and Q4_0.
+    DST ends in .gguf, a GGUF file is written for other programs, in types such as Q8_0 and Q4_0.
     """
     from numflow import formats, registry
     from numflow.engine.quantise.export import export_gguf
@@ -98,8 +98,8 @@ def quantize(
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
         print(f"{name} stays as it is: {why}")
-    print(f"{target}: {megabytes(target.stat().st_size)}, {report['bits_per_weight']:.4f} bits per weight of its "
-          f"quantised matrices")
+    bits = f", {report['bits_per_weight']:.4f} bits per weight of its quantised matrices" if report["weights"] else ""
+    print(f"{target}: {megabytes(target.stat().st_size)}{bits}")
 
 
 def verify(

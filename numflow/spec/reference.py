@@ -26,6 +26,9 @@ key |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
 numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` are added; `enc.` / `dec.` \
 before the module for one stack |
+| `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
+literal, expression, or `{ each = "..." }` for a value per layer; none leaves the key out |
+| `[gguf.written]` | the name to write, an expression, of a module that files may call by several |
 
 ## Values
 - A literal: `pairing = "half"`.
