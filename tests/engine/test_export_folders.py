@@ -158,7 +158,8 @@ def check_llama_cpp(source: Path, target: Path, folder: Path, most: float) -> No
     ids, found = their_log_probabilities(target, folder)
     with numflow.load(source, backend="reference") as model:
         assert their_ids(target, TEXT[:300], folder) == model.tokenizer.encode(TEXT[:300])
-        for chunk, theirs in zip(ids, found, strict=True):
+        for chunk, theirs in zip(ids.copy(), found, strict=True):
+            chunk[0] = model.tokenizer.bos_id if model.tokenizer.add_bos else chunk[0]  # so llama-perplexity begins
             x = model.logits(chunk.tolist()).astype(np.float64)
             x = np.maximum(x, x.max(-1, keepdims=True) - 16)  # the file keeps no smaller ones
             expected = x - np.log(np.exp(x).sum(-1, keepdims=True))
