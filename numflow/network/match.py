@@ -4,6 +4,7 @@ The files may differ in how tensors are cut and in the order of rotated columns,
 other halves. Everything else has to agree, and what does not is named.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 from numflow.errors import RequestError
 from numflow.ops import Network, Step, View, param
 
+_LAYER = re.compile(r"(enc\.|dec\.)?blk\.\d+")
 CLOSE = 2e-6  # numbers of which one has gone through float32
 
 
@@ -108,23 +110,33 @@ def _orders(steps: tuple[Step, ...], theirs: tuple[Step, ...]) -> list[tuple[Vie
         else:
             head[halves] = start + np.arange(dims)
         order = (np.arange(count)[:, None] * width + head).reshape(-1)
+        if not any(step.op == "linear" and _holds(step, ours.inputs[0], _layer(ours)) for step in steps):
+            raise Mismatch(ours.label, "pairing", param(ours, "pairing"), param(other, "pairing"))
         found.append((ours.inputs[0], order, _layer(ours)))
     return found
 
 
+def _holds(step: Step, view: View, layer: str) -> bool:
+    """Whether a step of the layer writes the columns of a view, possibly among others."""
+    y = step.outputs[0]
+    return _layer(step) == layer and y.buffer == view.buffer and y.start <= view.start < y.start + y.width
+
+
 def _layer(step: Step) -> str:
-    return step.label.rpartition(".")[0]
+    """"dec.blk.3" of "dec.blk.3.attn_qkv.q"; "" outside layers."""
+    found = _LAYER.match(step.label)
+    return found[0] if found else ""
 
 
 def _order_of(step: Step, orders: list[tuple[View, np.ndarray, str]], rows: int) -> np.ndarray | None:
     """The order of the rows of a weight that makes, or scales, columns which are in another order."""
     if step.op not in ("linear", "rms_norm", "layer_norm"):
         return None
-    view, order = step.outputs[0], None
+    order = None
     for rotated, columns, layer in orders:
-        first = rotated.start - view.start
-        if layer != _layer(step) or rotated.buffer != view.buffer or not 0 <= first < view.width:
+        if not _holds(step, rotated, layer):
             continue
+        first = rotated.start - step.outputs[0].start
         order = np.arange(rows) if order is None else order
         count = min(rows, rotated.width)  # a norm's weight may be that of one head, for all
         order[first:first + count] = first + columns[:count]

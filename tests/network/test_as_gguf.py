@@ -8,7 +8,10 @@ from numflow.errors import RequestError
 from numflow.network import WeightSource
 from numflow.network.as_gguf import as_gguf
 from numflow.reference.program import Program
+from numflow.spec import list_specs, load_spec
+from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
 REFUSED = {
@@ -68,6 +71,29 @@ def test_the_same_numbers_come_out(name):
     found = [run(Program(built, WeightSource(built, checkpoint)), ids) for checkpoint in (ours, source)
              for built in [network.build(network.choose_spec(checkpoint), checkpoint)]]
     assert relative_error(*found) < 1e-4
+
+
+def families():
+    """Specs that are found by both a configuration and a GGUF architecture."""
+    return [spec.name for spec in list_specs() if {"hf", "gguf"} <= set(namings(spec)) and spec.section("detect")]
+
+
+@pytest.mark.parametrize("name", families())
+def test_toys_of_every_family_keep_their_numbers(name, monkeypatch):
+    spec = load_spec(name)
+    monkeypatch.setitem(toy.SIZES, "experts", 4 if load_spec(name).section("moe") else 0)
+    for kv_heads in (2, 4):
+        monkeypatch.setitem(toy.SIZES, "kv_heads", kv_heads)
+        monkeypatch.setitem(toy.SIZES, "window_size", 0)
+        source = toy.toy_checkpoint(spec, "hf", full=False)
+        ours = as_gguf(source, spec)
+        output = {"decoder": "logits", "encoder": "hidden", "encoder-decoder": "encoder_hidden"}[spec.type]
+        more = {"encoder_ids": toy.ids(12)} if output == "encoder_hidden" else {}
+        found = []
+        for checkpoint, chosen in ((ours, network.choose_spec(ours)), (source, spec)):
+            built = network.build(chosen, checkpoint)
+            found.append(run(Program(built, WeightSource(built, checkpoint)), toy.ids(12), output, **more))
+        assert relative_error(*found) < 1e-4
 
 
 @pytest.mark.parametrize("name", REFUSED)
