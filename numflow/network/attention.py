@@ -1,6 +1,6 @@
 """The attention block: projections, q/k norms, rotation, cache, attention, output projection."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -193,5 +193,6 @@ def _expand_latent(b: Builder, low: View, heads: int, nope_dim: int, value_dim: 
     # Some files split the matrix per head and turn the key half around: [H, rank, nope_dim] and [H, value_dim, rank].
     for module, y, rows, transpose in (("attn_k_b", k, nope_dim, True), ("attn_v_b", v, value_dim, False)):
         weight = b.stack_of_matrices(module, heads, rows, low.width, transpose=transpose)
+        b.weights[weight] = replace(b.weights[weight], groups=1)  # multiplied as one matrix, not as experts are
         b.emit("linear", (low,), (y,), module, {"weight": weight})
     return k, v
