@@ -129,7 +129,10 @@ def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
         raise FormatError(f"{where}: metadata {KEY}: expected an object with type and shape")
     if not isinstance(entry.get("type"), str):
         raise FormatError(f"{where}: metadata {KEY}: type should be a text, is {show(entry.get('type'))}")
-    kind = tensor_type(entry["type"])
+    try:
+        kind = tensor_type(entry["type"])
+    except FormatError as error:
+        raise FormatError(f"{where}: metadata {KEY}: {error}") from None
     if shape[-1] % kind.block:
         raise FormatError(f"{where}: rows of {shape[-1]} are no whole number of {kind.name} blocks of {kind.block}")
     expected = (*shape[:-1], kind.row_bytes(shape[-1]))

@@ -102,6 +102,13 @@ def test_changes_are_noticed(source, made, tmp_path, place, message):
             verify(file, against)
 
 
+def test_a_type_that_is_none_is_refused_by_its_place(made, tmp_path):
+    file = tmp_path / "changed.safetensors"
+    file.write_bytes(made[0].read_bytes().replace(rb'{\"type\": \"q3h\"', rb'{\"type\": \"q3x\"', 1))
+    with pytest.raises(FormatError, match=f"{file}: tensor '.*': metadata numflow: no tensor type named 'q3x'; did you"):
+        formats.open_checkpoint(file)
+
+
 def test_any_byte_may_be_the_changed_one(made, tmp_path):
     data, file = bytearray(made[0].read_bytes()), tmp_path / "changed.safetensors"
     header = 8 + int.from_bytes(data[:8], "little")
