@@ -87,6 +87,7 @@ class _Writing:
         self.metadata = metadata_of(family, architecture, self.resolved, layers)
         self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
         self.spec = spec
+        self._last: dict[str, np.ndarray] = {}  # the bytes that were asked for last: they are read more than once
         self.literals = _factors(self.resolved) if architecture in TAKES_ROPE_FACTORS else {}
 
     def checkpoint(self) -> Checkpoint:
@@ -155,7 +156,14 @@ class _Writing:
         kinds = {kind for piece in pieces for kind in self.network.weights[piece.pair.source].types}
         plain = large and len(kinds) == 1 and kinds <= set(_KEPT)
         kind = TYPES[kinds.pop() if plain else "F32"]
-        return replace(tensor, type=kind, read=lambda: _stored(self._values(tensor, pieces), kind.name))
+
+        def read() -> np.ndarray:
+            if tensor.name not in self._last:
+                self._last.clear()
+                self._last[tensor.name] = _stored(self._values(tensor, pieces), kind.name)
+            return self._last[tensor.name]
+
+        return replace(tensor, type=kind, read=read)
 
     def _values(self, tensor: Tensor, pieces: list[_Piece]) -> np.ndarray:
         """float32 [rows, columns] of a tensor."""

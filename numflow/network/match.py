@@ -52,9 +52,9 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
         if len(steps) != len(theirs):
             ours, other = next(((a, b) for a, b in zip(steps, theirs) if a.op != b.op), (steps[-1], theirs[-1]))
             raise Mismatch(ours.label, "step", ours.op, other.op)
-        orders = _orders(steps, theirs)
+        orders, angles = _orders(steps, theirs), {}
         for ours, other in zip(steps, theirs, strict=True):
-            _same(ours, other, context)
+            _same(ours, other, context, angles)
             for pair in _weights(source, target, ours, other, orders, divided):
                 known = pairs.setdefault(pair.target, pair)
                 if known.source != pair.source or not _same_order(known.order, pair.order):
@@ -62,10 +62,15 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
     return list(pairs.values())
 
 
-def _same(ours: Step, other: Step, context: int) -> None:
+def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None:
+    """angles: buffers of the source with angles, and their names in the target, which tell what is in them."""
     if ours.op != other.op:
         raise Mismatch(ours.label, "step", ours.op, other.op)
-    if (ours.inputs, ours.outputs) != (other.inputs, other.outputs):
+    views, found = ((*step.inputs, *step.outputs) for step in (ours, other))
+    if len(views) != len(found) or not all(
+            (a.start, a.width) == (b.start, b.width) and (a.buffer == b.buffer or (
+                a.buffer.startswith("angles.") and angles.setdefault(a.buffer, b.buffer) == b.buffer))
+            for a, b in zip(views, found)):
         raise Mismatch(ours.label, "columns", *(", ".join(map(str, (*s.inputs, *s.outputs))) for s in (ours, other)))
     for name in sorted({*ours.params, *other.params} - {"pairing"}):
         a, b = param(ours, name), param(other, name)

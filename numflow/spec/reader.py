@@ -179,7 +179,7 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, MODULES)
         for module, text in value.items():
-            check_option(path, f"{where}.{module}", Option("text", None, ""), text)
+            check_option(path, f"{where}.{module}", Option("bool", None, ""), text)
     elif key == "metadata":
         _check_metadata(path, where, value)
     elif key == "within":

@@ -19,7 +19,8 @@ REFUSED = {
     "exaone4": "step is cache_write, and would be read as rope", "falcon_rw": "attn_qkv",
     "flan_t5": "bucket_distance is 20", "gemma2_scaled": "scale is 0.30", "gemma3": "rope_angles",
     "gpt2_scaled": "scale is 0.125", "gpt_oss_clamped": "limit is 0.8", "mistral": "window is 5",
-    "olmo3": "1.2079", "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
+    "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
+    "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
     "qwen3_moe_mixed": "moe_route", "starcoder2_window": "window is 5"}
 NO_ARCHITECTURE = ("albert", "bart", "blenderbot", "distilbert", "electra", "electra_generator", "gemma3_multimodal",
                    "glm", "gpt_neo", "gptj", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
@@ -113,6 +114,14 @@ def test_a_window_as_long_as_the_context_is_none():
     ours, source = seen("mistral", sliding_window=64)
     assert network.build(network.choose_spec(source), source).facts["context"] == 64
     assert "llama.attention.sliding_window" not in ours.config
+
+
+def test_a_spec_of_ones_own_may_leave_a_window_out(tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "llama"\n[attention]\nwindow = 0\n')
+    case = load_case("mistral")
+    source = memory_checkpoint(case.configs[0], case.tensors)
+    ours = as_gguf(source, load_spec(tmp_path / "mine.toml"))
+    assert network.choose_spec(ours).name == "llama" and "output.weight" in ours.tensors
 
 
 def test_types_of_tensors():

@@ -38,6 +38,10 @@ def write(folder, text, name="my.toml"):
         ("a = ", ["not TOML"]),
         ("[detect]\nwhen = 'import os'", ["detect.when"]),
         ("transposed = ['nope']", ["nope"]),
+        ("[gguf.metadata]\nx = 'import os'", ["gguf.metadata.x", "a number or an expression"]),
+        ("[gguf.metadata]\nx = { all = 'layer' }", ["gguf.metadata.x.all", "each"]),
+        ("[gguf.written]\nattn_query = '1'", ["gguf.written.attn_query"]),
+        ("[gguf.written]\nattn_q = 'blk.{layer}'", ["gguf.written.attn_q", "expression"]),
     ],
 )
 def test_error_names_file_key_and_expectation(tmp_path, text, words):
