@@ -24,6 +24,7 @@ from numflow.network.quantise import SMALLEST, matrices
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.weights import WeightSource
 from numflow.ops import Network, Part, Weight
+from numflow.spec.paths import specs_dir
 from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
@@ -54,8 +55,9 @@ def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
 
 
 def _family(spec: Spec) -> Spec | None:
-    """The spec in the chain that GGUF files are found by."""
-    stated = (found for path in spec.chain if (found := load_spec(path)).section("detect"))
+    """The spec in the chain that GGUF files are found by; the shipped one, where a model brings an older copy of it."""
+    paths = (shipped if (shipped := specs_dir() / path.name).is_file() else path for path in spec.chain)
+    stated = (found for path in paths if (found := load_spec(path)).section("detect"))
     family = next(stated, None)
     return family if family is not None and family.section("detect").get("gguf") else None
 

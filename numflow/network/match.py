@@ -7,6 +7,7 @@ other halves. Everything else has to agree, and what does not is named.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -50,9 +51,10 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
     for entry, steps in source.entries.items():
         theirs = target.entries[entry]
         if len(steps) != len(theirs):
-            ours, other = next(((a, b) for a, b in zip(steps, theirs) if a.op != b.op), (steps[-1], theirs[-1]))
-            raise Mismatch(ours.label, "step", ours.op, other.op)
-        orders, angles = _orders(steps, theirs), {}
+            ours, other = next((a, b) for a, b in zip_longest(steps, theirs) if a is None or b is None or a.op != b.op)
+            raise Mismatch((ours or other).label, "step", *(step.op if step else "none" for step in (ours, other)))
+        orders = _orders(steps, theirs)
+        angles: dict[str, str] = {}
         for ours, other in zip(steps, theirs, strict=True):
             _same(ours, other, context, angles)
             for pair in _weights(source, target, ours, other, orders, divided):

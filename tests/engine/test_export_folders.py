@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import numflow
 from numflow import formats
@@ -21,6 +22,8 @@ from numflow.quant.recipe import read_recipe
 from numflow.tokenizer.pieces import byte_of_character
 from tests.conftest import shared
 from tests.quant.small import TEXT, write_model
+from tests.specs.case import load_case
+from tests.specs.weights import values
 
 
 def export(source, target, kind="f32", **options):
@@ -101,6 +104,35 @@ def test_published_logits_of_what_was_written(name, tmp_path):
     with numflow.load(tmp_path / "x.gguf", backend="reference") as model:
         for n, prompt in enumerate(case["prompts"]):
             assert error_of(model.logits(prompt), expected[f"logits_{n}"]) < 1e-4
+
+
+def test_an_encoder(tmp_path):
+    case, source = load_case("minilm"), tmp_path / "model"
+    (source / "1_Pooling").mkdir(parents=True)
+    (source / "config.json").write_text(json.dumps(case.configs[0]))
+    save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
+              source / "model.safetensors")
+    (source / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{name}", "path": path}
+                                                     for name, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]))
+    write_tokenizer(source, case.configs[0]["vocab_size"])
+    for mode, number in (("mean", 1), ("cls", 2), ("lasttoken", 3)):
+        (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+        export(source, tmp_path / "x.gguf", replace=True)
+        config = formats.open_checkpoint(tmp_path / "x.gguf").config
+        assert (config["bert.pooling_type"], config["tokenizer.ggml.token_type_count"]) == (number, 2)
+        assert config["bert.attention.causal"] is False
+        found = []
+        for path in (source, tmp_path / "x.gguf"):
+            with numflow.load(path, backend="reference") as model:
+                found.append(model.embed("the fox"))
+        np.testing.assert_allclose(*found, atol=1e-5)
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
+    with pytest.raises(RequestError, match="embeddings are made by max, for which GGUF files have no word"):
+        export(source, tmp_path / "x.gguf", replace=True)
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    (source / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    with pytest.raises(RequestError, match="texts are lower-cased before they are embedded"):
+        export(source, tmp_path / "x.gguf", replace=True)
 
 
 def test_what_cannot_be_written(folder, tmp_path):

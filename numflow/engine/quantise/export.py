@@ -64,7 +64,9 @@ def _as_gguf(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, byte
         tensors = {name: _of_known_type(tensor) for name, tensor in source.tensors.items()}
         return changed(source, tensors=tensors), *gguf_writer.made_pairs(source.config)
     seen = as_gguf(source, spec)
-    metadata = dict(seen.config) | _name(source, spec) | _tokenizer(source, spec, seen) | _pooling(source, spec, seen)
+    tokenizer = _tokenizer(source, spec, seen)
+    lowers = tokenizer.get("tokenizer.ggml.normalizer.lowercase", False)
+    metadata = dict(seen.config) | _name(source, spec) | tokenizer | _pooling(source, spec, seen, lowers)
     return changed(seen, config=metadata), *gguf_writer.made_pairs(metadata)
 
 
@@ -84,8 +86,8 @@ def _name(source: Checkpoint, spec: Spec) -> dict[str, Any]:
     return found | {f"general.{key}": value for key in ("license",) if (value := spec.section("model").get(key))}
 
 
-def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint) -> dict[str, Any]:
-    """How embeddings are made of hidden states, for encoders."""
+def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint, lowers: bool) -> dict[str, Any]:
+    """How embeddings are made of hidden states, for encoders. lowers: the tokenizer lower-cases texts."""
     if spec.type != "encoder":
         return {}
     recipe = read_embedding(source.files, network.resolve(spec, source)[0].option("generation", "pooling"))
@@ -94,6 +96,9 @@ def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint) -> dict[str, Any]
         how = " and ".join(modes) + (" and a matrix after it" if set(recipe.layers) - {"normalize"} else "")
         raise RequestError(f"{source.path}: embeddings are made by {how}, for which GGUF files have no word; a target "
                            f"that ends in .safetensors takes this model whole")
+    if recipe.lower and not lowers:
+        raise RequestError(f"{source.path}: texts are lower-cased before they are embedded, for which GGUF files have "
+                           f"no word; a target that ends in .safetensors takes this model whole")
     types = seen.tensors.get("token_types.weight")
     return {f"{seen.config['general.architecture']}.pooling_type": _POOLINGS.index(modes[0]) if modes else 0,
             "tokenizer.ggml.token_type_count": types.rows if types else 1}
