@@ -112,8 +112,9 @@ def test_an_encoder(tmp_path):
     (source / "config.json").write_text(json.dumps(case.configs[0]))
     save_file({name: values(name, shape).astype(np.float32) for name, shape in case.tensors.items()},
               source / "model.safetensors")
-    (source / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{name}", "path": path}
-                                                     for name, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]))
+    (source / "modules.json").write_text(json.dumps([
+        {"type": f"sentence_transformers.models.{name}", "path": path}
+        for name, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]))
     write_tokenizer(source, case.configs[0]["vocab_size"])
     for mode, number in (("mean", 1), ("cls", 2), ("lasttoken", 3)):
         (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
