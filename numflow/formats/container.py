@@ -107,8 +107,9 @@ def read_report(path: Path) -> dict[str, Any]:
     """
     from numflow.formats import detect
 
-    if detect(Path(path)) != "safetensors":
-        raise FormatError(f"{path}: not a model that `numflow quantize` made")
+    if (kind := detect(Path(path))) != "safetensors":
+        raise FormatError(f"{path}: a file of {kind}, which carries no report; those of `numflow quantize` that do not "
+                          f"end in .gguf do")
     stored, metadata = safetensors.read_with_metadata(Path(path))
     if not is_container(metadata):
         raise FormatError(f"{path}: a safetensors file, but not one that `numflow quantize` made")

@@ -98,3 +98,6 @@ def test_files_that_are_none(run, source, text):
     assert done.code == 1 and "not one that `numflow quantize` made" in done.err
     done = run("verify", text)
     assert done.code == 1 and "not a checkpoint" in done.err
+    text.write_bytes(b"GGUF\3" + bytes(60))
+    done = run("verify", text)
+    assert done.code == 1 and f"{text}: a file of gguf, which carries no report" in done.err
