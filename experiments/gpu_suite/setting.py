@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from numflow.cuda.compat import driver, versions
-from numflow.cuda.device import Device, Launch, Simulated, open_device
+from numflow.cuda.device import Device, Launch, Simulated
+from numflow.cuda.runtime import open_device
 
 LIMIT_S = 480.0     # of a part, looked at between two results
 KILLED_S = 570.0    # of a part that looks at nothing any more

@@ -85,7 +85,8 @@ def digest(kernel: Kernel) -> str:
 @functools.cache
 def _lowering() -> bytes:
     here = Path(__file__).parent
-    return b"".join((here / f"{name}.py").read_bytes() for name in ("lowering", "lowering_builtin", "kernel"))
+    names = ("lowering", "lowering_builtin", "lowering_types", "kernel")
+    return b"".join((here / f"{name}.py").read_bytes() for name in names)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -126,7 +127,7 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
 @functools.lru_cache(maxsize=4)
 def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
     """The kernel's PTX."""
-    from numflow.cuda.lowering import numba_type
+    from numflow.cuda.lowering_types import numba_type
 
     bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
     convert, seen = _helpers(kernel.exact, capability)

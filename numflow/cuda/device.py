@@ -6,7 +6,6 @@ An argument of a kernel is a number or a Ref, which becomes a pointer of the typ
 Everything that is put into a device's queue runs in order; `record` and `wait` order queues of different devices.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -184,19 +183,3 @@ class Simulated:
         if ref.offset < 0 or ref.offset + nbytes > ref.memory.nbytes:
             raise DeviceError(f"bytes {ref.offset} .. {ref.offset + nbytes} of {ref.memory.nbytes} on {self.name}")
         return ref.memory.handle[ref.offset:ref.offset + nbytes]
-
-
-def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
-    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
-
-    Raises:
-        DeviceError: no driver, no GPU, or no such device.
-    """
-    chosen = os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
-    if chosen == "simulator":
-        return Simulated(index, seed)
-    if chosen != "gpu":
-        raise DeviceError(f"no GPU device {chosen!r}; known: gpu, simulator")
-    from numflow.cuda.runtime import open_gpu
-
-    return open_gpu(index)

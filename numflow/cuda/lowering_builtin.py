@@ -1,6 +1,6 @@
 """Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
 
-from numflow.cuda.lowering import SPACES, PointerType, _intrinsic, _place, ir, types
+from numflow.cuda.lowering_types import SPACES, PointerType, intrinsic_of, ir, place, types
 
 _I32 = ir.IntType(32)
 
@@ -15,7 +15,7 @@ def _call(builder, name, result, *args):
 def _register(name):
     def generate(context, builder, sig, args):
         return _call(builder, f"llvm.nvvm.read.ptx.sreg.{name}", _I32)
-    return _intrinsic("register", 0, lambda: types.uint32(), generate)
+    return intrinsic_of("register", 0, lambda: types.uint32(), generate)
 
 
 def _barrier(name):
@@ -25,7 +25,7 @@ def _barrier(name):
         else:
             _call(builder, "llvm.nvvm.barrier0", ir.VoidType())
         return context.get_dummy_value()
-    return _intrinsic(name, 0, lambda: types.void(), generate)
+    return intrinsic_of(name, 0, lambda: types.void(), generate)
 
 
 def _shuffle(mode, clamp):
@@ -39,13 +39,13 @@ def _shuffle(mode, clamp):
         result = _call(builder, f"llvm.nvvm.shfl.sync.{mode}.i32", _I32, ir.Constant(_I32, -1), value, args[1],
                        ir.Constant(_I32, clamp))
         return builder.bitcast(result, ir.FloatType()) if sig.args[0] == types.float32 else result
-    return _intrinsic(f"shuffle_{mode}", 2, typed, generate)
+    return intrinsic_of(f"shuffle_{mode}", 2, typed, generate)
 
 
 def _ballot():
     def generate(context, builder, sig, args):
         return _call(builder, "llvm.nvvm.vote.ballot.sync", _I32, ir.Constant(_I32, -1), args[0])
-    return _intrinsic("ballot", 1, lambda predicate: types.uint32(types.boolean), generate)
+    return intrinsic_of("ballot", 1, lambda predicate: types.uint32(types.boolean), generate)
 
 
 def _is_pointer(kind, *spaces):
@@ -60,12 +60,12 @@ def _load(count):
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
         vector = ir.VectorType(element, count)
-        place = _place(builder, args[0], args[1], sig.args[1])
+        place = place(builder, args[0], args[1], sig.args[1])
         place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
         value = builder.load(place, align=4 * count)
         parts = [builder.extract_element(value, ir.Constant(_I32, i)) for i in range(count)]
         return context.make_tuple(builder, sig.return_type, parts)
-    return _intrinsic(f"load{count}", 2, typed, generate)
+    return intrinsic_of(f"load{count}", 2, typed, generate)
 
 
 def _store(count):
@@ -74,14 +74,14 @@ def _store(count):
 
     def generate(context, builder, sig, args):
         vector = ir.VectorType(context.get_value_type(sig.args[0].dtype), count)
-        place = _place(builder, args[0], args[1], sig.args[1])
+        place = place(builder, args[0], args[1], sig.args[1])
         place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
         value = ir.Constant(vector, ir.Undefined)
         for i in range(count):
             value = builder.insert_element(value, args[2 + i], ir.Constant(_I32, i))
         builder.store(value, place, align=4 * count)
         return context.get_dummy_value()
-    return _intrinsic(f"store{count}", 2 + count, typed, generate)
+    return intrinsic_of(f"store{count}", 2 + count, typed, generate)
 
 
 def _stream(count):
@@ -94,7 +94,7 @@ def _stream(count):
 
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
-        address = builder.ptrtoint(_place(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
+        address = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
         short = element == ir.IntType(16)
         width, letter = ("u16", "h") if short else ("u32", "r")
         names = [f"${i}" for i in range(count)]
@@ -108,7 +108,7 @@ def _stream(count):
             return call
         parts = [builder.extract_value(call, i) for i in range(count)]
         return context.make_tuple(builder, sig.return_type, parts)
-    return _intrinsic(f"stream{count}", 2, typed, generate)
+    return intrinsic_of(f"stream{count}", 2, typed, generate)
 
 
 def _view(dtype):
@@ -118,7 +118,7 @@ def _view(dtype):
 
     def generate(context, builder, sig, args):
         return builder.bitcast(args[0], context.get_value_type(sig.return_type))
-    return _intrinsic("view", 1, typed, generate)
+    return intrinsic_of("view", 1, typed, generate)
 
 
 def _copy_async():
@@ -128,13 +128,13 @@ def _copy_async():
         return None
 
     def generate(context, builder, sig, args):
-        to = builder.ptrtoint(_place(builder, args[0], args[1], sig.args[1]), _I32)
-        address = builder.ptrtoint(_place(builder, args[2], args[3], sig.args[3]), ir.IntType(64))
+        to = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), _I32)
+        address = builder.ptrtoint(place(builder, args[2], args[3], sig.args[3]), ir.IntType(64))
         asm = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [to.type, address.type]),
                            "cp.async.cg.shared.global [$0], [$1], 16;", "r,l,~{memory}", side_effect=True)
         builder.call(asm, [to, address])
         return context.get_dummy_value()
-    return _intrinsic("copy_async", 4, typed, generate)
+    return intrinsic_of("copy_async", 4, typed, generate)
 
 
 def _atomic_add():
@@ -142,8 +142,8 @@ def _atomic_add():
         return pointer.dtype(pointer, index, pointer.dtype) if _is_pointer(pointer) else None
 
     def generate(context, builder, sig, args):
-        return builder.atomic_rmw("add", _place(builder, args[0], args[1], sig.args[1]), args[2], "monotonic")
-    return _intrinsic("atomic_add", 3, typed, generate)
+        return builder.atomic_rmw("add", place(builder, args[0], args[1], sig.args[1]), args[2], "monotonic")
+    return intrinsic_of("atomic_add", 3, typed, generate)
 
 
 def _load_matrices(transposed=""):
@@ -151,7 +151,7 @@ def _load_matrices(transposed=""):
         return types.UniTuple(types.uint32, 4)(shared, index) if _is_pointer(shared, "shared") else None
 
     def generate(context, builder, sig, args):
-        at = builder.ptrtoint(_place(builder, args[0], args[1], sig.args[1]), _I32)
+        at = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), _I32)
         value = ir.LiteralStructType([_I32] * 4)
         asm = ir.InlineAsm(ir.FunctionType(value, [_I32]),
                            f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4];",
@@ -159,7 +159,7 @@ def _load_matrices(transposed=""):
         call = builder.call(asm, [at])
         call.attributes.add("convergent")
         return context.make_tuple(builder, sig.return_type, [builder.extract_value(call, i) for i in range(4)])
-    return _intrinsic("load_matrices", 2, typed, generate)
+    return intrinsic_of("load_matrices", 2, typed, generate)
 
 
 BUILTINS = {

@@ -11,10 +11,11 @@ from numflow.cuda.cache import KVCache
 from numflow.cuda.cache_host import JOIN, Rooms, on_host
 from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
-from numflow.cuda.device import Device, Launch, open_device
+from numflow.cuda.device import Device, Launch
 from numflow.cuda.exchange import Meeting, World
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.nccl import CHOICES
+from numflow.cuda.runtime import open_device
 from numflow.cuda.sample import WORDS, best, encode, pick
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean

@@ -6,6 +6,7 @@ finds new numbers in the same memory.
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -15,7 +16,7 @@ import numpy as np
 
 from numflow.cuda.compat import ELSE, driver
 from numflow.cuda.compile import PTX_FOR, Binary, cached
-from numflow.cuda.device import Launch, Memory, Order, Ref
+from numflow.cuda.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.memory import Slabs
 from numflow.cuda.scalar import Pointer, f32, i32
@@ -25,6 +26,20 @@ STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
 _PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
 _CURRENT = threading.local()  # context that a thread has
+
+
+def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
+    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
+
+    Raises:
+        DeviceError: no driver, no GPU, or no such device.
+    """
+    chosen = os.environ.get("NUMFLOW_CUDA", "gpu") if name == "auto" else name
+    if chosen == "simulator":
+        return Simulated(index, seed)
+    if chosen != "gpu":
+        raise DeviceError(f"no GPU device {chosen!r}; known: gpu, simulator")
+    return open_gpu(index)
 
 
 def open_gpu(index: int = 0) -> "Gpu":
