@@ -16,12 +16,14 @@ class Tensor:
 
     shape: outermost dimension first, as NumPy and torch write it; leading dimensions flatten to rows.
     read:  returns the stored bytes as read-only uint8 [rows, row_bytes], memory-mapped where the format allows.
+    turned: the last two dimensions are the other way round than in the files that specifications describe.
     """
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     read: Callable[[], np.ndarray] = field(repr=False)
+    turned: bool = False
 
     @property
     def rows(self) -> int:

@@ -5,6 +5,7 @@ The metadata "numflow", a JSON object, says what these are:
     version   1
     naming    which table of tensor names in a specification applies: "hf", "gguf" or "llama2c"
     tensors   name -> {"type": "q3h", "shape": [N, K]}
+    turned    tensors [..., N, K] that are [..., K, N] where the configuration comes from (optional)
     files     path -> role: the files that belong to the model, each in the U8 tensor "numflow/PATH"
 Two more U8 tensors hold JSON: "numflow/config" the model's configuration, and "numflow/report" how it was made.
 """
@@ -14,8 +15,8 @@ import shutil
 import tempfile
 import weakref
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -81,6 +82,8 @@ def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[s
             raise FormatError(f"{path}: metadata {KEY} names a tensor {show(name)} that is not in the file")
     tensors = {name: _typed(path, tensor, types[name]) if name in types else tensor
                for name, tensor in stored.items() if not name.startswith(PREFIX)}
+    for name in _turned(path, info, tensors):
+        tensors[name] = replace(tensors[name], turned=True)
     config = parse_json(_text(path, stored, CONFIG), f"{path}: {CONFIG}")
     files = _unpacked(path, stored, names)
     files["weights"] = [path]
@@ -120,6 +123,13 @@ def _text(path: Path, stored: Mapping[str, Tensor], name: str) -> bytes:
     if name not in stored or stored[name].type.name != "U8":
         raise FormatError(f"{path}: no tensor {name!r} of type U8")
     return stored[name].raw().tobytes()
+
+
+def _turned(path: Path, info: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+    names = info.get("turned", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in tensors for name in names):
+        raise FormatError(f"{path}: metadata {KEY}: turned should be a list of names of tensors, is {show(names)}")
+    return names
 
 
 def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
@@ -171,11 +181,12 @@ def entry_of(tensor: Tensor, kind: str, read) -> Entry:
 
 
 def metadata_of(naming: str, types: Mapping[str, tuple[str, tuple[int, ...]]],
-                files: list[Attached]) -> dict[str, str]:
+                files: list[Attached], turned: Sequence[str] = ()) -> dict[str, str]:
     """The metadata of a container. types: (type, shape) of each of its tensors."""
     tensors = {name: {"type": kind, "shape": list(shape)} for name, (kind, shape) in types.items()
                if kind not in _PLAIN}
     return {KEY: json.dumps({"version": VERSION, "naming": naming, "tensors": tensors,
+                             **({"turned": list(turned)} if turned else {}),
                              "files": {file.name: file.role for file in files}})}
 
 

@@ -80,7 +80,7 @@ class Builder:
                normalize_rows: bool = False) -> str:
         """A matrix [rows, columns]; `select` are the stored rows it consists of, else all."""
         tensor = self.names.need(module, "weight", self.layer, self.stack)
-        transpose = module in self.transposed
+        transpose = module in self.transposed and not tensor.turned
         stored = (tensor.columns, tensor.rows) if transpose else (tensor.rows, tensor.columns)
         expected = stored[0] if rows is None else rows
         if stored[1] != columns or (select is None and stored[0] != expected) or (
@@ -102,13 +102,14 @@ class Builder:
         parts = []
         for tensor in tensors:
             shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
-            stored = (shape[0], shape[2], shape[1]) if transpose else shape
+            other_way = transpose and not tensor.turned
+            stored = (shape[0], shape[2], shape[1]) if other_way else shape
             if len(shape) != 3 or stored[0] != count or stored[2] != columns or (select is None and stored[1] != rows):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
             chosen = select
             if select is not None and count > 1:
                 chosen = (np.arange(count)[:, None] * stored[1] + np.asarray(select)[None]).reshape(-1)
-            parts.append(Part(tensor.name, chosen, transpose))
+            parts.append(Part(tensor.name, chosen, other_way))
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (groups * rows, columns), tuple(parts),
                                 groups=groups, types=tuple(t.type.name for t in tensors)))
 

@@ -142,7 +142,7 @@ def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | Non
                 last[tensor.name] = encoded(tensor, scheme, calibration, threads)
             return last[tensor.name]
 
-        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read)
+        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read, tensor.turned)
 
     tensors = {name: lazy(tensor, plan.schemes[name]) if name in plan.schemes else tensor
                for name, tensor in checkpoint.tensors.items()}

@@ -19,6 +19,7 @@ from numflow.errors import FormatError, ModelNotFoundError, RequestError
 from numflow.formats import container, writer
 from numflow.quant.recipe import Recipe, read_recipe
 from tests.conftest import real_model, shared
+from tests.engine.published import write_case
 from tests.quant.small import TEXT, write_model
 
 MIX = Recipe("mix", "q3h", (("token_embd", "q6"), ("*.attn_v", "q4_b32t1a"), ("output", "keep")))
@@ -100,6 +101,25 @@ def test_changes_are_noticed(source, made, tmp_path, place, message):
     for against in (None, source):
         with pytest.raises(FormatError, match=message):
             verify(file, against)
+
+
+@pytest.mark.parametrize("name, matrices", [("gpt2", 13), ("gpt_oss", 11)])
+def test_matrices_stored_as_inputs_by_outputs(name, matrices, tmp_path):
+    source, file, again = write_case(name, tmp_path), tmp_path / "x", tmp_path / "again"
+    report = quantize(formats.open_checkpoint(source), file, read_recipe("q4"))
+    assert sum("error" in row for row in report["tensors"]) == matrices and max(
+        row["error"] for row in report["tensors"] if "error" in row) < 0.1
+    assert verify(file, source) == report
+    quantize(formats.open_checkpoint(file), again, read_recipe("q2"))
+    verify(again, file)
+    ids, found = list(range(5, 25)), []
+    for path, options in ((file, {}), (source, {"weights": "q4"}), (file, {"backend": "cpu", "activations": "f32"}),
+                          (source, {})):
+        with numflow.load(path, **{"backend": "reference", **options}) as model:
+            found.append(model.logits(ids))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[2], found[0], atol=1e-4 * np.std(found[3]))
+    assert 0.05 < np.std(found[0] - found[3]) / np.std(found[3]) < 0.8
 
 
 def test_a_type_that_is_none_is_refused_by_its_place(made, tmp_path):

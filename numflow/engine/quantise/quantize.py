@@ -32,6 +32,7 @@ from numflow.formats.mapped import release_memory
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import Plan, check_calibration, encoded, plan_of
+from numflow.network.upright import upright
 from numflow.quant.recipe import Recipe
 
 _SLACK = 64  # bytes that a tensor's numbers may need more in the report than zeros do
@@ -55,6 +56,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     if threads is not None and threads < 1:
         raise RequestError(f"threads should be a whole number from 1, is {threads}")
     chosen = network.choose_spec(source, spec)
+    source = upright(source, chosen)
     built = network.build(chosen, source, fuse=False)
     plan = plan_of(built, source, recipe)
     if not plan.schemes:
@@ -68,7 +70,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     attached = {file.name: file_bytes(file.path) for file in files}
     config = container.json_entry(container.CONFIG, dict(source.config))
     metadata = container.metadata_of(source.naming, {row.tensor.name: (row.kind, row.tensor.shape) for row in rows},
-                                     files)
+                                     files, [row.tensor.name for row in rows if row.tensor.turned])
     report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
               "calibration": dict(calibration.facts) if calibration else None, **totals_of([row.facts for row in rows]),
               "kept": dict(plan.kept), "idle": list(plan.idle),

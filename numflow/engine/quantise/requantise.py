@@ -7,6 +7,7 @@ from numflow import network
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.calibration import read_calibration
 from numflow.network.quantise import check_calibration, plan_of, quantised
+from numflow.network.upright import upright
 from numflow.quant.recipe import read_recipe
 
 
@@ -22,6 +23,7 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
         SpecError: as `network.build`.
     """
     recipe = read_recipe(weights)
+    checkpoint = upright(checkpoint, spec)
     plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, recipe)
     if progress and (line := plan.says()):
         print(line, file=sys.stderr, flush=True)

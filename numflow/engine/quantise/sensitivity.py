@@ -23,6 +23,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import tensor_type
 from numflow.network.calibration import Calibration
 from numflow.network.quantise import check_calibration, plan_of, quantised
+from numflow.network.upright import upright
 from numflow.quant import ROW_SCHEMES, decode, encode
 from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
@@ -63,6 +64,7 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
         raise RequestError("the calibration holds no sample of its text: make it anew with `numflow imatrix`")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
+    checkpoint = upright(checkpoint, chosen)
     built = network.build(chosen, checkpoint, fuse=False)
     check_calibration(calibration, plan_of(built, checkpoint, given), checkpoint)
     found = groups(built, checkpoint, calibration, given=given)
@@ -84,7 +86,9 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
     if given.weights not in ROW_SCHEMES:
         raise RequestError(f"--target-bpw measures with one of {', '.join(ROW_SCHEMES)}; {given.weights!r} is none")
     checkpoint = formats.open_checkpoint(path)
-    built = network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False)
+    chosen = network.choose_spec(checkpoint, spec)
+    checkpoint = upright(checkpoint, chosen)
+    built = network.build(chosen, checkpoint, fuse=False)
     check_size(groups(built, checkpoint, measure=False, given=given), bits)
 
 

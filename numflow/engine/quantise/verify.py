@@ -10,6 +10,7 @@ from numflow.errors import FormatError
 from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint
 from numflow.formats.mapped import release_memory
+from numflow.network.upright import turned
 
 
 def verify(target: Path, against: Path | None = None,
@@ -26,7 +27,7 @@ def verify(target: Path, against: Path | None = None,
     if report.get("sha256") != report_sha(report):
         raise FormatError(f"{target}: its report has been changed: it has another hash than it says")
     model = formats.open_checkpoint(target)
-    source = None if against is None else formats.open_checkpoint(against)
+    source = None if against is None else _as(model, formats.open_checkpoint(against))
     wrong = [] if source is None else _other_source(report, source)
     try:
         for row in report["tensors"]:
@@ -45,6 +46,13 @@ def verify(target: Path, against: Path | None = None,
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise FormatError(f"{target} is not what its report says: {'; '.join(wrong[:3])}{more}")
     return report
+
+
+def _as(model: Checkpoint, source: Checkpoint) -> Checkpoint:
+    """The source with its matrices the way round that the model has them."""
+    both = model.tensors.keys() & source.tensors.keys()
+    return turned(source, {name for name in both if model.tensors[name].turned and not source.tensors[name].turned
+                           and source.tensors[name].type.block == 1 and len(source.tensors[name].shape) > 1})
 
 
 def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint | None) -> list[str]:

@@ -1,0 +1,53 @@
+"""Matrices that a file holds as [inputs, outputs], the other way round than most, turned: rows of inputs are quantised.
+
+    upright(checkpoint, spec)     # a Checkpoint whose tensors of that kind are turned when they are read
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from numflow import network
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.spec.reader import Spec
+
+
+def upright(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
+    """The checkpoint with transposed matrices turned. Of GGUF's few, which may have blocks, none is."""
+    if checkpoint.naming == "gguf":
+        return checkpoint
+    built = network.build(spec, checkpoint, fuse=False)
+    return turned(checkpoint, {part.tensor for weight in built.weights.values() for part in weight.parts
+                               if part.transpose})
+
+
+def turned(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
+    """The checkpoint with these tensors [..., K, N] as [..., N, K], in their type, which has no blocks.
+
+    Only the tensor that was read last is kept, for whoever reads it row by row.
+    """
+    last: dict[str, np.ndarray] = {}
+
+    def turn(tensor: Tensor) -> Tensor:
+        def read() -> np.ndarray:
+            if tensor.name not in last:
+                last.clear()
+                last[tensor.name] = _turned_bytes(tensor)
+            return last[tensor.name]
+
+        *stack, k, n = tensor.shape
+        return Tensor(tensor.name, (*stack, n, k), tensor.type, read, not tensor.turned)
+
+    if not names:
+        return checkpoint
+    return replace(checkpoint, tensors={name: turn(tensor) if name in names else tensor
+                                        for name, tensor in checkpoint.tensors.items()})
+
+
+def _turned_bytes(tensor: Tensor) -> np.ndarray:
+    """uint8 [rows, row_bytes]."""
+    *stack, k, n = tensor.shape
+    size = tensor.type.row_bytes(1)
+    values = np.swapaxes(tensor.raw().reshape(*stack, k, n, size), -3, -2)
+    return np.ascontiguousarray(values).reshape(-1, k * size)
