@@ -1,6 +1,6 @@
 """Intrinsics that take pointers, or that are LLVM's own: table BUILTINS, by the names that intrinsics.py gives."""
 
-from numflow.cuda.lowering_types import SPACES, PointerType, intrinsic_of, ir, place, types
+from numflow.cuda.lowering_types import SPACES, PointerType, element_at, intrinsic_of, ir, types
 
 _I32 = ir.IntType(32)
 
@@ -60,7 +60,7 @@ def _load(count):
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
         vector = ir.VectorType(element, count)
-        place = place(builder, args[0], args[1], sig.args[1])
+        place = element_at(builder, args[0], args[1], sig.args[1])
         place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
         value = builder.load(place, align=4 * count)
         parts = [builder.extract_element(value, ir.Constant(_I32, i)) for i in range(count)]
@@ -74,7 +74,7 @@ def _store(count):
 
     def generate(context, builder, sig, args):
         vector = ir.VectorType(context.get_value_type(sig.args[0].dtype), count)
-        place = place(builder, args[0], args[1], sig.args[1])
+        place = element_at(builder, args[0], args[1], sig.args[1])
         place = builder.bitcast(place, ir.PointerType(vector, SPACES[sig.args[0].space]))
         value = ir.Constant(vector, ir.Undefined)
         for i in range(count):
@@ -94,7 +94,7 @@ def _stream(count):
 
     def generate(context, builder, sig, args):
         element = context.get_value_type(sig.args[0].dtype)
-        address = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
+        address = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), ir.IntType(64))
         short = element == ir.IntType(16)
         width, letter = ("u16", "h") if short else ("u32", "r")
         names = [f"${i}" for i in range(count)]
@@ -128,8 +128,8 @@ def _copy_async():
         return None
 
     def generate(context, builder, sig, args):
-        to = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), _I32)
-        address = builder.ptrtoint(place(builder, args[2], args[3], sig.args[3]), ir.IntType(64))
+        to = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), _I32)
+        address = builder.ptrtoint(element_at(builder, args[2], args[3], sig.args[3]), ir.IntType(64))
         asm = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [to.type, address.type]),
                            "cp.async.cg.shared.global [$0], [$1], 16;", "r,l,~{memory}", side_effect=True)
         builder.call(asm, [to, address])
@@ -142,7 +142,7 @@ def _atomic_add():
         return pointer.dtype(pointer, index, pointer.dtype) if _is_pointer(pointer) else None
 
     def generate(context, builder, sig, args):
-        return builder.atomic_rmw("add", place(builder, args[0], args[1], sig.args[1]), args[2], "monotonic")
+        return builder.atomic_rmw("add", element_at(builder, args[0], args[1], sig.args[1]), args[2], "monotonic")
     return intrinsic_of("atomic_add", 3, typed, generate)
 
 
@@ -151,7 +151,7 @@ def _load_matrices(transposed=""):
         return types.UniTuple(types.uint32, 4)(shared, index) if _is_pointer(shared, "shared") else None
 
     def generate(context, builder, sig, args):
-        at = builder.ptrtoint(place(builder, args[0], args[1], sig.args[1]), _I32)
+        at = builder.ptrtoint(element_at(builder, args[0], args[1], sig.args[1]), _I32)
         value = ir.LiteralStructType([_I32] * 4)
         asm = ir.InlineAsm(ir.FunctionType(value, [_I32]),
                            f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {{$0, $1, $2, $3}}, [$4];",

@@ -57,7 +57,7 @@ class _Add(C.templates.AbstractTemplate):
         return None
 
 
-def place(builder, pointer, index, index_type):
+def element_at(builder, pointer, index, index_type):
     """Address of an element; the index is widened by its own sign."""
     if index_type.bitwidth < 64:
         widen = builder.sext if index_type.signed else builder.zext
@@ -67,19 +67,19 @@ def place(builder, pointer, index, index_type):
 
 @hooks.lower_builtin(operator.getitem, PointerType, types.Integer)
 def _lower_getitem(context, builder, sig, args):
-    return builder.load(place(builder, args[0], args[1], sig.args[1]))
+    return builder.load(element_at(builder, args[0], args[1], sig.args[1]))
 
 
 @hooks.lower_builtin(operator.setitem, PointerType, types.Integer, types.Any)
 def _lower_setitem(context, builder, sig, args):
     value = context.cast(builder, args[2], sig.args[2], sig.args[0].dtype)
-    builder.store(value, place(builder, args[0], args[1], sig.args[1]))
+    builder.store(value, element_at(builder, args[0], args[1], sig.args[1]))
     return context.get_dummy_value()
 
 
 @hooks.lower_builtin(operator.add, PointerType, types.Integer)
 def _lower_add(context, builder, sig, args):
-    return place(builder, args[0], args[1], sig.args[1])
+    return element_at(builder, args[0], args[1], sig.args[1])
 
 
 def numba_type(kind: Scalar | Pointer):
