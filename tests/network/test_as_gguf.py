@@ -6,7 +6,7 @@ import pytest
 from numflow import network
 from numflow.errors import RequestError
 from numflow.network import WeightSource
-from numflow.network.as_gguf import as_gguf
+from numflow.network.gguf.as_gguf import as_gguf
 from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy

@@ -17,7 +17,7 @@ from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import GGML_NUMBERS, TYPES
 from numflow.formats.writer import Entry
-from numflow.network.as_gguf import as_gguf
+from numflow.network.gguf.as_gguf import as_gguf
 from numflow.network.quantise import plan_of
 from numflow.quant.recipe import Recipe
 from numflow.spec.reader import Spec

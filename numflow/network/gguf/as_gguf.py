@@ -17,9 +17,9 @@ from numflow.errors import RequestError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.gguf_pairs import TAKES_ROPE_FACTORS, TAKES_ROPE_FREQS
 from numflow.formats.types import TYPES
-from numflow.network.gguf_metadata import metadata_of
-from numflow.network.invent import Inventor, NamesToBe
-from numflow.network.match import CLOSE, Mismatch, Pair, matched
+from numflow.network.gguf.invent import Inventor, NamesToBe
+from numflow.network.gguf.match import CLOSE, Mismatch, Pair, matched
+from numflow.network.gguf.metadata import metadata_of
 from numflow.network.quantise import SMALLEST, matrices
 from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.weights import WeightSource
