@@ -42,6 +42,23 @@ def facts(result):
     return [[getattr(one, name) for name in FACTS] for one in result.choices or [result]]
 
 
+def test_memory_grows_in_large_steps():
+    """Each step may copy all that is there; prompts that nobody repeats are kept while memory may grow."""
+    model, sizes = fake_model(context=64), []
+
+    def reserve(blocks, cross_blocks=0):
+        sizes.append(blocks)
+        model.program.blocks = blocks
+
+    model.program.reserve = reserve
+    with numflow.Engine(model, max_batch=8) as engine:
+        handles = [engine.submit([20 + i % 200, i // 200 + 20, *range(30, 50)], max_tokens=8, ignore_eos=True)
+                   for i in range(400)]
+        assert all(len(handle.result().ids) == 8 for handle in handles)
+    assert sizes[-1] > 1000  # nearly all prompts are there
+    assert sum(sizes) < 8 * sizes[-1]  # and blocks were copied a few times each, not hundreds
+
+
 @pytest.mark.parametrize("options", [{}, {"batching": "static"}, {"prefix_cache": False}, {"max_batch": 5},
                                      {"kv_memory": 52 * 16, "preemption": "swap"}, {"max_step_tokens": 7},
                                      {"kv_memory": 52 * 16, "preemption": "recompute"}])

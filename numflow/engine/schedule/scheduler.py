@@ -204,8 +204,14 @@ class Scheduler:
         return needed + sum(min(count, self.blocks.holders(block) - 1) for block, count in shared.items())
 
     def _may_need(self, group: Group) -> int:
-        """Blocks that the group may come to need beyond those it has."""
-        return max(0, group.width * self._blocks(group.limit) - sum(len(lane.table.blocks) for lane in group.lanes))
+        """Blocks that the group may come to need beyond those it has.
+
+        Beside others, or where prefixes are kept, at least half of those that there are: memory that grows is copied,
+        and by a few blocks at a time that would be most of the work.
+        """
+        own = max(0, group.width * self._blocks(group.limit) - sum(len(lane.table.blocks) for lane in group.lanes))
+        alone = self.prefix is None and len(self.running) + len(self.waiting) <= 1
+        return own if alone else max(own, self.blocks.capacity // 2)
 
     def lost(self) -> None:
         """What all KV blocks held is gone: running requests wait, and read their texts from the first token again."""
