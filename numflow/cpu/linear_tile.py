@@ -180,7 +180,8 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     return acc
 
 
-def _dot_in_place(scheme, hold, x, codes, first, groups, acc):
+def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
+                  acc: list[Value]) -> list[Value]:
     """The same for codes with a base, multiplied where they stand in their bytes, highest bits first.
 
     One shift of the sums brings all products of a place down to the next, instead of one shift for every vector.
