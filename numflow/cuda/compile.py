@@ -141,12 +141,26 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
-    """What maps names in kernels to what the compiler knows, and device functions so far: each is compiled once."""
+    """What maps names in kernels to what the compiler knows, and device functions so far: each is compiled once, and
+    those that are equal, whoever made them, are compiled as one."""
     from numflow.cuda.lowering import lowered
 
+    made = {}
+
     def convert(thing):
-        if callable(thing) and hasattr(thing, "__code__"):
-            return compiler().cuda.jit(device=True, fastmath=not exact, forceinline=True)(thing)
-        return lowered(thing)
+        if not (callable(thing) and hasattr(thing, "__code__")):
+            return lowered(thing)
+        key = content(thing)
+        if key not in made:
+            made[key] = compiler().cuda.jit(device=True, fastmath=not exact, forceinline=True)(thing)
+        return made[key]
 
     return convert, {}
+
+
+def content(function: Callable) -> tuple:
+    """What a rewired function is made of: its code and what that names, numbers as they are written: 1 is not 1.0."""
+    named = [(name, value) for name, value in sorted(function.__globals__.items()) if not name.startswith("__")]
+    held = [("", cell.cell_contents) for cell in function.__closure__ or ()]
+    return function.__code__, *((name, repr(value) if isinstance(value, int | float | tuple) else value)
+                                for name, value in named + held)

@@ -1,6 +1,7 @@
 """What an intrinsic is: a twin in Python, and how the compiler makes it; memory that kernels declare."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from numflow.cuda.scalar import Scalar, f32
 from numflow.cuda.simulator import NOW, Span
@@ -51,11 +52,12 @@ class SharedArray:
         return NOW.thread.block.memory(self, self.scalar, self.count)
 
 
+@dataclass(frozen=True)
 class LocalArray:
     """Registers of a thread: `count` values, to be indexed by numbers known once loops are unrolled."""
 
-    def __init__(self, scalar: Scalar, count: int):
-        self.scalar, self.count = scalar, count
+    scalar: Scalar
+    count: int
 
     def __call__(self) -> list:
         return [f32(NAN) if self.scalar is f32 else 0xBAD] * self.count

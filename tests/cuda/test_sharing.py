@@ -1,0 +1,43 @@
+"""Helpers of kernels that are made anew for each kernel are compiled as one where they are equal, and only there."""
+
+import pytest
+
+from numflow.cuda.compile import content
+from numflow.cuda.intrinsic import LocalArray, SharedArray
+from numflow.cuda.kernel import DeviceFunction, device, rewired
+from numflow.cuda.scalar import f32, u32
+
+
+def _adder(number, memory=None, inner=None) -> DeviceFunction:
+    @device
+    def add(x):
+        place = memory() if memory is not None else None
+        return inner(x) if inner is not None else (x, place, number)
+    return add
+
+
+def _contents(*made: DeviceFunction):
+    """Of functions rewired as for the compiler, whose stand-ins are known by their contents."""
+    known = {}
+
+    def convert(thing):
+        return known.setdefault(content(thing), thing) if hasattr(thing, "__code__") else thing
+
+    return [content(rewired(function.body, convert, {})) for function in made]
+
+
+@pytest.mark.parametrize("arguments", [
+    lambda: (2,), lambda: (1.5,), lambda: ((1, 2),), lambda: (0, LocalArray(u32, 4)), lambda: (0, None, _adder(3))])
+def test_equal_helpers_are_one(arguments):
+    first, second = _contents(_adder(*arguments()), _adder(*arguments()))
+    assert first == second and hash(first) == hash(second)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ((1,), (2,)), ((1,), (1.0,)), ((1,), (True,)), ((0.0,), (-0.0,)), (((1, 2),), ((1, 2.0),)),
+    ((0, LocalArray(u32, 4)), (0, LocalArray(u32, 8))), ((0, LocalArray(u32, 4)), (0, LocalArray(f32, 4))),
+    ((0, SharedArray(u32, 4)), (0, SharedArray(u32, 4))),  # two places, however equal
+    ((0, None, _adder(1)), (0, None, _adder(2)))])
+def test_others_are_not(one, other):
+    first, second = _contents(_adder(*one), _adder(*other))
+    assert first != second
