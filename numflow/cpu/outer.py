@@ -9,7 +9,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from numflow.cpu.attention_memory import WIDTHS
-from numflow.cpu.simd import call, fma_ir, load_at, splat, widen_f16_ir
+from numflow.cpu.simd import call, load_at, splat, widen_f16_ir
+from numflow.cpu.simd_fma import fma_ir
 
 _I32, _F32, _F32X16 = ir.IntType(32), ir.FloatType(), ir.VectorType(ir.FloatType(), 16)
 _U16X16 = ir.VectorType(ir.IntType(16), 16)

@@ -11,9 +11,9 @@ from numflow.cpu.expert_routes_kernels import parts
 from numflow.cpu.kernel import TOKENS, kernel
 from numflow.cpu.layout import ROWS as TILE
 from numflow.cpu.outliers import SLOT_BYTES
-from numflow.cpu.simd import call, merged
+from numflow.cpu.simd import merged
 from numflow.cpu.simd_tile import repeat, store_tile, zeros_1, zeros_2, zeros_4, zeros_8
-from numflow.cpu.simd_value import Value, constant, llvm_type, load
+from numflow.cpu.simd_value import Value, constant, fma_each, llvm_type, load
 
 # Arguments after header and rows field: the float32 operand, slots and where each tile's begin, y and its stride, rows
 # and columns of the matrix, tokens of a block; then of experts as in expert_routes.py.
@@ -32,7 +32,8 @@ def _sums(typingctx, total, x, slots, count):
 
         def slot(i, sums):
             at = slots + i * SLOT_BYTES
-            return [_add(sums[row], load(at + 4 * row, "i32"), x, m) for row in range(TILE)]
+            factors = [_factors(load(at + 4 * row, "i32"), x, m) for row in range(TILE)]
+            return fma_each([(*both, total) for both, total in zip(factors, sums)])
 
         sums = repeat(count, zeros, slot)
         return context.make_tuple(builder, signature.return_type, [v.llvm for v in _turned(sums, m)])
@@ -40,15 +41,11 @@ def _sums(typingctx, total, x, slots, count):
     return total(total, types.int64, types.int64, types.int64), codegen
 
 
-def _add(total: Value, word: Value, x: Value, m: int) -> Value:
-    """total f32 [m] + the outlier of a slot times its column of x."""
-    builder = word.builder
-    column = Value(builder, builder.zext((word & 0xFFFF).llvm, x.llvm.type))
+def _factors(word: Value, x: Value, m: int) -> tuple[Value, Value]:
+    """The outlier of a slot and its column of x, f32 [m] both."""
+    column = Value(word.builder, word.builder.zext((word & 0xFFFF).llvm, x.llvm.type))
     value = (word & -65536).as_("f32", 1)
-    tokens = load(x + column * (4 * m), "f32", m)
-    value = value if m == 1 else value.splat(m)
-    return Value(builder, call(builder, f"llvm.fma.v{m}f32" if m > 1 else "llvm.fma.f32", total.llvm.type, value.llvm,
-                               tokens.llvm, total.llvm))
+    return value if m == 1 else value.splat(m), load(x + column * (4 * m), "f32", m)
 
 
 def _turned(sums: list[Value], m: int) -> list[Value]:

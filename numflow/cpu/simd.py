@@ -78,11 +78,6 @@ def call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> 
     return builder.call(cgutils.get_or_insert_function(builder.module, fn_type, name), args)
 
 
-def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c, rounded once."""
-    return call(builder, "llvm.fma.v16f32", f32x16.llvm, a, b, c)
-
-
 def widen_f16_ir(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
     """<16 x i16> float16 bits -> <16 x float>."""
     if has_half():
@@ -156,21 +151,3 @@ def masked_store(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, mask
 def zero_f32(builder):
     """Zeros."""
     return ir.Constant(f32x16.llvm, None)
-
-
-@op(f32x16, f32x16, f32x16)
-def mul(builder, a, b):
-    """a * b."""
-    return builder.fmul(a, b)
-
-
-@op(f32x16, f32x16, f32x16, f32x16)
-def fma(builder, a, b, c):
-    """a * b + c, rounded once."""
-    return fma_ir(builder, a, b, c)
-
-
-@op(f32x16, f32x16)
-def neg(builder, a):
-    """-a."""
-    return builder.fneg(a)

@@ -13,8 +13,9 @@ from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin
 
-from numflow.cpu.simd import call, f32x16, first_lanes, fma_ir, masked_store, op
+from numflow.cpu.simd import call, f32x16, first_lanes, masked_store, op
 from numflow.cpu.simd import splat as splat_ir
+from numflow.cpu.simd_fma import fma_ir
 from numflow.cpu.simd_isa import isa
 
 _I32, _F32, _F32X16 = ir.IntType(32), ir.FloatType(), ir.VectorType(ir.FloatType(), 16)

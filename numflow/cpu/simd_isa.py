@@ -30,6 +30,12 @@ def has_half() -> bool:
     return isa() != "plain" or platform.machine() in ("aarch64", "arm64", "ARM64")
 
 
+@functools.cache
+def has_fma() -> bool:
+    """Whether a * b + c of float32, rounded once, is an instruction; of what Numba runs on, only x86 can lack it."""
+    return platform.machine() not in ("x86_64", "AMD64") or "fma" in _features()
+
+
 def token_tile() -> int:
     """Most tokens that one pass over a tile of weights serves; what fits the registers, so 32 of them or 16."""
     return 8 if isa() == "avx512" else 4

@@ -12,6 +12,8 @@ from typing import Any
 from llvmlite import ir
 
 from numflow.cpu.simd import call, first_lanes, load_at, masked_store, named_intrinsic, splat, widen_f16_ir
+from numflow.cpu.simd_fma import fma_ir
+from numflow.cpu.simd_isa import has_fma
 
 _ELEMENT = {"u8": ir.IntType(8), "u16": ir.IntType(16), "i32": ir.IntType(32), "f32": ir.FloatType()}
 
@@ -193,8 +195,29 @@ def load_bf16(address: Value) -> Value:
 
 
 def fma(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c, rounded once."""
-    return a.call(f"llvm.fma.v{a.lanes}f32", a.llvm.type, b, c)
+    """a * b + c of f32x16, rounded once."""
+    return Value(a.builder, fma_ir(a.builder, a.llvm, b.llvm, c.llvm))
+
+
+def fma_each(triples: list[tuple[Value, Value, Value]]) -> list[Value]:
+    """a * b + c, rounded once, of each (a, b, c): 16 triples of vectors of 1, 2, 4 or 8 lanes each."""
+    lanes = triples[0][0].lanes
+    if has_fma():
+        name = f"llvm.fma.v{lanes}f32" if lanes > 1 else "llvm.fma.f32"
+        return [a.call(name, a.llvm.type, b, c) for a, b, c in triples]
+    results, at_once = [], 16 // lanes
+    for first in range(0, len(triples), at_once):
+        sums = fma(*map(_joined, zip(*triples[first:first + at_once])))
+        results += [sums.part(lanes * i, lanes) if lanes > 1 else sums.lane(i) for i in range(at_once)]
+    return results
+
+
+def _joined(values: Sequence[Value]) -> Value:
+    """The lanes of 1, 2, 4 ... values, one after the other."""
+    vectors = [v.splat(1) if v.lanes == 1 else v for v in values]
+    while len(vectors) > 1:
+        vectors = [low.join(high) for low, high in zip(vectors[::2], vectors[1::2])]
+    return vectors[0]
 
 
 def save_first(address: Value, value: Value, count: Value) -> None:
