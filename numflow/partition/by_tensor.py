@@ -277,17 +277,18 @@ class _Emitter:
         """The step on device i; what is not given is the step's own."""
         device = self.devices[i]
         if weights is None:
-            weights = {role: self.network.weights[name] for role, name in step.weights.items()}
-        names = {role: device.weight(weight) for role, weight in weights.items()}
+            for name in step.weights.values():
+                device.weight(self.network.weights[name])
+        names = step.weights if weights is None else {role: device.weight(each) for role, each in weights.items()}
         if "cache" in step.params:
             name = param(step, "cache")
             whole = self.network.caches[name]
             begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
             device.caches[name] = replace(whole, kv_heads=end - begin)
-        device.entries[self.entry].append(replace(
-            step, inputs=step.inputs if inputs is None else inputs,
-            outputs=step.outputs if outputs is None else outputs, weights=names,
-            params=dict(step.params) if params is None else params))
+        if inputs or outputs or weights or params:
+            step = Step(step.op, inputs or step.inputs, outputs or step.outputs, names, params or step.params,
+                        step.label)
+        device.entries[self.entry].append(step)
 
     def _matrix(self, step: Step) -> tuple[Weight, Weight | None]:
         found = {role: self.network.weights[name] for role, name in step.weights.items()}

@@ -79,16 +79,20 @@ def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
     views = {view for steps in device.entries.values() for step in steps for view in (*step.inputs, *step.outputs)}
     starts = _places({view for view in views if view.buffer.endswith(PIECES)})
 
-    def placed(view: View) -> View:
-        return replace(view, start=starts[view.buffer, view.start]) if view.buffer.endswith(PIECES) else view
+    placed = {view: View(view.buffer, starts[view.buffer, view.start], view.width)
+              for view in views if view.buffer.endswith(PIECES)}
+    cut = {view.buffer for view in placed}
 
     def moved(step: Step) -> Step:
-        return replace(step, inputs=tuple(map(placed, step.inputs)), outputs=tuple(map(placed, step.outputs)))
+        if not any(view.buffer in cut for view in (*step.inputs, *step.outputs)):
+            return step
+        inputs, outputs = (tuple(placed.get(view, view) for view in side) for side in (step.inputs, step.outputs))
+        return Step(step.op, inputs, outputs, step.weights, step.params, step.label)
 
     buffers = {}
     for name in dict.fromkeys(view.buffer for view in sorted(views, key=lambda v: (v.buffer, v.start))):
         whole = network.buffers[name.removesuffix(PIECES)]
-        width = max(placed(view).start + view.width for view in views if view.buffer == name)
+        width = max(placed.get(view, view).start + view.width for view in views if view.buffer == name)
         buffers[name] = Buffer(name, whole.rows, width if name.endswith(PIECES) else whole.width, whole.dtype)
     own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
                   buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs,

@@ -5,9 +5,11 @@ exchanges with other devices between. Work slows down where several devices shar
 messages wait for a link that is busy.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from numflow.partition.hardware import Cluster
 
@@ -30,6 +32,11 @@ class Work:
     def seconds(self, memory_share: float = 1.0, core_share: float = 1.0) -> float:
         """Time with a share of the host's memory bandwidth and of a core."""
         return sum(max(memory / memory_share, compute / core_share) * count for memory, compute, count in self.steps)
+
+    @cached_property
+    def alone(self) -> float:
+        """Time where nobody else is there."""
+        return self.seconds()
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,7 @@ class Together:
 Script = Sequence[Work | Send | Receive | Together]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """What a device did from `begin` to `end`: "work", "exchange" (of a collective) or "wait"."""
 
     device: str
@@ -123,22 +129,22 @@ class Simulator:
         while True:
             while self._settle():
                 pass
-            step = self._next()
+            seconds = self._seconds()
+            step = self._next(seconds)
             if step is None:
                 waiting = [name for name, worker in self._workers.items() if worker.queue]
                 if waiting:
                     raise RuntimeError(f"devices {', '.join(waiting)} wait for each other for ever")
                 return self.now
-            self._advance(step)
+            self._advance(step, seconds)
 
     def _settle(self) -> bool:
         """Let every device go on that can without time passing; whether any did."""
-        moved = [self._go_on(name, worker) for name, worker in self._workers.items()]  # all of them, not the first
+        moved = [self._go_on(name, worker) for name, worker in self._workers.items()  # all of them, not the first
+                 if worker.queue and worker.work is None and not worker.waits]
         return any(moved)
 
     def _go_on(self, name: str, worker: _Worker) -> bool:
-        if not worker.queue or worker.work is not None or worker.waits:
-            return False
         job, script = worker.queue[0]
         if worker.at == len(script):
             self._finish(name, worker, job)
@@ -184,24 +190,22 @@ class Simulator:
             del self._open[job]
             self.done(job, self.now)
 
-    def _next(self) -> float | None:
-        """Seconds until something happens; None if nothing will."""
-        times = [worker.left * self._seconds(name, worker.work) for name, worker in self._workers.items()
-                 if worker.work is not None]
+    def _next(self, seconds: Mapping[str, float]) -> float | None:
+        """Seconds until something happens; None if nothing will. seconds: of `_seconds`."""
+        times = [self._workers[name].left * whole for name, whole in seconds.items()]
         times += [end - self.now for end, _ in self._ends]
         times += [messages[0] - self.now for messages in self._arrived.values() if messages and messages[0] > self.now]
         times += [self._alarms[-1][0] - self.now] if self._alarms else []
         return max(0.0, min(times)) if times else None
 
-    def _advance(self, step: float) -> None:
-        """Let time pass, and end what is due."""
+    def _advance(self, step: float, seconds: Mapping[str, float]) -> None:
+        """Let time pass, and end what is due. seconds: of `_seconds`."""
         done = []
-        for name, worker in self._workers.items():
-            if worker.work is not None:
-                seconds = self._seconds(name, worker.work)
-                worker.left -= step / seconds if seconds else 1.0
-                if worker.left <= 1e-9:
-                    done.append((name, worker))
+        for name, whole in seconds.items():
+            worker = self._workers[name]
+            worker.left -= step / whole if whole else 1.0
+            if worker.left <= 1e-9:
+                done.append((name, worker))
         self.now += step
         for name, worker in done:
             self.busy[name] += self.now - worker.since
@@ -216,15 +220,19 @@ class Simulator:
         while self._alarms and self._alarms[-1][0] <= self.now + 1e-12:
             self._alarms.pop()[1]()
 
-    def _seconds(self, name: str, work: Work) -> float:
-        """How long the whole of some work takes with as many neighbours on the host as there are now."""
-        device = self.cluster.devices[name]
+    def _seconds(self) -> dict[str, float]:
+        """By device that works: how long the whole of its work takes with as many neighbours as there are now."""
+        working = {name: worker.work for name, worker in self._workers.items() if worker.work is not None}
         if self.cluster.cores is None:
-            return work.seconds()
-        active = sum(worker.work is not None and self.cluster.devices[other].host == device.host
-                     for other, worker in self._workers.items())
-        memory = min(1.0, (self.cluster.host_bandwidth or float("inf")) / (active * device.bandwidth))
-        return work.seconds(memory, min(1.0, self.cluster.cores / active))
+            return {name: work.alone for name, work in working.items()}
+        devices, host_bandwidth = self.cluster.devices, self.cluster.host_bandwidth or float("inf")
+        active = Counter(devices[name].host for name in working)
+        found = {}
+        for name, work in working.items():
+            device, count = devices[name], active[devices[name].host]
+            memory = min(1.0, host_bandwidth / (count * device.bandwidth))
+            found[name] = work.seconds(memory, min(1.0, self.cluster.cores / count))
+        return found
 
     def _span(self, name: str, worker: _Worker, what: str, job: int) -> None:
         if self.spans is not None and self.now > worker.since:

@@ -17,7 +17,7 @@ from numflow.sizes import in_words
 
 OBJECTIVES = ("latency", "throughput")
 CHUNK = 512    # rows of a prompt that run at once
-_ROUNDS = 4    # batches of each lane that are simulated; the last ones are measured
+_ROUNDS = 4    # batches of each lane that are simulated; the last ones are measured (of one lane, all take the same)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Candidate:
     """A device string with its price.
 
     error:      why it cannot be cut at all; the other fields are then empty.
+    plan:       of the best one only. layers: of each device, by stack, where a group is one device.
     memory:     by device. first: seconds to the first token of a prompt that fills the context.
     speed:      tokens/s of one query alone. throughput: tokens/s of `batch` queries together.
     exchanging, waiting: shares of the devices' time while decoding for the objective.
@@ -50,6 +51,7 @@ class Candidate:
     devices: str
     strategy: str = ""
     plan: Plan | None = None
+    layers: tuple[tuple[str, Mapping[str, range]], ...] = ()
     memory: dict[str, Memory] | None = None
     first: float = 0.0
     speed: float = 0.0
@@ -137,14 +139,16 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
     needed = sum(map(weigh, network.weights.values())) + goal.batch * goal.context * whole.cached_bytes(network)
     texts = list(dict.fromkeys([*([str(parse_devices(asked))] if asked else []),
                                 *strategies(cluster, names, needed)]))
-    found = []
+    found: list[Candidate] = []
     for text in texts:
         if progress is not None:
             progress(text)
-        found.append(_price(network, cluster, text, goal, whole, backend))
-        if any(_same_cut(found[-1], other) for other in found[:-1]):
-            found.pop()
-    found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
+        candidate = _price(network, cluster, text, goal, whole, backend)
+        # Shares are rounded to layers: another string may have given everybody the same.
+        if not candidate.layers or all(candidate.layers != other.layers for other in found):
+            found.append(candidate)
+        found.sort(key=lambda c: (-c.score(goal), len(parse_devices(c.devices)), c.devices))
+        found[1:] = [replace(c, plan=None) for c in found[1:]]  # they are large
     return [_with_reason(c, found[0], goal) for c in found]
 
 
@@ -163,14 +167,8 @@ def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> 
     if goal.objective == "throughput":
         exchanging, waiting = shares
     first = prefill_seconds(prices, goal.context)
-    return Candidate(text, placement.strategy, plan, memory, first, speed, throughput, exchanging, waiting)
-
-
-def _same_cut(a: Candidate, b: Candidate) -> bool:
-    """Whether two strings of groups of one device give everybody the same layers: shares are rounded to layers."""
-    cuts = [[(part.name, part.layers) for part in c.plan.devices] for c in (a, b) if c.plan and
-            len(c.plan.groups) == len(c.plan.devices)]
-    return len(cuts) == 2 and cuts[0] == cuts[1]
+    layers = tuple((part.name, part.layers) for part in plan.devices) if len(plan.groups) == len(plan.devices) else ()
+    return Candidate(text, placement.strategy, plan, layers, memory, first, speed, throughput, exchanging, waiting)
 
 
 def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[float, float, float]:
@@ -187,7 +185,7 @@ def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[f
         rounds[lane] += 1
         if lane == 0:
             ends.append(now)
-        if rounds[lane] < _ROUNDS:
+        if rounds[lane] < (_ROUNDS if lanes > 1 else 2):
             simulator.at(now + gap, lambda: again(lane))
 
     simulator, gap = Simulator(prices.cluster, done), prices.cluster.gap(len(prices.plan.devices))

@@ -1,13 +1,14 @@
 """What a plan costs on a cluster: memory of each device, and scripts of a batch for the simulator."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numflow.network.cost import Cost, Load, step_cost, tables, weight_bytes
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.events import Receive, Script, Send, Together, Work
 from numflow.partition.hardware import Cluster, Link
+from numflow.partition.outline import Outline, outline
 from numflow.partition.plan import DevicePart, Plan, layer_of
 
 
@@ -92,6 +93,7 @@ class Prices:
     hold: Callable[[Cache], float] | None = None
     holdings: Mapping[str, Holding] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
+    _outlines: dict[tuple[int, str], Outline] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
@@ -115,19 +117,21 @@ class Prices:
         return {part.name: self._script(part, loads, entry) for part in self.plan.devices}
 
     def _script(self, part: DevicePart, loads, entry: str) -> Script:
-        script: list = []
-        work: Counter[tuple[float, float]] = Counter({(0.0, self.style.start): 1} if self.style.start else {})
-        for step in part.network.entries[entry]:
-            if step.op not in EXCHANGES:
-                work[self.work(part, step, loads)] += 1
-                continue
-            if work:
-                script.append(_work(work))
-                work.clear()
-            script.append(self._exchange(part, step, loads))
-        if work:
-            script.append(_work(work))
-        return script
+        outlined = self._outline(part, entry)
+        seconds = {kind: self.work(part, step, loads) for kind, step in enumerate(outlined.kinds)
+                   if step.op not in EXCHANGES}
+        done = [self._exchange(part, outlined.kinds[piece], loads) if isinstance(piece, int) else
+                _work((seconds[kind], count) for kind, count in piece) for piece in outlined.pieces]
+        start = [Work.of(0.0, self.style.start)] if self.style.start else []
+        return [*start, *[done[place] for place in outlined.order]]
+
+    def _outline(self, part: DevicePart, entry: str) -> Outline:
+        """Made once: it is the same for every load."""
+        place = part.index, entry
+        if place not in self._outlines:
+            self._outlines[place] = outline(part.network, entry, self.holding(part).weigh,
+                                            kind_of if self.factors else None)
+        return self._outlines[place]
 
     def work(self, part: DevicePart, step: Step, loads) -> tuple[float, float]:
         """Seconds of waiting for memory and of calculating: the longer of the two hides the other.
@@ -197,5 +201,9 @@ def kind_of(step: Step) -> str:
     return step.label if place is None else step.label.split("blk.", 1)[1].partition(".")[2]
 
 
-def _work(counts: Counter[tuple[float, float]]) -> Work:
+def _work(steps: Iterable[tuple[tuple[float, float], int]]) -> Work:
+    """Of (seconds of memory and of calculating, how many steps), those that take the same together."""
+    counts: Counter[tuple[float, float]] = Counter()
+    for seconds, count in steps:
+        counts[seconds] += count
     return Work(tuple((*seconds, count) for seconds, count in counts.items()))

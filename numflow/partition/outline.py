@@ -1,0 +1,55 @@
+"""A device's steps with those counted that cost the same: of eighty equal layers, one is priced."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from numflow.ops import EXCHANGES, Network, Step, Weight
+
+Stretch = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """An entry of a device's part.
+
+    kinds:  a step of each kind. Steps of a kind cost the same under every load.
+    pieces: different things that the device does: an exchange as its place in `kinds`, or what lies between two of
+            them as (place in `kinds`, how many) of each kind, in the order in which the kinds first come there.
+    order:  places in `pieces`, as the device goes through them.
+    """
+
+    kinds: tuple[Step, ...]
+    pieces: tuple[int | Stretch, ...]
+    order: tuple[int, ...]
+
+
+def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
+            name_of: Callable[[Step], str] | None = None) -> Outline:
+    """The outline of an entry.
+
+    weigh: bytes of a weight. name_of: steps of different names are of different kinds; None: names do not matter.
+    """
+    weights = {name: (weigh(weight), weight.shape, weight.groups) for name, weight in network.weights.items()}
+    caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind) for name, cache in network.caches.items()}
+    kinds: dict[Hashable, int] = {}
+    steps: list[Step] = []
+    items: list[int | Stretch] = []
+    between: dict[int, int] = {}
+    for step in network.entries[entry]:
+        # All that network.cost and the price of an exchange look at; a view's buffer tells its rows.
+        key = (step.op, tuple([(view.buffer, view.width) for view in step.inputs]),
+               tuple([(view.buffer, view.width) for view in step.outputs]),
+               tuple([(role, weights[name]) for role, name in step.weights.items()]),
+               tuple([(name, caches[value] if name == "cache" else value) for name, value in step.params.items()]),
+               name_of(step) if name_of else None)
+        kind = kinds.setdefault(key, len(steps))
+        if kind == len(steps):
+            steps.append(step)
+        if step.op not in EXCHANGES:
+            between[kind] = between.get(kind, 0) + 1
+            continue
+        items += [tuple(between.items()), kind] if between else [kind]
+        between = {}
+    items += [tuple(between.items())] if between else []
+    pieces = {item: place for place, item in enumerate(dict.fromkeys(items))}
+    return Outline(tuple(steps), tuple(pieces), tuple(pieces[item] for item in items))
