@@ -18,10 +18,6 @@ FLOATS = frozenset((
     "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier"))
 _FORMS = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOL: "?", _UINT64: "Q", _INT64: "q"}
 
-# Architectures whose readers take divisors of rotary frequencies as a tensor.
-TAKES_ROPE_FREQS = frozenset(("llama", "minicpm", "arcee", "granite", "granitemoe", "exaone4"))
-TAKES_ROPE_FACTORS = frozenset(("llama", "minicpm", "phi3"))
-
 
 def encode_pairs(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Each pair as its bytes: key, type and value; None is left out, uint8 arrays are arrays of bytes.

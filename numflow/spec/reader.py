@@ -69,8 +69,11 @@ def load_spec(path_or_name: str | Path) -> Spec:
     merged: dict[str, Any] = {}
     for table in reversed(tables):
         _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
-    # A model that extends a family is chosen by name: detection belongs to the file that states it.
+    # A model that extends a family is chosen by name: detection belongs to the file that states it, and so does what
+    # readers of its GGUF architecture take.
     merged["detect"] = tables[0].get("detect", {})
+    if "gguf" in merged:
+        merged["gguf"]["written"] = tables[0].get("gguf", {}).get("written", {})
     return Spec(chain[0].stem, tuple(chain), merged)
 
 

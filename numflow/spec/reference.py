@@ -28,7 +28,9 @@ numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` 
 before the module for one stack |
 | `[gguf.metadata]` | what `numflow quantize` writes to GGUF files beside or in place of what sources tell: key = \
 literal, expression, or `{ each = "..." }` for a value per layer; none leaves the key out |
-| `[gguf.written]` | the name to write, an expression, of a module that files may call by several |
+| `[gguf.written]` | the name to write, an expression, of a module that files may call by several; of `rope_freqs`, \
+`rope_factors_long` and `rope_factors_short` only where it stands here, as readers of most architectures pass over \
+these tensors. Not inherited |
 
 ## Values
 - A literal: `pairing = "half"`.

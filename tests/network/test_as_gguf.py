@@ -131,3 +131,13 @@ def test_types_of_tensors():
     kinds = {name: tensor.type.name for name, tensor in ours.tensors.items()}
     assert kinds["token_embd.weight"] == kinds["blk.0.ffn_down_exps.weight"] == "F16"
     assert {kinds[f"blk.0.{name}.weight"] for name in ("ffn_gate_inp", "attn_norm", "attn_k")} == {"F32"}
+
+
+def test_divisors_of_frequencies_are_written_where_readers_take_them():
+    """Inherited tables do not say so: readers of an architecture of its own may pass over them."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 32}
+    assert "rope_freqs.weight" in seen("llama3_scaled")[0].tensors
+    assert load_spec("qwen2").section("gguf")["written"] == {}
+    with pytest.raises(RequestError, match="a rotary frequency is what the source says, and would be read as another"):
+        seen("qwen2", rope_scaling=scaling)

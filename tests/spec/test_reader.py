@@ -69,6 +69,15 @@ def test_extends_merges_key_by_key(tmp_path):
     assert [p.name for p in spec.chain] == ["my.toml", "parent.toml"]
 
 
+def test_what_holds_of_a_file_s_own_architecture_is_not_inherited(tmp_path):
+    write(tmp_path, "[detect]\ngguf = ['p']\n[gguf.written]\nrope_freqs = \"'rope_freqs'\"\n[gguf.rope]\nbase = 3\n",
+          "parent.toml")
+    spec = load_spec(write(tmp_path, "extends = 'parent'\n"))
+    assert spec.section("gguf") == {"rope": {"base": 3}, "written": {}}
+    assert spec.section("detect") == {}
+    assert load_spec(tmp_path / "parent.toml").section("gguf")["written"] == {"rope_freqs": "'rope_freqs'"}
+
+
 def test_unknown_name_suggests_the_nearest():
     with pytest.raises(ModelNotFoundError, match="did you mean 'llama'"):
         load_spec("lama")

@@ -15,7 +15,6 @@ import numpy as np
 from numflow import network
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.formats.gguf_pairs import TAKES_ROPE_FACTORS, TAKES_ROPE_FREQS
 from numflow.formats.types import TYPES
 from numflow.network.gguf.invent import Inventor, NamesToBe
 from numflow.network.gguf.match import CLOSE, Mismatch, Pair, matched
@@ -90,7 +89,7 @@ class _Writing:
         self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
         self.spec = spec
         self._last: dict[str, np.ndarray] = {}  # the bytes that were asked for last: they are read more than once
-        self.literals = _factors(self.resolved) if architecture in TAKES_ROPE_FACTORS else {}
+        self.literals = self._factors()
 
     def checkpoint(self) -> Checkpoint:
         target = self._built()
@@ -126,9 +125,24 @@ class _Writing:
                 found = None if np.allclose(a, b, CLOSE, 0) else b / a
         if found is None:
             return {}
-        if self.metadata["general.architecture"] not in TAKES_ROPE_FREQS:
+        name = self._written("rope_freqs")
+        if name is None:
             raise Mismatch("model", "a rotary frequency", "what the source says", "another number")
-        return {"rope_freqs.weight": _literal("rope_freqs.weight", found)}
+        return {name: _literal(name, found)}
+
+    def _factors(self) -> dict[str, Tensor]:
+        """Divisors of rotary frequencies that a configuration lists, as the tensors that some GGUF files have."""
+        if self.resolved.option("rope", "scaling", 0) != "longrope":
+            return {}
+        sides = {side: self._written(f"rope_factors_{side}") for side in ("short", "long")}
+        return {name: _literal(name, self.resolved.option("rope", f"{side}_factor", 0))
+                for side, name in sides.items() if name is not None}
+
+    def _written(self, module: str) -> str | None:
+        """The name of a tensor that only readers of some architectures take; None of all others."""
+        text = self.family.section("gguf").get("written", {}).get(module)
+        name = None if text is None else self.resolved.evaluate(f"gguf.written.{module}", text)
+        return None if name is None else f"{name}.weight"
 
     def _check_long(self, target: Network) -> None:
         """The same where a whole context is run, which changes some ways of stretching positions."""
@@ -209,11 +223,3 @@ def _stored(x: np.ndarray, kind: str) -> np.ndarray:
 def _literal(name: str, values: Any) -> Tensor:
     array = np.asarray(values, np.float32).reshape(1, -1)
     return Tensor(name, (array.size,), TYPES["F32"], lambda: array.view(np.uint8))
-
-
-def _factors(source: Resolved) -> dict[str, Tensor]:
-    """Divisors of rotary frequencies that a configuration lists, as the tensors that GGUF files have."""
-    if source.option("rope", "scaling", 0) != "longrope":
-        return {}
-    return {name: _literal(name, source.option("rope", f"{side}_factor", 0))
-            for side in ("short", "long") for name in [f"rope_factors_{side}.weight"]}
