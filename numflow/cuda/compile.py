@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from numflow.cuda.compat import compiler, core, target
+from numflow.cuda.compat import compiler, core, target, uncollected
 from numflow.cuda.kernel import Kernel, ingredients, rewired
 from numflow.errors import DeviceError
 from numflow.kernel_cache import root
@@ -131,7 +131,7 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
     bounds = (kernel.threads, kernel.blocks) if kernel.blocks else kernel.threads
     convert, seen = _helpers(kernel.exact, capability)
-    with target(capability):
+    with target(capability), uncollected():
         signature = compiler().types.void(*map(numba_type, kernel.signature))
         ptx, _ = compiler().cuda.compile(rewired(kernel.body, convert, seen), signature,
                                          device=False, abi="numba", cc=capability, fastmath=not kernel.exact,
