@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from numflow.cpu.simd import call, constant, f32x16
+from numflow.cpu.simd import call, constant
 from numflow.cpu.simd_isa import has_fma
 
 _I16X8, _I32X4, _I64X2 = (ir.VectorType(ir.IntType(128 // lanes), lanes) for lanes in (8, 4, 2))
@@ -19,8 +19,9 @@ _F32X2, _F64X2 = ir.VectorType(ir.FloatType(), 2), ir.VectorType(ir.DoubleType()
 
 
 def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a * b + c of f32x16, rounded once."""
-    return call(builder, "llvm.fma.v16f32", f32x16.llvm, a, b, c) if has_fma() else emulated(builder, a, b, c)
+    """a * b + c of float32 vectors of 4, 8 or 16 lanes, rounded once."""
+    lanes = a.type.count
+    return call(builder, f"llvm.fma.v{lanes}f32", a.type, a, b, c) if has_fma() else emulated(builder, a, b, c)
 
 
 def emulated(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -29,10 +30,12 @@ def emulated(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir
 
 
 def _called(builder: ir.IRBuilder, name: str, emit: Callable, *args: ir.Value) -> ir.Value:
-    """What `emit` makes of f32x16, as a function: kernels with a hundred of them would not fit the first cache."""
+    """What `emit` makes of vectors, as a function: kernels with a hundred of them would not fit the first cache."""
+    kind = args[0].type
+    name = f"{name}_{kind.count}"
     function = builder.module.globals.get(name)
     if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(f32x16.llvm, [f32x16.llvm] * len(args)), name)
+        function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(args)), name)
         function.linkage = "internal"
         function.attributes.add("noinline")
         function.attributes.add("nounwind")
@@ -93,20 +96,22 @@ def _rounded_to_odd(builder, a, b, c):
 # Pieces as wide as the registers: LLVM splits wider vectors of doubles into poor code.
 
 def _doubles(builder, vector):
-    """f32x16 -> 8 pairs of doubles."""
-    return [builder.fpext(_shuffled(builder, vector, vector, (i, i + 1)), _F64X2) for i in range(0, 16, 2)]
+    """float32 -> pairs of doubles."""
+    pairs = [_shuffled(builder, vector, vector, (i, i + 1)) for i in range(0, vector.type.count, 2)]
+    return [builder.fpext(pair, _F64X2) for pair in pairs]
 
 
 def _floats(builder, pairs):
-    """8 pairs of doubles -> 4 times 4 floats."""
+    """Pairs of doubles -> half as many times 4 floats."""
     halves = [builder.fptrunc(pair, _F32X2) for pair in pairs]
     return [_shuffled(builder, low, high, range(4)) for low, high in zip(halves[::2], halves[1::2])]
 
 
-def _joined(builder, quarters):
-    """4 times 4 floats -> f32x16."""
-    a, b, c, d = quarters
-    return _shuffled(builder, _shuffled(builder, a, b, range(8)), _shuffled(builder, c, d, range(8)), range(16))
+def _joined(builder, vectors):
+    while len(vectors) > 1:
+        lanes = range(2 * vectors[0].type.count)
+        vectors = [_shuffled(builder, low, high, lanes) for low, high in zip(vectors[::2], vectors[1::2])]
+    return vectors[0]
 
 
 def _shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:

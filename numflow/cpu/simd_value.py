@@ -195,7 +195,7 @@ def load_bf16(address: Value) -> Value:
 
 
 def fma(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of f32x16, rounded once."""
+    """a * b + c of 4, 8 or 16 lanes, rounded once."""
     return Value(a.builder, fma_ir(a.builder, a.llvm, b.llvm, c.llvm))
 
 

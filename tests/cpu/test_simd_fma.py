@@ -13,6 +13,7 @@ from numflow.cpu.kernel import Call, kernel
 from numflow.cpu.simd import f32x16, load_f32, op, store_f32
 from numflow.cpu.simd_float import fma
 from numflow.cpu.simd_isa import has_fma
+from numflow.cpu.simd_value import Value
 
 _MAX, _NORMAL, _LEAST = float(np.finfo(np.float32).max), 2.0**-126, 2.0**-149
 
@@ -23,12 +24,29 @@ def _emulated(builder, a, b, c):
     return simd_fma.emulated(builder, a, b, c)
 
 
+@op(f32x16, f32x16, f32x16, f32x16)
+def _emulated_by_4(builder, a, b, c):
+    """The same, 4 lanes at a time."""
+    vectors = [Value(builder, v) for v in (a, b, c)]
+    parts = [simd_fma.emulated(builder, *(v.part(i, 4).llvm for v in vectors)) for i in range(0, 16, 4)]
+    first, second, third, fourth = (Value(builder, part) for part in parts)
+    return first.join(second).join(third.join(fourth)).llvm
+
+
 @kernel
 def _without(args, thread, n_threads):
     """n * 16 elements each: y = a * b + c."""
     a, b, c, y = i64(args, 1), i64(args, 2), i64(args, 3), i64(args, 4)
     for i in range(0, 64 * i64(args, 0), 64):
         store_f32(y + i, _emulated(load_f32(a + i), load_f32(b + i), load_f32(c + i)))
+
+
+@kernel
+def _without_by_4(args, thread, n_threads):
+    """The same, 4 lanes at a time."""
+    a, b, c, y = i64(args, 1), i64(args, 2), i64(args, 3), i64(args, 4)
+    for i in range(0, 64 * i64(args, 0), 64):
+        store_f32(y + i, _emulated_by_4(load_f32(a + i), load_f32(b + i), load_f32(c + i)))
 
 
 @kernel
@@ -71,6 +89,7 @@ def _check(a, b, c, rounded_twice_differ=0):
         twice = np.float32(a.astype(np.float64) * b + c)
     assert np.count_nonzero(twice != expected) >= rounded_twice_differ
     _same(_run(_without, a, b, c), expected)
+    _same(_run(_without_by_4, a, b, c), expected)
 
 
 def _random_bits(rng, count):
