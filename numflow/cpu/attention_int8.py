@@ -186,7 +186,7 @@ def _add_products(sums: list[Value], places: list[tuple[Value, Value]], row: int
     """Sums with one dot product for each (address of codes u8x64, address of a word of the first row's high bytes)."""
     for codes, x in places:
         vector = load(codes, "u8", 64)
-        sums = [dot4(s, vector, load(x + row * (i // 2) + low * (i % 2), "i32"), 8) for i, s in enumerate(sums)]
+        sums = [dot4(s, vector, load(x + row * (i // 2) + low * (i % 2), "i32"), 255) for i, s in enumerate(sums)]
     return sums
 
 

@@ -7,7 +7,8 @@ kernel is compiled.
 
 import functools
 
-from numflow.cpu.decode_own import Grid, Grid16, of_pair, pair_codes
+from numflow.cpu.decode_grid16 import Grid16Avx2, Grid16Avx512
+from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
     BF16,
@@ -38,7 +39,8 @@ def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """What the functions below need to know of the tile's headers at address `heads`."""
     if scheme.header not in GRIDS:
         return heads
-    return (Grid16 if scheme.header == GRID16 and isa() == "avx512" else Grid)(heads, scheme, hold)
+    by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2} if scheme.header == GRID16 else {}
+    return by_16.get(isa(), Grid)(heads, scheme, hold)
 
 
 def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is) -> Value:

@@ -100,6 +100,11 @@ class Scheme:
         return 8 if self.book else math.ceil(self.bits)
 
     @property
+    def largest(self) -> int:
+        """The largest code."""
+        return self.own.levels - 1 if self.header in GRIDS else 10 if self.bits == 3.5 else (1 << self.code_bits) - 1
+
+    @property
     def zero(self) -> int:
         """The code that stands for zero, where there is no base."""
         return 1 << (self.code_bits - 1)

@@ -39,7 +39,7 @@ def _add_line(total: Value, source: Value, i: Value, n: int) -> Value:
 
 def _add_byte_products(total: Value, source: Value, i: Value, n: int) -> Value:
     # Both sides change, so that no instruction set can have the products once and for all.
-    return dot4(total, load(source + LINE * (n + 1), "u8", 64), load(source + ((i & 15) << 2), "i32"), 4)
+    return dot4(total, load(source + LINE * (n + 1), "u8", 64), load(source + ((i & 15) << 2), "i32"), 15)
 
 
 def _add_product(total: Value, source: Value, i: Value, n: int) -> Value:

@@ -13,13 +13,13 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
-from numflow.cpu.decode_own import STRIP_HEADERS, Grid16
+from numflow.cpu.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, PIECES, SCHEMES, UNIT, WITH_BASE, Scheme
-from numflow.cpu.simd_dot import dot4, dot4_signed
+from numflow.cpu.simd_dot import Dot, dot4, dot4_signed
 from numflow.cpu.simd_hold import FEW_TOKENS, Hold
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
-from numflow.cpu.simd_value import Value, constant, fma, load, prefetch
+from numflow.cpu.simd_value import Value, constant, exact_fma, fma, load, prefetch
 
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
 # hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
@@ -64,7 +64,7 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 
         def strip(i, vectors, count=size):
             at = codes + i * (size * UNIT * code_bytes)
-            at_once = kind.int8 and count == 2 and m <= FEW_TOKENS and isinstance(heads, Grid16)
+            at_once = kind.int8 and count == 2 and isinstance(heads, Grid16) and m <= heads.STRIP_TOKENS
             if m == 8 or not kind.scheme.is_float:  # few tokens meet plain numbers faster without
                 near = STRIP_AHEAD if at_once else AHEAD.get(kind.scheme.bits, NEAR)
                 ahead, cache, step = FARTHEST if m == 8 else near
@@ -155,7 +155,7 @@ def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
         minus = each_f32(aux + (16 + 4 * half) * m, m)
         acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), zeros)
         scales, zero = heads.scale(unit, half), heads.zero(unit, half)
-        parts = [fma(s, zero, a.to_f32()) for a, s in zip(acc, minus)]
+        parts = [exact_fma(s, zero, a.to_f32()) for a, s in zip(acc, minus)]
         sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
     return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
 
@@ -170,14 +170,15 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
     m, signed = len(minus), scheme.header not in WITH_BASE and scheme.code_bits == 8 and isa() == "avx2"
     acc = _zeros(minus, "i32") if scheme.header in WITH_BASE or signed else [s << (scheme.code_bits - 1) for s in minus]
+    dot = Dot(acc)
     for group in groups:
         vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
         if signed:
             signed_codes = vector - scheme.zero
             acc = [dot4_signed(a, signed_codes, word) for a, word in zip(acc, words)]
         else:
-            acc = [dot4(a, vector, word, scheme.code_bits) for a, word in zip(acc, words)]
-    return acc
+            dot.add(vector, words, scheme.largest)
+    return acc if signed else dot.sums()
 
 
 def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
@@ -196,7 +197,7 @@ def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int
         for vector, group in places[place]:
             field = load(codes + 64 * vector, "u8", 64)
             field = field & hold(Value(field.builder, field.like((1 << scheme.code_bits) - 1 << place)))
-            acc = [dot4(a, field, word, 8) for a, word in zip(acc, each_word(x + 4 * len(acc) * group, len(acc)))]
+            acc = [dot4(a, field, word, 255) for a, word in zip(acc, each_word(x + 4 * len(acc) * group, len(acc)))]
         down = place - (below[-1] if below else 0)
         acc = [a.sar(down) for a in acc] if down else acc
     return acc
@@ -205,18 +206,20 @@ def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int
 def _strip_int8(total, x, aux, codes, heads, strip, hold):
     """_grid_int8 of both units of a strip of 2-bit codes, bit for bit, with fewer instructions.
 
-    The codes of block b (16 columns) are multiplied where they stand in their bytes, so its dot product is 4^b times as
-    large. So are the block's zero and, the other way round, its scale: no sum has to be shifted.
+    The codes of block b (16 columns) are multiplied where they stand in their bytes, or 4 bits below, so that its dot
+    product is 2^place times as large. So are the block's zero and, the other way round, its scale: no sum is shifted.
     """
     m, sums = len(total), total
     prefetch(heads.blocks_at + strip * STRIP_HEADERS + HEADERS_AHEAD, STRIP_AHEAD[1])
     vectors, blocks = [load(codes + 64 * j, "u8", 64) for j in range(4)], heads.blocks_of_strip(strip)
     for b, (scales, zeros) in enumerate(blocks):
-        acc, mask = _zeros(total, "i32"), hold(Value(codes.builder, vectors[0].like(3 << 2 * b)))
-        for j, fields in enumerate([vector & mask for vector in vectors]):
-            acc = [dot4(a, fields, word, 8) for a, word in zip(acc, each_word(x + 4 * m * (4 * b + j), m))]
+        place, dot = heads.PLACES[b], Dot(_zeros(total, "i32"))
+        mask = hold(Value(codes.builder, vectors[0].like(3 << place)))
+        for j, vector in enumerate(vectors):
+            field = (vector.as_("u16", 32) >> 2 * b - place).as_("u8", 64) & mask
+            dot.add(field, each_word(x + 4 * m * (4 * b + j), m), 3 << place)
         unit, half = aux + b // 2 * (AUX_BYTES * m), b % 2
-        parts = [fma(s, zeros, a.to_f32()) for a, s in zip(acc, each_f32(unit + (16 + 4 * half) * m, m))]
+        parts = [exact_fma(s, zeros, a.to_f32()) for a, s in zip(dot.sums(), each_f32(unit + (16 + 4 * half) * m, m))]
         if not half:
             sums = [p * scales for p in parts]
         else:

@@ -1,8 +1,10 @@
 """Bits and bytes moved to other places of a vector."""
 
+from llvmlite import ir
+
 from numflow.cpu.simd_hold import Keep, as_it_is
 from numflow.cpu.simd_isa import isa
-from numflow.cpu.simd_value import Value
+from numflow.cpu.simd_value import Value, llvm_type, load
 
 
 def moved(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) -> Value:
@@ -21,3 +23,16 @@ def picked(vector: Value, lanes: list[int], hold: Keep = as_it_is) -> Value:
         return vector.pick(lanes)
     whole = vector.padded(64)
     return whole.call("llvm.x86.avx512.permvar.qi.512", whole.llvm.type, hold(Value(whole.builder, whole.like(lanes))))
+
+
+def gathered(base: Value, offsets: list[int]) -> Value:
+    """u16 lanes: what is at these offsets from an address; for processors that cannot pick bytes of a vector."""
+    lanes = Value(base.builder, ir.Constant(llvm_type("u16", len(offsets)), ir.Undefined))
+    for lane, offset in enumerate(offsets):
+        lanes = lanes.with_lane(lane, load(base + offset, "u16"))
+    return lanes
+
+
+def picked_by_16(vector: Value, bytes_: list[int]) -> Value:
+    """With AVX2: of u8x32, the bytes of these numbers within the same 16 of them, or 0 for 128."""
+    return vector.call("llvm.x86.avx2.pshuf.b", vector.llvm.type, Value(vector.builder, vector.like(bytes_)))

@@ -1,54 +1,116 @@
-"""The dot product of 4 unsigned and 4 signed bytes per lane, exact on every instruction set."""
+"""Dot products of unsigned bytes with signed ones, exact on every instruction set."""
 
-from numflow.cpu.simd_isa import isa
+from collections.abc import Callable
+
+from numflow.cpu.simd_isa import X86, isa
 from numflow.cpu.simd_value import Value, constant, llvm_type
 
+_PAIR = 2 * 127  # the largest sum of two activations
 
-def dot4(acc: Value, codes: Value, x: Value, bits: int) -> Value:
+
+class Dot:
+    """Dot products of the same codes with each of some tokens, while they grow column by column.
+
+    AVX2 multiplies pairs of bytes to sums of 16 bits; these stay what they are until one could become too large.
+
+    sums: what they begin with, i32x16 for each token.
+    """
+
+    def __init__(self, sums: list[Value]):
+        self._sums, self._pairs, self._largest = sums, [], 0
+
+    def add(self, codes: Value, words: list[Value], most: int) -> None:
+        """Each lane: + the 4 products of the unsigned bytes of `codes` u8x64 and the signed ones of the token's word.
+
+        most: the largest code there is. The bytes of words (i32) are -127 .. 127.
+        """
+        if isa() != "avx2" or most * _PAIR >= 1 << 15:
+            self._sums = [dot4(a, codes, word, most) for a, word in zip(self._sums, words)]
+            return
+        if self._largest + most * _PAIR >= 1 << 15:
+            self._widen()
+        self._largest += most * _PAIR
+        pairs = [_pairs(codes, word) for word in words]
+        self._pairs = [a + b for a, b in zip(self._pairs, pairs)] if self._pairs else pairs
+
+    def sums(self) -> list[Value]:
+        """i32x16 for each token."""
+        self._widen()
+        return self._sums
+
+    def _widen(self) -> None:
+        if self._pairs:
+            self._sums = [a + _widened(pairs) for a, pairs in zip(self._sums, self._pairs)]
+        self._pairs, self._largest = [], 0
+
+
+def dot4(acc: Value, codes: Value, x: Value, most: int) -> Value:
     """acc i32x16 + for each lane the 4 products of the unsigned bytes of `codes` u8x64 and the signed ones of `x` i32.
 
-    bits: how many bits the codes have. The bytes of x are -127 .. 127.
+    most: the largest code there is. The bytes of x are -127 .. 127.
     """
+    match isa():
+        case "avx512":
+            return acc.call("llvm.x86.avx512.vpdpbusd.512", acc.llvm.type, codes.as_("i32", 16), x.splat(16))
+        case "avxvnni":
+            x = x.splat(8)
+            return _parts(lambda a, c: a.call("llvm.x86.avx512.vpdpbusd.256", a.llvm.type, c, x), 32, acc, codes)
+        case "avx2" if most * _PAIR < 1 << 15:
+            return acc + _widened(_pairs(codes, x))
+        case "avx2":  # two products would saturate in 16 bits: bit 7 goes apart
+            return acc + _widened(_pairs(codes & 127, x)) + (_widened(_pairs(codes >> 7, x)) << 7)
+    return _plain(acc, codes.as_("u16", 32), x)
+
+
+def dot2(acc: Value, a: Value, b: Value) -> Value:
+    """acc i32x16 + for each lane the 2 products of the signed 16-bit numbers of `a` and `b` i32x16."""
     if isa() == "avx512":
-        return acc.call("llvm.x86.avx512.vpdpbusd.512", acc.llvm.type, codes.as_("i32", 16), x.splat(16))
-    if isa() == "plain":
-        return _plain(acc, codes.as_("u16", 32), x)
-    step = _avxvnni if isa() == "avxvnni" else _avx2
-    low, high = (step(acc.part(8 * h, 8), codes.part(32 * h, 32), x.splat(8), bits) for h in range(2))
-    return low.join(high)
-
-
-def _avxvnni(acc, codes, x, bits):
-    return acc.call("llvm.x86.avx512.vpdpbusd.256", acc.llvm.type, codes.as_("i32", 8), x)
-
-
-def _avx2(acc, codes, x, bits):
-    if bits < 8:
-        return acc + _products(codes, x)
-    # Two products of 8-bit codes would saturate in 16 bits: bit 7 goes apart.
-    return acc + _products(codes & 127, x) + (_products(codes >> 7, x) << 7)
+        return acc.call("llvm.x86.avx512.vpdpwssd.512", acc.llvm.type, a, b)
+    return acc + _madd(a.as_("u16", 32), b.as_("u16", 32))
 
 
 def dot4_signed(acc: Value, weights: Value, x: Value) -> Value:
     """The same with signed bytes on both sides, for AVX2: |w| * (x with the sign of w) does not saturate."""
-    halves = []
-    for half in range(2):
-        w, row = weights.part(32 * half, 32), x.splat(8).as_("u8", 32)
-        size = w.call("llvm.abs.v32i8", w.llvm.type, w.false())
-        halves.append(acc.part(8 * half, 8) + _products(size, row.call("llvm.x86.avx2.psign.b", row.llvm.type, w)))
-    return halves[0].join(halves[1])
+    def pairs(w):
+        size, row = w.call("llvm.abs.v32i8", w.llvm.type, w.false()), x.splat(8).as_("u8", 32)
+        return _pair_sums(size, row.call("llvm.x86.avx2.psign.b", row.llvm.type, w))
+    return acc + _widened(_parts(pairs, 32, weights))
 
 
-def _products(codes, x):
-    pairs = codes.call("llvm.x86.avx2.pmadd.ub.sw", llvm_type("u16", 16), x.as_("u8", 32))
-    return pairs.call("llvm.x86.avx2.pmadd.wd", llvm_type("i32", 8), constant(pairs, "u16", 1, 16))
+def _pairs(codes: Value, x: Value) -> Value:
+    """u16x32: sums of 2 products each, signed."""
+    return _parts(lambda c: _pair_sums(c, x.splat(8)), 32, codes)
 
 
-def _plain(acc, codes, x):
-    """A product of a byte and a signed byte fits 16 bits; each 32-bit lane then adds its two."""
-    for odd in range(2):
-        x16 = x.splat(16).as_("u16", 32)
-        signed = x16.sar(8) if odd else (x16 << 8).sar(8)
-        products = ((codes >> 8 if odd else codes & 255) * signed).as_("i32", 16)
-        acc = acc + (products << 16).sar(16) + products.sar(16)
-    return acc
+def _pair_sums(codes: Value, x: Value) -> Value:
+    return codes.call("llvm.x86.avx2.pmadd.ub.sw", llvm_type("u16", 16), x.as_("u8", 32))
+
+
+def _widened(pairs: Value) -> Value:
+    """i32x16: sums of 2 neighbours of u16x32."""
+    return _madd(pairs, constant(pairs, "u16", 1, 32))
+
+
+def _madd(a: Value, b: Value) -> Value:
+    """i32x16: sums of 2 neighbouring products of signed 16-bit lanes."""
+    if isa() != "plain":
+        return _parts(lambda a, b: a.call("llvm.x86.avx2.pmadd.wd", llvm_type("i32", 8), b), 32, a, b)
+    if X86:
+        return _parts(lambda a, b: a.call("llvm.x86.sse2.pmadd.wd", llvm_type("i32", 4), b), 16, a, b)
+    a, b = a.as_("i32", 16), b.as_("i32", 16)
+    return (a << 16).sar(16) * (b << 16).sar(16) + a.sar(16) * b.sar(16)
+
+
+def _parts(do: Callable[..., Value], nbytes: int, *vectors: Value) -> Value:
+    """What `do` makes of vectors of 64 bytes, so many at a time."""
+    count = 64 // nbytes
+    parts = [do(*(v.part(v.lanes // count * i, v.lanes // count) for v in vectors)) for i in range(count)]
+    while len(parts) > 1:
+        parts = [low.join(high) for low, high in zip(parts[::2], parts[1::2])]
+    return parts[0]
+
+
+def _plain(acc: Value, codes: Value, x: Value) -> Value:
+    """Even bytes and odd ones as lanes of 16 bits."""
+    x = x.splat(16).as_("u16", 32)
+    return acc + _madd(codes & 255, (x << 8).sar(8)) + _madd(codes >> 8, x.sar(8))

@@ -17,6 +17,8 @@ _NEEDS = (
     ("avx2", ("avx2", "fma", "f16c")),
 )
 
+X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
+
 
 @functools.cache
 def isa() -> str:
@@ -33,7 +35,7 @@ def has_half() -> bool:
 @functools.cache
 def has_fma() -> bool:
     """Whether a * b + c of float32, rounded once, is an instruction; of what Numba runs on, only x86 can lack it."""
-    return platform.machine() not in ("x86_64", "AMD64") or "fma" in _features()
+    return not X86 or "fma" in _features()
 
 
 def token_tile() -> int:

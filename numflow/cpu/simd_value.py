@@ -95,6 +95,11 @@ class Value:
         """The scalar in one lane."""
         return Value(self.builder, self.builder.extract_element(self.llvm, ir.Constant(ir.IntType(32), index)))
 
+    def with_lane(self, index: int, scalar: "Value") -> "Value":
+        """This vector with another scalar in one lane."""
+        place = ir.Constant(ir.IntType(32), index)
+        return Value(self.builder, self.builder.insert_element(self.llvm, scalar.llvm, place))
+
     def byte_of_4(self, index: int) -> "Value":
         """Of u8 lanes, byte `index` of each 4, widened to i32."""
         zeros = Value(self.builder, ir.Constant(self.llvm.type, None))
@@ -137,6 +142,10 @@ class Value:
     def narrow(self, kind: str) -> "Value":
         """The low bits of integers."""
         return Value(self.builder, self.builder.trunc(self.llvm, llvm_type(kind, self.lanes)))
+
+    def high_of_product(self, factor: int) -> "Value":
+        """The upper 16 bits of u16 lanes times a number."""
+        return ((self.widen() * factor) >> 16).narrow("u16")
 
     def to_f32(self) -> "Value":
         """Signed i32 as float32."""
@@ -218,6 +227,11 @@ def _joined(values: Sequence[Value]) -> Value:
     while len(vectors) > 1:
         vectors = [low.join(high) for low, high in zip(vectors[::2], vectors[1::2])]
     return vectors[0]
+
+
+def exact_fma(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c of numbers that nothing has to be rounded of, so that it may be two instructions as well as one."""
+    return fma(a, b, c) if has_fma() else a * b + c
 
 
 def save_first(address: Value, value: Value, count: Value) -> None:
