@@ -8,6 +8,8 @@ the second cache holds, multiplied again and again, shows what the instructions 
 faster than the memory, decoding is bound by the memory.
 """
 
+import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +21,7 @@ from numflow.cpu.context import Context
 from numflow.cpu.cores import default_threads
 from numflow.cpu.kernel import N_TOKENS
 from numflow.cpu.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
+from numflow.cpu.simd_isa import isa
 from numflow.cpu.threads import shared_threads
 from numflow.ops import Buffer, Network, Step, View, Weight
 from numflow.quant.layout import ROW_SCHEMES
@@ -140,8 +143,5 @@ def _read_seconds(memory: np.ndarray, threads: int) -> float:
         return time.perf_counter() - begin
 
 
-if __name__ == "__main__":
-    for row in speed_table():
-        print("{type:5} {bits_per_weight:6.3f} bpw  decode {decode_gb_s:5.1f} GB/s = {decode_fraction:4.0%} of reading,"
-              " in the cache {cached_gb_s:5.1f} GB/s, {decode_gweights_s:5.1f} Gweights/s;"
-              " prefill {prefill_gop_s:4.0f} GOP/s".format(**row))
+if __name__ == "__main__":  # speeds.py, for another instruction set
+    print(json.dumps({"isa": isa(), "rows": speed_table(**json.loads(sys.argv[1]))}))

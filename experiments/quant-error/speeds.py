@@ -1,10 +1,18 @@
 """The part about speed and memory: speed.py's table in the report."""
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 from numflow.cpu.cores import default_threads
+from numflow.cpu.simd_isa import FORCED, X86, isa
+from numflow.quant.layout import ROW_SCHEMES
 
 from .speed import speed_table
+
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def speed_part(lab, places):
@@ -20,6 +28,8 @@ def speed_part(lab, places):
              f"others ran beside it, and numbers are too low and uneven.")
     for rows in tables:
         _table(lab, rows)
+    if X86 and not lab.quick:  # compiling all kernels anew takes minutes
+        _by_isa(lab, tables)
 
 
 def _table(lab, rows):
@@ -34,3 +44,37 @@ def _table(lab, rows):
         ratio = by_type["q3h"]["decode_gweights_s"] / by_type["q4"]["decode_gweights_s"]
         fewer = by_type["q4"]["bits_per_weight"] / by_type["q3h"]["bits_per_weight"]
         lab.text(f"Decoding with q3h is {ratio:.2f} times as fast as with q4, which has {fewer:.2f} times its bytes.")
+
+
+def _by_isa(lab, tables):
+    """The same with the instruction sets that this processor has besides, in processes of their own."""
+    names = list(FORCED)[list(FORCED).index(isa()) + 1 if isa() in FORCED else 1:]
+    found = {isa(): tables, **{name: [_forced(lab, name, rows[0]["threads"]) for rows in tables] for name in names}}
+    lab.results["speed_by_isa"] = {name: [row for rows in found[name] for row in rows] for name in names}
+    lab.text("Decoding by instruction set: GB/s, its share of a plain read right before, and GB/s in the cache, where "
+             "nothing but instructions takes time. All have the same bits.")
+    columns = ["type", *(f"{name}, {_threads(rows)}" for name in found for rows in found[name])]
+    by_type = {name: [{row["type"]: row for row in rows} for rows in found[name]] for name in found}
+    lab.table(columns, [[kind, *(_cell(rows[kind]) for name in found for rows in by_type[name])]
+                        for kind in ROW_SCHEMES])
+
+
+def _forced(lab, name, threads):
+    """Rows of speed_table with a lesser instruction set."""
+    lab.say(f"{name}, {threads} threads")
+    arguments = {"types": list(ROW_SCHEMES), "threads": threads, "mebibytes": 512, "tokens": 8}
+    path = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("speed.py")), json.dumps(arguments)],
+                          env=os.environ | FORCED[name] | {"PYTHONPATH": path}, text=True, stdout=subprocess.PIPE,
+                          check=True)
+    found = json.loads(done.stdout)
+    assert found["isa"] == name, found["isa"]
+    return found["rows"]
+
+
+def _threads(rows):
+    return f"{rows[0]['threads']} thread{'s' if rows[0]['threads'] > 1 else ''}"
+
+
+def _cell(row):
+    return f"{row['decode_gb_s']:.1f} ({row['decode_fraction']:.0%}; {row['cached_gb_s']:.1f})"

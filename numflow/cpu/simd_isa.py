@@ -11,13 +11,17 @@ import platform
 
 from numflow import kernel_cache
 
+X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
 _NEEDS = (
     ("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi")),
     ("avxvnni", ("avx2", "fma", "f16c", "avxvnni")),
     ("avx2", ("avx2", "fma", "f16c")),
 )
-
-X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
+_SSE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
+_AVX2 = _SSE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+# What makes a process on x86 use less than its processor has, as environment.
+FORCED = {name: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for name, cpu, features in (
+    ("avxvnni", "alderlake", _AVX2 + ",+avxvnni"), ("avx2", "haswell", _AVX2), ("plain", "generic", ""))}
 
 
 @functools.cache

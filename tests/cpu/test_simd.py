@@ -11,23 +11,17 @@ import pytest
 from numflow.cpu.compiler import FASTMATH
 from numflow.cpu.layout import NATIVE
 from numflow.cpu.linear import kernel_of
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_isa import FORCED, isa
 from numflow.formats.types import TYPES
 from tests.conftest import REPO
 from tests.cpu.isa_digest import digest
-
-_BASE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
-_AVX2 = _BASE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
-SETTINGS = {"avx2": ("haswell", _AVX2), "avxvnni": ("alderlake", _AVX2 + ",+avxvnni"), "plain": ("generic", "")}
 
 x86_with_avx2 = pytest.mark.skipif(isa() == "plain", reason="this machine lacks AVX2")
 
 
 def _run(name, *arguments):
-    cpu, features = SETTINGS[name]
-    environment = os.environ | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=environment, text=True, capture_output=True,
-                          check=False)
+    done = subprocess.run([sys.executable, *arguments], cwd=REPO, env=os.environ | FORCED[name], text=True,
+                          capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -62,7 +56,7 @@ def test_same_bits_for_every_type(name):
 _ASSEMBLY = """
 import numba
 from numflow.cpu.linear import kernel_of
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_isa import FORCED, isa
 compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", "b4_scale", True).fn)
 print(isa(), compiled._library.get_asm_str())
 """
