@@ -30,7 +30,7 @@ before the module for one stack |
 literal, expression, or `{ each = "..." }` for a value per layer; none leaves the key out |
 | `[gguf.written]` | the name to write, an expression, of a module that files may call by several; of `rope_freqs`, \
 `rope_factors_long` and `rope_factors_short` only where it stands here, as readers of most architectures pass over \
-these tensors. Not inherited |
+these tensors; where `output` stands here, it is written also if it is the embedding table. Not inherited |
 
 ## Values
 - A literal: `pairing = "half"`.

@@ -19,9 +19,11 @@ from numflow.engine.quantise.quantize import quantize
 from numflow.errors import RequestError, TokenizerError
 from numflow.formats.gguf_writer import ENCODED
 from numflow.quant.recipe import read_recipe
+from numflow.spec import load_spec
 from numflow.tokenizer.pieces import byte_of_character
 from tests.conftest import shared
 from tests.quant.small import TEXT, write_model
+from tests.specs import toy
 from tests.specs.case import load_case
 from tests.specs.weights import values
 
@@ -213,6 +215,27 @@ def test_llama_cpp_agrees(name, most, tmp_path):
     write_tokenizer(source, config.get("vocab_size") or config["padded_vocab_size"])
     export(source, tmp_path / "x.gguf")
     check_llama_cpp(source, tmp_path / "x.gguf", tmp_path, most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["internlm2", "olmoe", "qwen2"])
+def test_llama_cpp_agrees_where_tables_are_tied(name, tmp_path, monkeypatch):
+    """Of the first two it wants an output matrix of its own; as many key as query heads, as it expects of OLMoE."""
+    monkeypatch.setattr(toy, "VOCABULARY", 130)
+    spec, source = load_spec(name), tmp_path / "model"
+    experts = 4 if spec.section("moe") else 0
+    for key, value in {"window_size": 0, "kv_heads": 4, "experts": experts, "experts_per_token": experts // 2}.items():
+        monkeypatch.setitem(toy.SIZES, key, value)
+    made = toy.toy_checkpoint(spec, "hf", full=False)
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({**made.config, "vocab_size": 130, "architectures": list(
+        spec.section("detect")["architectures"])}))
+    save_file({key: np.ascontiguousarray(tensor.f32()) for key, tensor in made.tensors.items()},
+              source / "model.safetensors")
+    write_tokenizer(source, 130)
+    export(source, tmp_path / "x.gguf")
+    assert ("output.weight" in formats.open_checkpoint(tmp_path / "x.gguf").tensors) == (name != "qwen2")
+    check_llama_cpp(source, tmp_path / "x.gguf", tmp_path, 0.01)
 
 
 @pytest.mark.slow

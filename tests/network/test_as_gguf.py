@@ -98,6 +98,21 @@ def test_toys_of_every_family_keep_their_numbers(name, monkeypatch):
         assert relative_error(*found) < 1e-4
 
 
+@pytest.mark.parametrize("name", [name for name in families() if "output" in load_spec(name).section("gguf")["written"]])
+def test_tied_tables_are_written_twice_where_readers_want_an_output_matrix(name, monkeypatch):
+    monkeypatch.setitem(toy.SIZES, "window_size", 0)
+    spec = load_spec(name)
+    source = toy.toy_checkpoint(spec, "hf", full=False)
+    assert network.build(spec, source, fuse=False).entries["main"][-1].weights["weight"] == "token_embd.weight"
+    tensors = as_gguf(source, spec).tensors
+    np.testing.assert_array_equal(tensors["output.weight"].f32(), tensors["token_embd.weight"].f32())
+
+
+def test_tied_tables_are_written_once():
+    assert load_case("qwen2").configs[0]["tie_word_embeddings"]
+    assert "output.weight" not in seen("qwen2")[0].tensors
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_gguf_has_no_word_for_is_refused(name):
     with pytest.raises(RequestError, match="cannot say all of this model.*safetensors takes this model whole") as found:

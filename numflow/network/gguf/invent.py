@@ -40,7 +40,7 @@ class NamesToBe(TensorNames):
             return role == _ROLES[module] and any(self.source.has(f"{module}.{each}", layer, stack)
                                                   for each in SUFFIXES)
         if name == "output.weight" and self._resolved.option("head", "tied", None, stack):
-            return False
+            return "output" in self._written  # by readers that do not look for it in the embedding table
         modules = (module, *(_RELATED.get(module, ()) if role == "bias" else _CUT.get(module, ())))
         return any(self.source.has(f"{each}.{role}", layer, stack) for each in modules)
 
@@ -74,7 +74,9 @@ class Inventor(Builder):
     def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
                normalize_rows: bool = False) -> str:
         if rows is None:
-            stored = self.names.source.need(module, "weight", self.layer, self.stack).rows
+            source = self.names.source
+            tied = module == "output" and not source.has("output.weight", self.layer, self.stack)
+            stored = source.need("token_embd" if tied else module, "weight", self.layer, self.stack).rows
         else:
             stored = rows if select is None else int(max(select)) + 1
         shape = (stored, columns)
