@@ -109,9 +109,10 @@ def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
     """The first weight of pairs (u8 lanes, bit 7 is anything), or the second: code % 11 or code // 11."""
     if isa() == "avx512" and code.lanes == 64:
         return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
-    words = (code & 127).as_("u16", code.lanes // 2)  # as many bytes: one of 16 bits has the quotient on top
-    quotient = _elevenths(words) & 0xFF00 | _elevenths(words & 0xFF)
-    return (quotient if second else words - quotient * PAIR_LEVELS).as_("u8", code.lanes)
+    words = (code & 127).as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
+    lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
+    quotient = lower.with_odd(upper)
+    return quotient if second else (words - quotient.as_("u16", words.lanes) * PAIR_LEVELS).as_("u8", code.lanes)
 
 
 def _elevenths(words: Value) -> Value:

@@ -127,6 +127,10 @@ class Value:
         """Lanes of this vector and of another one in turns."""
         return _shuffle(self, other, [i // 2 + self.lanes * (i % 2) for i in range(2 * self.lanes)])
 
+    def with_odd(self, other: "Value") -> "Value":
+        """This vector with the odd lanes of another one."""
+        return _shuffle(self, other, [i + self.lanes * (i % 2) for i in range(self.lanes)])
+
     def as_(self, kind: str, lanes: int) -> "Value":
         """The same bits as another type; `kind` as in Vec."""
         return Value(self.builder, self.builder.bitcast(self.llvm, llvm_type(kind, lanes)))
