@@ -144,18 +144,18 @@ def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
 
 def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     """total + scale * (x_scale * dot - zero * x_sum), by 16 columns total + x_scale * (the same of both halves)."""
-    m, zeros = len(total), _zeros(total, "i32")
+    m = len(total)
+    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     if kind.scheme.header == GRID:
         scales, minus_zeros = heads.scale(unit, 0), -heads.zero(unit, 0)
-        acc = _dot(kind.scheme, hold, x, codes, first, range(8), zeros)
+        acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus_all)
         parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
         return [fma(p, scales, t) for t, p in zip(total, parts)]
     sums = None
-    for half in range(2):
-        minus = each_f32(aux + (16 + 4 * half) * m, m)
-        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), zeros)
+    for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
+        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
         scales, zero = heads.scale(unit, half), heads.zero(unit, half)
-        parts = [exact_fma(s, zero, a.to_f32()) for a, s in zip(acc, minus)]
+        parts = [exact_fma(s, zero, a.to_f32()) for a, s in zip(acc, each_f32(aux + (16 + 4 * half) * m, m))]
         sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
     return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
 
@@ -168,17 +168,18 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     """
     if scheme.bits == 2 and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
-    m, signed = len(minus), scheme.header not in WITH_BASE and scheme.code_bits == 8 and isa() == "avx2"
-    acc = _zeros(minus, "i32") if scheme.header in WITH_BASE or signed else [s << (scheme.code_bits - 1) for s in minus]
-    dot = Dot(acc)
-    for group in groups:
-        vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
-        if signed:
-            signed_codes = vector - scheme.zero
-            acc = [dot4_signed(a, signed_codes, word) for a, word in zip(acc, words)]
-        else:
-            dot.add(vector, words, scheme.largest)
-    return acc if signed else dot.sums()
+    m, with_base = len(minus), scheme.header in WITH_BASE
+    by_group = ((column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m))
+                for group in groups)
+    if scheme.code_bits == 8 and isa() == "avx2":
+        acc = [-(s << 7) for s in minus] if with_base else _zeros(minus, "i32")
+        for vector, words in by_group:
+            acc = [dot4_signed(a, vector - 128, word) for a, word in zip(acc, words)]
+        return acc
+    dot = Dot(_zeros(minus, "i32") if with_base else [s << (scheme.code_bits - 1) for s in minus])
+    for vector, words in by_group:
+        dot.add(vector, words, scheme.largest)
+    return dot.sums()
 
 
 def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
