@@ -4,17 +4,18 @@ x86 without the instruction would call the C library for each lane, which takes 
 software. The product of two float32 is exact in double. Its sum with c is then rounded twice, to double and to float32,
 which differs from once only if the double lies right between two float32. Below the normal numbers, where these are
 further apart, all are taken for doubtful. Doubtful sums are rounded to odd instead: of the two doubles around the exact
-sum the one whose last bit is 1, which lies between no two float32 (Boldo and Melquiond, 2008).
+sum the one whose last bit is 1, which lies between no two float32 (Boldo and Melquiond, 2008). Exact sums stay as they
+are, and with weights of few bits many of them are ties: that way has to be quick as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from llvmlite import ir
 
 from numflow.cpu.simd import call, constant
 from numflow.cpu.simd_isa import has_fma
 
-_I16X8, _I32X4, _I64X2 = (ir.VectorType(ir.IntType(128 // lanes), lanes) for lanes in (8, 4, 2))
+_I32X4, _I64X2 = ir.VectorType(ir.IntType(32), 4), ir.VectorType(ir.IntType(64), 2)
 _F32X2, _F64X2 = ir.VectorType(ir.FloatType(), 2), ir.VectorType(ir.DoubleType(), 2)
 
 
@@ -25,93 +26,75 @@ def fma_ir(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.V
 
 
 def emulated(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """The same bits without the instruction (a NaN may be another one), a hundred instructions of SSE2."""
-    return _called(builder, "numflow_fma", _rounded_once, a, b, c)
+    """The same bits without the instruction (a NaN may be another one), 30 instructions of SSE2 for 4 lanes.
 
-
-def _called(builder: ir.IRBuilder, name: str, emit: Callable, *args: ir.Value) -> ir.Value:
-    """What `emit` makes of vectors, as a function: kernels with a hundred of them would not fit the first cache."""
-    kind = args[0].type
-    name = f"{name}_{kind.count}"
+    It is a function, as kernels that contain it a hundred times would not fit the first cache.
+    """
+    name = f"numflow_fma_{a.type.count}"
     function = builder.module.globals.get(name)
     if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(args)), name)
+        function = ir.Function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
         function.linkage = "internal"
         function.attributes.add("noinline")
         function.attributes.add("nounwind")
-        emit(ir.IRBuilder(function.append_basic_block()), *function.args)
-    return builder.call(function, args)
+        _all_lanes(ir.IRBuilder(function.append_basic_block()), *function.args)
+    return builder.call(function, [a, b, c])
 
 
-def _rounded_once(builder, a, b, c):
-    sums = [builder.fadd(builder.fmul(x, y), z) for x, y, z in zip(*(_doubles(builder, v) for v in (a, b, c)))]
-    results = _floats(builder, sums)
-    with builder.if_then(_any_doubtful(builder, sums, results), likely=False):
-        builder.ret(_called(builder, "numflow_fma_to_odd", _rounded_to_odd, a, b, c))
-    builder.ret(_joined(builder, results))
+def _all_lanes(builder, *vectors):
+    results = [_4_lanes(builder, *(_shuffled(builder, v, v, range(i, i + 4)) for v in vectors))
+               for i in range(0, vectors[0].type.count, 4)]
+    while len(results) > 1:
+        results = [_joined(builder, low, high) for low, high in zip(results[::2], results[1::2])]
+    builder.ret(results[0])
 
 
-def _any_doubtful(builder, sums, results):
-    """Whether any of these doubles lies right between two float32, or any result is 0, denormal or just above."""
-    marks = _small(builder, results)
-    for low, high in zip(sums[::2], sums[1::2]):
-        words = _shuffled(builder, builder.bitcast(low, _I32X4), builder.bitcast(high, _I32X4), (0, 2, 4, 6))
-        below = builder.shl(words, constant(_I32X4, 3))  # the 29 bits that a float32 lacks
-        between = builder.icmp_signed("==", below, constant(_I32X4, -(1 << 31)))
-        marks = builder.or_(marks, builder.sext(between, _I32X4))
-    lanes = builder.bitcast(builder.icmp_signed("<", marks, constant(_I32X4, 0)), ir.IntType(4))
+def _4_lanes(builder, a, b, c):
+    """In two pairs: registers have room for so many, and LLVM splits wider vectors of doubles into poor code."""
+    a, b, c = ([builder.fpext(_shuffled(builder, v, v, i), _F64X2) for i in ((0, 1), (2, 3))] for v in (a, b, c))
+    products = [builder.fmul(x, y) for x, y in zip(a, b)]
+    sums = [builder.fadd(p, z) for p, z in zip(products, c)]
+    result, at_once = _float32(builder, sums), builder.block
+    with builder.if_then(_any_doubtful(builder, sums, result), likely=False):
+        to_odd = _float32(builder, [_rounded_to_odd(builder, *terms) for terms in zip(products, c, sums)])
+        repaired = builder.block
+    either = builder.phi(result.type)
+    either.add_incoming(result, at_once)
+    either.add_incoming(to_odd, repaired)
+    return either
+
+
+def _any_doubtful(builder, sums, result):
+    """Whether any of 4 doubles lies right between two float32, or is too small."""
+    low, high = (builder.bitcast(pair, _I32X4) for pair in sums)
+    below = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits that a float32 lacks
+    between = builder.icmp_signed("==", below, constant(_I32X4, -(1 << 31)))
+    size = builder.and_(builder.bitcast(result, _I32X4), constant(_I32X4, 0x7FFFFFFF))
+    small = builder.icmp_signed("<=", size, constant(_I32X4, 0x00800000))  # what is 2^-126 now may have been less
+    lanes = builder.bitcast(builder.or_(between, small), ir.IntType(4))
     return builder.icmp_unsigned("!=", lanes, lanes.type(0))
 
 
-def _small(builder, results):
-    """i32x4, negative where one of the four results is at most 2^-126, which a sum just below may have become."""
-    smallest = None
-    for result in results:
-        size = builder.and_(builder.bitcast(result, _I32X4), constant(_I32X4, 0x7FFFFFFF))
-        size = builder.bitcast(size, _I16X8)  # the minimum that SSE2 has; only upper halves count
-        less = builder.icmp_signed("<", size, smallest) if smallest else None
-        smallest = builder.select(less, size, smallest) if smallest else size
-    limits = ir.Constant(_I16X8, [-(1 << 15), (0x00800000 >> 16) + 1] * 4)
-    return builder.bitcast(builder.sext(builder.icmp_signed("<", smallest, limits), _I16X8), _I32X4)
+def _rounded_to_odd(builder, product, c, total):
+    """`total` is product + c rounded to nearest, doubles."""
+    # What rounding has lost, exactly (Knuth's two-sum); NaN where anything is infinite.
+    added = builder.fsub(total, product)
+    lost = builder.fadd(builder.fsub(product, builder.fsub(total, added)), builder.fsub(c, added))
+    # Truncate: where the loss has the other sign, the total is too large and its bits, an integer, are 1 too many.
+    # Then set the last bit if anything was lost at all.
+    side, zero = builder.fmul(lost, total), constant(_F64X2, 0.0)
+    less, more = (builder.sext(builder.fcmp_ordered(r, side, zero), _I64X2) for r in ("<", ">"))
+    bits = builder.add(builder.bitcast(total, _I64X2), less)
+    bits = builder.or_(bits, builder.lshr(builder.or_(less, more), constant(_I64X2, 63)))
+    return builder.bitcast(bits, _F64X2)
 
 
-def _rounded_to_odd(builder, a, b, c):
-    sums, zero = [], constant(_F64X2, 0.0)
-    for x, y, z in zip(*(_doubles(builder, v) for v in (a, b, c))):
-        product = builder.fmul(x, y)
-        total = builder.fadd(product, z)
-        # What rounding the total has lost, exactly (Knuth's two-sum); NaN where anything is infinite.
-        added = builder.fsub(total, product)
-        lost = builder.fadd(builder.fsub(product, builder.fsub(total, added)), builder.fsub(z, added))
-        # Truncate: where the loss has the other sign, the total is too large and its bits, an integer, are 1 too many.
-        # Then set the last bit if anything was lost at all.
-        sign = builder.fmul(lost, total)
-        less, more = (builder.sext(builder.fcmp_ordered(r, sign, zero), _I64X2) for r in ("<", ">"))
-        bits = builder.add(builder.bitcast(total, _I64X2), less)
-        bits = builder.or_(bits, builder.lshr(builder.or_(less, more), constant(_I64X2, 63)))
-        sums.append(builder.bitcast(bits, _F64X2))
-    builder.ret(_joined(builder, _floats(builder, sums)))
+def _float32(builder, pairs):
+    return _joined(builder, *(builder.fptrunc(pair, _F32X2) for pair in pairs))
 
 
-# Pieces as wide as the registers: LLVM splits wider vectors of doubles into poor code.
-
-def _doubles(builder, vector):
-    """float32 -> pairs of doubles."""
-    pairs = [_shuffled(builder, vector, vector, (i, i + 1)) for i in range(0, vector.type.count, 2)]
-    return [builder.fpext(pair, _F64X2) for pair in pairs]
-
-
-def _floats(builder, pairs):
-    """Pairs of doubles -> half as many times 4 floats."""
-    halves = [builder.fptrunc(pair, _F32X2) for pair in pairs]
-    return [_shuffled(builder, low, high, range(4)) for low, high in zip(halves[::2], halves[1::2])]
-
-
-def _joined(builder, vectors):
-    while len(vectors) > 1:
-        lanes = range(2 * vectors[0].type.count)
-        vectors = [_shuffled(builder, low, high, lanes) for low, high in zip(vectors[::2], vectors[1::2])]
-    return vectors[0]
+def _joined(builder, low, high):
+    return _shuffled(builder, low, high, range(2 * low.type.count))
 
 
 def _shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: Sequence[int]) -> ir.Value:
