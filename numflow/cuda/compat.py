@@ -47,12 +47,27 @@ def compiler() -> SimpleNamespace:
         from numba import cuda
         from numba.cuda import dispatcher, libdevice, types
         from numba.cuda import extending as hooks
+        from numba.cuda.core import targetconfig
         from numba.cuda.models import models
         from numba.cuda.typing import templates
     except ImportError as error:
         raise DeviceError(f"kernels for the GPU need numba-cuda ({error}): {INSTALL}") from None
+    _compare_quickly(targetconfig.TargetConfig)
     return SimpleNamespace(ir=ir, cuda=cuda, dispatcher=dispatcher, libdevice=libdevice, types=types, hooks=hooks,
                            models=models, templates=templates)
+
+
+def _compare_quickly(settings: type) -> None:
+    """Settings are looked up at every call that is typed. numba-cuda compares all 25 and hashes their names, the same
+    for all, which takes a tenth of compiling; here those that are not left alone are compared, and hashed by name."""
+    def changed(self):
+        return {name: value for name, value in self._values.items() if value != self.options[name].default}
+
+    def equal(self, other):
+        return self is other or (isinstance(other, settings) and self.options.keys() == other.options.keys()
+                                 and changed(self) == changed(other))
+
+    settings.__eq__, settings.__hash__ = equal, lambda self: hash(frozenset(changed(self)))
 
 
 @contextmanager

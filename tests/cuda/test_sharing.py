@@ -2,6 +2,7 @@
 
 import pytest
 
+from numflow.cuda.compat import compiler
 from numflow.cuda.compile import content
 from numflow.cuda.intrinsic import LocalArray, SharedArray
 from numflow.cuda.kernel import DeviceFunction, device, rewired
@@ -41,3 +42,14 @@ def test_equal_helpers_are_one(arguments):
 def test_others_are_not(one, other):
     first, second = _contents(_adder(*one), _adder(*other))
     assert first != second
+
+
+def test_the_compiler_s_settings_are_equal_where_all_values_are():
+    pytest.importorskip("numba_cuda")
+    compiler()
+    from numba.cuda.flags import Flags
+
+    plain, same, other = Flags(), Flags(), Flags()
+    same.forceinline, other.forceinline = Flags.options["forceinline"].default, True
+    assert plain == same and hash(plain) == hash(same)
+    assert plain != other and other == other.copy() and hash(other) == hash(other.copy()) and plain != 3
