@@ -54,6 +54,10 @@ class Table:
         ids = np.flatnonzero(np.isin(self.types, (spm.CONTROL, spm.USER_DEFINED, spm.UNKNOWN)))
         return [AddedToken(int(id), self.texts[id], special=bool(self.types[id] != spm.USER_DEFINED)) for id in ids]
 
+    def unused(self) -> frozenset[int]:
+        """Rows of the model that are no tokens; their texts are placeholders, such as [PAD31999]."""
+        return frozenset(np.flatnonzero(self.types == spm.UNUSED).tolist())
+
 
 def load(meta: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer in a GGUF file's metadata.
@@ -147,7 +151,8 @@ def _sentencepiece(table: Table, options: Mapping[str, Any], kind: int, defaults
     proto = spm.write_proto(table.texts, table.scores, table.types, kind, unk, prefix,
                             table.flag("remove_extra_whitespaces", False), charsmap)
     added = AddedTokens(table.added())
-    vocabulary = spm.SentencePieceVocabulary(proto, added, strip_first=prefix, texts=table.texts, where=table.where)
+    vocabulary = spm.SentencePieceVocabulary(proto, added, strip_first=prefix, texts=table.texts, where=table.where,
+                                            unused=table.unused())
     return _finish(table, options, vocabulary, defaults, add_bos, add_eos)
 
 
@@ -159,7 +164,7 @@ def _byte_level_bpe(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     library = bpe_files.build(vocab, _merges(table), rule, table.where, unk=None if unk is None else table.texts[unk])
     add_to_library(library, table.added(), table.where)
     piece = pieces.metaspace(strip_first=False) if marked else pieces.byte_level
-    vocabulary = LibraryVocabulary(library, piece, table.where)
+    vocabulary = LibraryVocabulary(library, piece, table.where, table.unused())
     return _finish(table, options, vocabulary, {"bos": 11, "eos": 11}, rule.get("add_bos", False), add_eos=False)
 
 
@@ -182,7 +187,7 @@ def _wordpiece(table: Table, options: Mapping[str, Any]) -> Tokenizer:
     strip_accents = table.flag("normalizer.strip_accents", lowercase)
     library = wordpiece_file.build({t: id for id, t in enumerate(texts)}, texts[unk], lowercase, strip_accents)
     add_to_library(library, table.added(), table.where)
-    vocabulary = LibraryVocabulary(library, pieces.wordpiece(), table.where)
+    vocabulary = LibraryVocabulary(library, pieces.wordpiece(), table.where, table.unused())
     given = {role: table.id(role, default) for role, default in _WORDPIECE_ROLES.items()}
     roles = resolve(vocabulary, given | {"cls": given["bos"]}, options)
     around = wrapping.around(roles.cls, roles.sep, [] if roles.sep is None else [roles.sep], second_type=1)

@@ -30,13 +30,13 @@ class SentencePieceVocabulary:
 
     def __init__(self, proto: bytes, added: AddedTokens, *, texts: Sequence[str],
                  remap: Sequence[int] | None = None, special_ids: frozenset[int] | None = None, where: str = "",
-                 prefix_each: bool = True, strip_first: bool = True):
+                 prefix_each: bool = True, strip_first: bool = True, unused: frozenset[int] = frozenset()):
         self.proto, self._where = proto, where
         self._processor = load_proto(proto, where)
         self._prefix_each = prefix_each
         self._unprefixed_lock, self._unprefixed_processor = Lock(), None
         self._added = added
-        self._texts = texts
+        self._texts, self.unused = texts, unused
         self.remap = remap
         self._ids: dict[str, int] | None = None
         self.added = added.ids
@@ -67,7 +67,7 @@ class SentencePieceVocabulary:
 
     def piece(self, token: int, first: bool) -> bytes:
         text = self.text(token)
-        if text is None:
+        if text is None or token in self.unused:
             return b""
         return text.encode("utf-8") if token in self._whole else self._piece(text, first)
 

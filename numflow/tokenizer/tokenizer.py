@@ -82,7 +82,7 @@ class Tokenizer:
         return self.wrapping.apply(*(self.vocabulary.encode(text, True) for text in texts))
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, continues: bool = False) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary become nothing.
+        """Text of `ids`; bytes that are no UTF-8 become U+FFFD, ids that are no tokens become nothing.
 
         continues: the text goes on after other text, so that the space a SentencePiece vocabulary drops at the
                    very start of a text is kept.
@@ -171,7 +171,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, continues: bool = False):
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special else frozenset()
+        self._skip = tokenizer.vocabulary.unused | (tokenizer.special_ids if skip_special else frozenset())
         self._first = not continues
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

@@ -27,6 +27,7 @@ class Vocabulary(Protocol):
     size:        one more than the highest id.
     added:       tokens matched as whole texts before the vocabulary's algorithm runs, text -> id.
     special_ids: ids that are no text: left out by `decode`, not matched when parse_special is off.
+    unused:      rows of the model that are no tokens: they add nothing to a text.
     """
 
     @property
@@ -35,6 +36,8 @@ class Vocabulary(Protocol):
     def added(self) -> Mapping[str, int]: ...
     @property
     def special_ids(self) -> frozenset[int]: ...
+    @property
+    def unused(self) -> frozenset[int]: ...
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Token ids of `text`, nothing added before or after."""
@@ -67,8 +70,9 @@ class LibraryVocabulary:
     (see pieces.py) gives the same text token by token, as bytes.
     """
 
-    def __init__(self, library: Any, piece: Callable[[str, bool], bytes], where: str):
-        self.library = library
+    def __init__(self, library: Any, piece: Callable[[str, bool], bytes], where: str,
+                 unused: frozenset[int] = frozenset()):
+        self.library, self.unused = library, unused
         self._where = where
         self._piece = piece
         self._lock = Lock()  # encode_special_tokens is a setting of the object, not of the call
@@ -102,7 +106,7 @@ class LibraryVocabulary:
 
     def piece(self, token: int, first: bool) -> bytes:
         text = self.text(token)
-        return b"" if text is None else self._piece(text, first)
+        return b"" if text is None or token in self.unused else self._piece(text, first)
 
 
 def check_text(text: str) -> None:

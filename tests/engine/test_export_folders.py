@@ -26,6 +26,7 @@ from tests.quant.small import TEXT, write_model
 from tests.specs import toy
 from tests.specs.case import load_case
 from tests.specs.weights import values
+from tests.tokenizer.conftest import train_sentencepiece
 
 
 def export(source, target, kind="f32", **options):
@@ -236,6 +237,41 @@ def test_llama_cpp_agrees_where_tables_are_tied(name, tmp_path, monkeypatch):
     export(source, tmp_path / "x.gguf")
     assert ("output.weight" in formats.open_checkpoint(tmp_path / "x.gguf").tensors) == (name != "qwen2")
     check_llama_cpp(source, tmp_path / "x.gguf", tmp_path, 0.01)
+
+
+def write_encoder_decoder(folder, name, seed, **changes):
+    """A case of random weights that ends texts seldom. Its vocabulary has fewer tokens than the model has rows."""
+    case, rng = load_case(name), np.random.default_rng(seed)
+    config = case.configs[0] | changes
+    tensors = {key: values(key, shape).astype(np.float32) for key, shape in case.tensors.items()}
+    folder.mkdir()
+    save_file({key: x if x.ndim == 1 else (3 * x.std() * rng.standard_normal(x.shape)).astype(np.float32)
+               for key, x in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "spiece.model").write_bytes(train_sentencepiece(
+        model_type="unigram", vocab_size=180, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), [("t5", {}), ("flan_t5", {"relative_attention_max_distance": 128})])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_llama_cpp_agrees_on_an_encoder_decoder(name, changes, seed, tmp_path):
+    """An answer may be empty: rows that no token belongs to have no text."""
+    source, target = write_encoder_decoder(tmp_path / "model", name, seed, **changes), tmp_path / "x.gguf"
+    export(source, target)
+    with numflow.load(source, backend="reference") as ours, numflow.load(target, backend="reference") as read:
+        for prompt in ("hello", "translate English to German: the house is small.", "The dog and the cat. " * 20):
+            expected = ours.generate(prompt, max_tokens=20, temperature=0)
+            assert read.generate(prompt, max_tokens=20, temperature=0).text == expected.text
+            assert [*their_ids(target, prompt, tmp_path), 1] == ours.tokenizer.encode(prompt)  # it shows no </s>
+            done = subprocess.run([llama_cpp("llama-completion"), "-m", target, "-p", prompt, "-n", "20", "--temp", "0",
+                                   "-no-cnv", "-fa", "off", "-ctk", "f32", "-ctv", "f32"], capture_output=True,
+                                  text=True, timeout=300, stdin=subprocess.DEVNULL)
+            assert done.returncode == 0, done.stderr[-500:]
+            assert done.stdout.replace("[end of text]", "").strip() == expected.text.strip()
 
 
 @pytest.mark.slow

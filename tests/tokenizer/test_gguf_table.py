@@ -66,6 +66,17 @@ def test_rows_without_tokens_and_tokens_without_rows(byte_level_library, tmp_pat
         read(tokenizer, 300)
 
 
+def test_rows_without_tokens_add_nothing_to_a_text(every_tokenizer):
+    """Models have more rows than tokenizers have tokens: neither format gives them a text."""
+    for name, tokenizer in every_tokenizer.items():
+        if name in MODELS or name.removeprefix("tokenizer.json ") in MODELS:
+            size, ids = tokenizer.vocab_size, tokenizer.encode("the fox", add_special=False)
+            back = read(tokenizer, size + 2)[1]
+            assert back.token_text(size) == f"[PAD{size}]" and back.token_bytes(size) == b""
+            more = [size, *ids, size + 1]
+            assert back.decode(more) == tokenizer.decode(more) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("steps, name", [
     ([("Digits", {"individual_digits": True}), ("ByteLevel", {"add_prefix_space": False})], "smollm"),
     ([("ByteLevel", {"add_prefix_space": False})], "gpt-2")])
