@@ -19,13 +19,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests are not to fill the user's cache with packed weights; tests/cpu/test_prepared.py has a folder of its own.
 os.environ["NUMFLOW_PREPARED"] = "0"
 
+# Garbage is looked for less often, and not among all tests: compilers leave so many objects that it took a sixth of the
+# time.
+gc.set_threshold(20_000, 10, 10)
+
 
 def pytest_collection_finish():
-    """Look for garbage less often, and not among all tests: compilers leave so many objects that it took a sixth of the
-    time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
 
 
 def _existing(variable: str, default: Path, parts: tuple[str, ...]) -> Path:
