@@ -14,6 +14,7 @@ from numflow.cpu.linear import kernel_of
 from numflow.cpu.simd_isa import FORCED, isa
 from numflow.formats.types import TYPES
 from tests.conftest import REPO
+from tests.cpu import dots
 from tests.cpu.isa_digest import digest
 
 x86_with_avx2 = pytest.mark.skipif(isa() == "plain", reason="this machine lacks AVX2")
@@ -35,6 +36,17 @@ def _check(name, cases):
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits(name):
     _check(name, [("Q8_0", "int8"), ("Q6_K", "int8"), ("q3h", "int8"), ("F16", "f32")])
+
+
+def test_dots_of_the_largest_numbers():
+    """No sum outgrows the bits that it is kept in."""
+    dots.check()
+
+
+@x86_with_avx2
+@pytest.mark.parametrize("name", ["avx2", "plain"])
+def test_dots_of_the_largest_numbers_with_less(name):
+    assert _run(name, "-m", "tests.cpu.dots").split() == [name]
 
 
 @pytest.mark.slow
