@@ -76,7 +76,7 @@ def _writable_root() -> Path:
 
 def fingerprint(module: str) -> str:
     """Hash of the sources of `module` and of what it imports from numflow, and of the compiler's settings."""
-    content = b"".join(name.encode() + read(_modules()[name]) for name in sorted(_sources(module)))
+    content = b"".join(name.encode() + read(_file(name)) for name in sorted(_sources(module)))
     content += _compiler().encode()
     return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"  # hashlib would load OpenSSL: 3 MB
 
@@ -112,20 +112,26 @@ def _version(package: str) -> str:
 
 
 def _sources(module: str) -> set[str]:
-    """`module` and all numflow modules it imports, directly or not; none where it is not numflow's."""
+    """`module`, which need not be numflow's, and all numflow modules it imports, directly or not."""
     found, todo = set(), [module]
     while todo:
         name = todo.pop()
-        if name not in found and name in _modules():
+        if name not in found and _file(name) is not None:
             found.add(name)
             todo += _imported(name)
     return found
 
 
+def _file(module: str) -> Path | None:
+    """Source file of a module of numflow, or of one that is loaded."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    return _modules().get(module) or (Path(loaded) if loaded else None)
+
+
 @functools.cache
 def _imported(module: str) -> tuple[str, ...]:
     """Modules that a module imports from numflow. What is imported from one may be a module or something inside it."""
-    text = read(_modules()[module]).decode()
+    text = read(_file(module)).decode()
     names = (name for source, inside, plain in _IMPORT.findall(text)
              for name in (source or plain, *(f"{source}.{name}" for name in re.findall(r"\w+", inside))))
     return tuple(name for name in names if name in _modules())

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 import time
 import warnings
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +136,21 @@ def test_a_folder_depends_on_all_sources_a_kernel_is_made_of(package):
     (package / "e.py").write_text("# no import leads here")
     _forget()
     assert kernel_cache.folder("numflow.cpu.a") == before
+
+
+def test_kernels_outside_of_the_package_depend_on_what_they_use_of_it(package, monkeypatch):
+    outside = package.parent.parent / "outside.py"
+    outside.write_text("from numflow.cpu.c import one\n")
+    monkeypatch.setitem(sys.modules, "outside", SimpleNamespace(__file__=str(outside)))
+    found = {kernel_cache.folder("outside")}
+    for path in (outside, package / "c.py", package / "d.py"):
+        path.write_text(path.read_text() + "# changed\n")
+        _forget()
+        found.add(kernel_cache.folder("outside"))
+    (package / "a.py").write_text("# not imported\n")
+    _forget()
+    assert kernel_cache.folder("outside") in found
+    assert len(found) == 4
 
 
 def test_old_folders_are_removed(package):
