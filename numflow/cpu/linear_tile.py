@@ -171,12 +171,13 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     m, with_base = len(minus), scheme.header in WITH_BASE
     by_group = ((column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m))
                 for group in groups)
-    if scheme.code_bits == 8 and isa() == "avx2":
-        acc = [-(s << 7) for s in minus] if with_base else _zeros(minus, "i32")
+    zeros, offsets = _zeros(minus, "i32"), [s << (scheme.code_bits - 1) for s in minus]
+    if scheme.code_bits == 8 and isa() == "avx2":  # bytes with a sign, so that sums of pairs fit 16 bits
+        acc = [-offset for offset in offsets] if with_base else zeros
         for vector, words in by_group:
-            acc = [dot4_signed(a, vector - 128, word) for a, word in zip(acc, words)]
+            acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
         return acc
-    dot = Dot(_zeros(minus, "i32") if with_base else [s << (scheme.code_bits - 1) for s in minus])
+    dot = Dot(zeros if with_base else offsets)
     for vector, words in by_group:
         dot.add(vector, words, scheme.largest)
     return dot.sums()

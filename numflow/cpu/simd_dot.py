@@ -1,7 +1,5 @@
 """Dot products of unsigned bytes with signed ones, exact on every instruction set."""
 
-from collections.abc import Callable
-
 from numflow.cpu.simd_isa import X86, isa
 from numflow.cpu.simd_value import Value, constant, llvm_type
 
@@ -54,7 +52,7 @@ def dot4(acc: Value, codes: Value, x: Value, most: int) -> Value:
             return acc.call("llvm.x86.avx512.vpdpbusd.512", acc.llvm.type, codes.as_("i32", 16), x.splat(16))
         case "avxvnni":
             x = x.splat(8)
-            return _parts(lambda a, c: a.call("llvm.x86.avx512.vpdpbusd.256", a.llvm.type, c, x), 32, acc, codes)
+            return acc.by_bytes(lambda a, c: a.call("llvm.x86.avx512.vpdpbusd.256", a.llvm.type, c, x), 32, codes)
         case "avx2" if most * _PAIR < 1 << 15:
             return acc + _widened(_pairs(codes, x))
         case "avx2":  # two products would saturate in 16 bits: bit 7 goes apart
@@ -74,12 +72,12 @@ def dot4_signed(acc: Value, weights: Value, x: Value) -> Value:
     def pairs(w):
         size, row = w.call("llvm.abs.v32i8", w.llvm.type, w.false()), x.splat(8).as_("u8", 32)
         return _pair_sums(size, row.call("llvm.x86.avx2.psign.b", row.llvm.type, w))
-    return acc + _widened(_parts(pairs, 32, weights))
+    return acc + _widened(weights.by_bytes(pairs, 32))
 
 
 def _pairs(codes: Value, x: Value) -> Value:
     """u16x32: sums of 2 products each, signed."""
-    return _parts(lambda c: _pair_sums(c, x.splat(8)), 32, codes)
+    return codes.by_bytes(lambda c: _pair_sums(c, x.splat(8)), 32)
 
 
 def _pair_sums(codes: Value, x: Value) -> Value:
@@ -94,20 +92,11 @@ def _widened(pairs: Value) -> Value:
 def _madd(a: Value, b: Value) -> Value:
     """i32x16: sums of 2 neighbouring products of signed 16-bit lanes."""
     if isa() != "plain":
-        return _parts(lambda a, b: a.call("llvm.x86.avx2.pmadd.wd", llvm_type("i32", 8), b), 32, a, b)
+        return a.by_bytes(lambda a, b: a.call("llvm.x86.avx2.pmadd.wd", llvm_type("i32", 8), b), 32, b)
     if X86:
-        return _parts(lambda a, b: a.call("llvm.x86.sse2.pmadd.wd", llvm_type("i32", 4), b), 16, a, b)
+        return a.by_bytes(lambda a, b: a.call("llvm.x86.sse2.pmadd.wd", llvm_type("i32", 4), b), 16, b)
     a, b = a.as_("i32", 16), b.as_("i32", 16)
     return (a << 16).sar(16) * (b << 16).sar(16) + a.sar(16) * b.sar(16)
-
-
-def _parts(do: Callable[..., Value], nbytes: int, *vectors: Value) -> Value:
-    """What `do` makes of vectors of 64 bytes, so many at a time."""
-    count = 64 // nbytes
-    parts = [do(*(v.part(v.lanes // count * i, v.lanes // count) for v in vectors)) for i in range(count)]
-    while len(parts) > 1:
-        parts = [low.join(high) for low, high in zip(parts[::2], parts[1::2])]
-    return parts[0]
 
 
 def _plain(acc: Value, codes: Value, x: Value) -> Value:

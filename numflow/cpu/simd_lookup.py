@@ -23,10 +23,7 @@ def _shuffle(indices: Value, table: list[int], name: str, lanes: int) -> Value:
     """By an instruction that takes `lanes` indices, and the table in each 16 bytes of its first operand."""
     whole = Value(indices.builder, ir.Constant(llvm_type("u8", lanes), None))
     whole = Value(indices.builder, whole.like(table * (lanes // 16)))
-    parts = [whole.call(name, llvm_type("u8", lanes), indices.part(i, lanes)) for i in range(0, indices.lanes, lanes)]
-    while len(parts) > 1:
-        parts = [low.join(high) for low, high in zip(parts[::2], parts[1::2])]
-    return parts[0]
+    return indices.by_bytes(lambda part: whole.call(name, whole.llvm.type, part), lanes)
 
 
 def _selected(indices: Value, table: list[int]) -> Value:

@@ -30,6 +30,11 @@ class Value:
         return getattr(self.llvm.type, "count", 1)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all lanes."""
+        return self.lanes * (4 if self.is_float else getattr(self.llvm.type, "element", self.llvm.type).width // 8)
+
+    @property
     def is_float(self) -> bool:
         """Whether the elements are floats."""
         return isinstance(getattr(self.llvm.type, "element", self.llvm.type), ir.FloatType)
@@ -122,6 +127,12 @@ class Value:
     def join(self, high: "Value") -> "Value":
         """This vector's lanes, then those of `high`."""
         return _shuffle(self, high, range(2 * self.lanes))
+
+    def by_bytes(self, do: Callable[..., "Value"], nbytes: int, *others: "Value") -> "Value":
+        """What `do` makes of so many bytes at a time, of this vector and of others as large."""
+        count = self.nbytes // nbytes
+        parts = [[v.part(v.lanes // count * i, v.lanes // count) for v in (self, *others)] for i in range(count)]
+        return joined([do(*part) for part in parts])
 
     def zipped(self, other: "Value") -> "Value":
         """Lanes of this vector and of another one in turns."""
@@ -220,14 +231,14 @@ def fma_each(triples: list[tuple[Value, Value, Value]]) -> list[Value]:
         return [a.call(name, a.llvm.type, b, c) for a, b, c in triples]
     results, at_once = [], 16 // lanes
     for first in range(0, len(triples), at_once):
-        sums = fma(*map(_joined, zip(*triples[first:first + at_once])))
+        sums = fma(*(joined([v.splat(1) if lanes == 1 else v for v in side])
+                     for side in zip(*triples[first:first + at_once])))
         results += [sums.part(lanes * i, lanes) if lanes > 1 else sums.lane(i) for i in range(at_once)]
     return results
 
 
-def _joined(values: Sequence[Value]) -> Value:
-    """The lanes of 1, 2, 4 ... values, one after the other."""
-    vectors = [v.splat(1) if v.lanes == 1 else v for v in values]
+def joined(vectors: list[Value]) -> Value:
+    """The lanes of 1, 2, 4 ... vectors, one after the other."""
     while len(vectors) > 1:
         vectors = [low.join(high) for low, high in zip(vectors[::2], vectors[1::2])]
     return vectors[0]
