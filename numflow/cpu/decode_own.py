@@ -11,7 +11,7 @@ A unit of the GRID kinds has one block (GRID) or two (GRID16).
 from llvmlite import ir
 
 from numflow.cpu.layout import GRID16, ROW_HEADERS, Scheme
-from numflow.cpu.simd_bits import gathered, moved, picked
+from numflow.cpu.simd_bits import gathered, picked, with_top_bit
 from numflow.cpu.simd_dot import dot2
 from numflow.cpu.simd_hold import Keep, as_it_is
 from numflow.cpu.simd_isa import isa
@@ -88,31 +88,36 @@ class Grid:
 
 
 def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is) -> Value:
-    """Pairs of weights of column groups 2 * pair and 2 * pair + 1: u8x64, or u8x4 of one row; bit 7 is anything."""
+    """Pairs of weights of column groups 2 * pair and 2 * pair + 1: u8x64, or u8x4 of one row."""
     at, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     vectors = [load(at + 64 * i, "u8", lanes) for i in range(3)]
     if pair < 3:
-        return vectors[pair]
+        return vectors[pair] if _permutes(vectors[pair]) else vectors[pair] & 127
     if row is None:
-        half = load(codes + 192, "u16", 16).widen()
+        half = load(codes + 192, "u8", 32)
+        nibbles = (half.join(half).as_("u16", 32) >> [0] * 16 + [4] * 16).as_("u8", 64)
+        last = nibbles & hold(Value(half.builder, nibbles.like(15)))
     else:
-        half = load(codes + 192 + (row << 1), "u16").widen()
-    nibbles = hold(Value(half.builder, half.like(0x0F0F0F0F))) if row is None else 0x0F0F0F0F
-    words = (half | half << 12) & nibbles  # low nibbles are columns 0 and 1, high ones 2 and 3
-    last = words.as_("u8", lanes)
+        word = load(codes + 192 + ((row & 7) << 2), "i32") >> ((row >> 3) << 2).narrow("i32")
+        last = (word & 0x0F0F0F0F).as_("u8", 4)
     for i, vector in enumerate(vectors):
-        last = last | moved(vector, 7, 4 + i, 1, hold)
+        last = with_top_bit(last, vector, 4 + i, hold)
     return last
 
 
 def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
-    """The first weight of pairs (u8 lanes, bit 7 is anything), or the second: code % 11 or code // 11."""
-    if isa() == "avx512" and code.lanes == 64:
+    """The first weight of pairs (u8 lanes), or the second: code % 11 or code // 11."""
+    if _permutes(code):
         return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
-    words = (code & 127).as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
+    words = code.as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
     lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
     quotient = lower.with_odd(upper)
     return quotient if second else (words - quotient.as_("u16", words.lanes) * PAIR_LEVELS).as_("u8", code.lanes)
+
+
+def _permutes(code: Value) -> bool:
+    """Whether weights are looked up by the lower 7 bits of their pairs, whatever the eighth is."""
+    return isa() == "avx512" and code.lanes == 64
 
 
 def _elevenths(words: Value) -> Value:

@@ -169,17 +169,18 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
     if scheme.bits == 2 and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
     m, with_base = len(minus), scheme.header in WITH_BASE
-    by_group = ((column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m))
-                for group in groups)
     zeros, offsets = _zeros(minus, "i32"), [s << (scheme.code_bits - 1) for s in minus]
     if scheme.code_bits == 8 and isa() == "avx2":  # bytes with a sign, so that sums of pairs fit 16 bits
         acc = [-offset for offset in offsets] if with_base else zeros
-        for vector, words in by_group:
+        for group in groups:
+            vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
             acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
         return acc
     dot = Dot(zeros if with_base else offsets)
-    for vector, words in by_group:
-        dot.add(vector, words, scheme.largest)
+    for group in groups:
+        dot.add(column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m), scheme.largest)
+        if group % 4 == 3:
+            codes = dot.before(codes)
     return dot.sums()
 
 
@@ -216,7 +217,8 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
     vectors, blocks = [load(codes + 64 * j, "u8", 64) for j in range(4)], heads.blocks_of_strip(strip)
     for b, (scales, zeros) in enumerate(blocks):
         place, dot = heads.PLACES[b], Dot(_zeros(total, "i32"))
-        mask = hold(Value(codes.builder, vectors[0].like(3 << place)))
+        mask = Value(codes.builder, vectors[0].like(3 << place))
+        mask = hold(mask) if isa() == "avx512" else mask  # others have half of their registers full of codes
         for j, vector in enumerate(vectors):
             field = (vector.as_("u16", 32) >> 2 * b - place).as_("u8", 64) & mask
             dot.add(field, each_word(x + 4 * m * (4 * b + j), m), 3 << place)

@@ -45,8 +45,9 @@ def put_words(out: Value, codes: Value) -> None:
 def pair_planes(groups: list[Value]) -> list[Value]:
     """3 vectors of pairs, their top bits those of pair 3, and half a vector with its low bits (layout.py)."""
     *pairs, last = (groups[2 * p] + groups[2 * p + 1] * PAIR_LEVELS for p in range(4))
-    words = (last & 15).as_("i32", 16)
-    return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), (words | words >> 12).narrow("u16")]
+    nibbles = last & 15
+    half = nibbles.part(0, 32) | nibbles.part(32, 32) << 4
+    return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), half]
 
 
 def _inferflow(scheme: InferflowScheme) -> Callable[[Value, Value, Value, Value], None]:

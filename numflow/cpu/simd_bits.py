@@ -17,6 +17,15 @@ def moved(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) 
     return vector if mask == 255 else vector & hold(Value(vector.builder, vector.like(mask)))
 
 
+def with_top_bit(vector: Value, other: Value, to: int, hold: Keep = as_it_is) -> Value:
+    """u8 lanes, whose bit `to` is 0, with the top bits of another vector there. hold: what constants pass through."""
+    if isa() not in ("avx2", "avxvnni") or vector.lanes < 64:
+        return vector | moved(other, 7, to, 1, hold)
+    with_bit = vector | hold(Value(vector.builder, vector.like(1 << to)))
+    return vector.by_bytes(lambda clear, with_bit, other: clear.call(  # by the sign
+        "llvm.x86.avx2.pblendvb", clear.llvm.type, with_bit, other), 32, with_bit, other)
+
+
 def picked(vector: Value, lanes: list[int], hold: Keep = as_it_is) -> Value:
     """The bytes of these numbers, 64 of them, out of u8 lanes."""
     if isa() != "avx512":

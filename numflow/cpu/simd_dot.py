@@ -1,5 +1,6 @@
 """Dot products of unsigned bytes with signed ones, exact on every instruction set."""
 
+from numflow.cpu.simd_hold import in_order
 from numflow.cpu.simd_isa import X86, isa
 from numflow.cpu.simd_value import Value, constant, llvm_type
 
@@ -30,6 +31,14 @@ class Dot:
         self._largest += most * _PAIR
         pairs = [_pairs(codes, word) for word in words]
         self._pairs = [a + b for a, b in zip(self._pairs, pairs)] if self._pairs else pairs
+
+    def before(self, address: Value) -> Value:
+        """The same address, from which nothing is read before all of this is added."""
+        if self._pairs:
+            address, self._pairs = in_order(address, self._pairs)
+        else:
+            address, self._sums = in_order(address, self._sums)
+        return address
 
     def sums(self) -> list[Value]:
         """i32x16 for each token."""

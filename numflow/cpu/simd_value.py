@@ -115,6 +115,10 @@ class Value:
         """Lanes [begin, begin + lanes)."""
         return _shuffle(self, self, range(begin, begin + lanes))
 
+    def halves(self) -> "list[Value]":
+        """The lower half of the lanes, and the upper one."""
+        return [self.part(begin, self.lanes // 2) for begin in (0, self.lanes // 2)]
+
     def pick(self, lanes: Sequence[int]) -> "Value":
         """The lanes of these numbers, in this order."""
         return _shuffle(self, self, lanes)

@@ -66,19 +66,33 @@ def test_same_bits_for_every_type(name):
 
 
 _ASSEMBLY = """
+import sys
 import numba
 from numflow.cpu.linear import kernel_of
 from numflow.cpu.simd_isa import FORCED, isa
-compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", "b4_scale", True).fn)
+compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", sys.argv[1], True).fn)
 print(isa(), compiled._library.get_asm_str())
 """
+
+
+@pytest.mark.slow
+@x86_with_avx2
+def test_avx2_keeps_what_it_needs_in_registers():
+    """Decoding pairs for one token, the shortest loop there is, spills two of 16 registers at most."""
+    lines = _run("avx2", "-c", _ASSEMBLY, "q3h").splitlines()
+    labels = {line.split(":")[0]: i for i, line in enumerate(lines) if re.match(r"\.L\w+:", line)}
+    jumps = ((i, re.search(r"\tj\w+\s+(\.L\w+)", line)) for i, line in enumerate(lines))
+    loops = (lines[labels[jump[1]]:i] for i, jump in jumps if jump and labels.get(jump[1], i) < i)
+    shortest = min((loop for loop in loops if any("vpmaddubsw" in line for line in loop)), key=len)
+    assert sum("vpmaddubsw" in line for line in shortest) == 16
+    assert sum(bool(re.search(r"vmov\w+\s+%ymm\d+, -?\d*\(%rsp", line)) for line in shortest) <= 2
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(isa() == "plain", reason="not an x86 machine with AVX2")
 def test_avxvnni_is_encoded_for_it():
     """This cannot run on most machines, so only its code is looked at."""
-    assembly = _run("avxvnni", "-c", _ASSEMBLY)
+    assembly = _run("avxvnni", "-c", _ASSEMBLY, "b4_scale")
     assert assembly.startswith("avxvnni")
     assert len(re.findall(r"\{vex\}\s+vpdpbusd", assembly)) >= 8
     assert "zmm" not in assembly and "vpmaddubsw" not in assembly
