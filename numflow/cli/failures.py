@@ -31,6 +31,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except MemoryError:
             _fail("error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less")
         except Exception as error:
+            if isinstance(error, OSError) and error.filename is not None and error.strerror:
+                _fail(f"error: {error.filename}: {error.strerror}")
             _fail(f"error: unexpected {type(error).__name__}: {_one_line(error)} (a bug in numflow: please report it "
                   f"with the traceback that NUMFLOW_DEBUG=1 shows)")
     return run

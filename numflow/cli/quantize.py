@@ -95,6 +95,8 @@ def quantize(
     _print_kinds(report)
     for pattern in report["idle"]:
         print(f"the recipe's pattern {pattern!r} fits no matrix")
+    if report["uncalibrated"]:
+        print(report["uncalibrated"])
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
         print(f"{name} stays as it is: {why}")

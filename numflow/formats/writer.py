@@ -5,7 +5,9 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
 def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
                 written: Callable[[int], None] = lambda count: None, lasting: bool = True) -> None:
     """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
-    failure or an interrupt, whatever was there before is untouched.
+    failure or a signal, whatever was there before is untouched. Only SIGKILL leaves a part, under a hidden name.
 
     entries:  in the order of the file. written: called with the number of bytes so far.
     lasting:  wait until the disk has it. A file of which a loss of power may leave a part is there at once.
@@ -59,7 +61,7 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
         room = shutil.disk_usage(path.parent).free
         if room < total:
             raise RequestError(f"{path}: needs {total} bytes, the disk has {room} left")
-        with open(part, "xb") as file:
+        with _removed_by_signals(part), open(part, "xb") as file:
             _fill(file, header, entries, written)
             file.flush()
             if lasting:
@@ -70,6 +72,27 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _removed_by_signals(part: Path) -> Iterator[None]:
+    """A signal that ends the process while the block runs removes the file first; Ctrl-C is an exception anyway."""
+    def end(number, frame) -> None:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ending = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # not what nohup ignores
+    try:
+        for number in ending:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _remove_left_over(path: Path) -> None:

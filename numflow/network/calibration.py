@@ -87,5 +87,9 @@ def read_calibration(path: Path) -> Calibration:
         if kind not in tables or tensor.type.name != "F32" or len(tensor.shape) not in (1, 2):
             raise FormatError(f"{path}: {name}: expected NAME.importance or NAME.moment, F32 [K] or [X, K]")
         tables[kind][base] = tensor.f32()
+    for base, values in tables["importance"].items():
+        if values.size and not (values.min() >= 0 and np.isfinite(values.max())):
+            raise FormatError(f"{path}: {base}.importance should be finite and not negative, is {values.min():g} to "
+                              f"{values.max():g}")
     shared, facts = (parse_json(metadata.get(key, "{}").encode(), f"{path}: {key}") for key in ("moments", "facts"))
     return Calibration(tables["importance"], tables["moment"], shared, facts)

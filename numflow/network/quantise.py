@@ -29,7 +29,7 @@ class Plan:
 
     schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
     modules: names in the network of the tensors in `schemes` and `kept`.
-    idle: patterns of the recipe that fit no matrix.
+    idle: patterns of the recipe that fit no matrix. multiplied: those of all that linears multiply with.
     """
 
     recipe: Recipe
@@ -37,6 +37,7 @@ class Plan:
     kept: Mapping[str, str]
     modules: Mapping[str, tuple[str, ...]]
     idle: tuple[str, ...] = ()
+    multiplied: frozenset[str] = frozenset()
 
     def says(self) -> str:
         """One line about where the recipe's word has no effect, "" if it has everywhere."""
@@ -64,7 +65,10 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
             kept[name] = why
         else:
             schemes[name] = scheme
-    return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]))
+    linears = {step.weights["weight"] for steps in network.entries.values() for step in steps
+               if step.op in ("linear", "expert_linear")}
+    return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]),
+                frozenset(part.tensor for name in linears for part in network.weights[name].parts))
 
 
 def matrices(network: Network) -> dict[str, tuple[str, ...]]:
@@ -124,6 +128,16 @@ def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoi
         columns, found = checkpoint.tensors[name].columns, calibration.importances[name].shape[-1]
         if found != columns:
             raise RequestError(f"{of}: {name} has {columns} columns, the calibration {found}")
+
+
+def uncalibrated(calibration: Calibration | None, plan: Plan) -> str:
+    """One line about matrices that a calibration could be of use for and knows nothing of, "" if there are none."""
+    names = [] if calibration is None else [
+        name for name, scheme in plan.schemes.items()
+        if name in plan.multiplied and takes_calibration(find(scheme)) and calibration.importance(name) is None]
+    if not names:
+        return ""
+    return f"{len(names)} of {len(plan.schemes)} matrices are unknown to the calibration, such as {names[0]}"
 
 
 def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,

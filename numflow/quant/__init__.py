@@ -66,7 +66,7 @@ def encode(x: np.ndarray, scheme: AnyScheme, importance: np.ndarray | None = Non
     if isinstance(scheme, OutlierScheme):
         base = scheme.base
         if importance is None and moment is None and takes_calibration(scheme):
-            importance = np.ones(1, np.float32)  # of all but the outliers
+            importance = np.ones(x.shape[1:], np.float32)  # of all but the outliers
         return apart.encode(x, scheme, lambda dense, c: encode(dense, base, c, moment, name, threads),
                             lambda raw: decode(raw, base, x.shape[1], threads), importance, name)
     if isinstance(scheme, InferflowScheme):

@@ -19,6 +19,7 @@ import numpy as np
 
 from numflow.errors import RequestError
 from numflow.quant.scheme import Scheme, checked_bytes, checked_weights
+from numflow.quant.search import checked_importance
 
 LARGEST_SHARE = 0.05
 _NAME = re.compile(r"(\w+)\+(\d{1,2}(?:\.\d{1,4})?)%")
@@ -111,7 +112,7 @@ def encode(x: np.ndarray, scheme: OutlierScheme, encode_base, decode_base, impor
     dense = x.copy()
     np.put_along_axis(dense, columns, np.float32(0), axis=1)  # which is in the range of every block
     if importance is not None:  # codes of outliers may be anything
-        importance = np.broadcast_to(np.asarray(importance, np.float32), x.shape).copy()
+        importance = np.broadcast_to(checked_importance(importance, x, name), x.shape).copy()
         np.put_along_axis(importance, columns, np.float32(0), axis=1)
     raw = encode_base(dense, importance)
     missing = np.take_along_axis(x, columns, 1) - np.take_along_axis(decode_base(raw), columns, 1)

@@ -98,7 +98,7 @@ def read_recipe(name: str | Path, types: Mapping[str, str] | None = None) -> Rec
         what = "quantisation scheme, preset" if types is None else "GGUF type that can be written"
         raise RequestError(f"no {what} or recipe file {text!r}{did_you_mean(text.lower(), known)}")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: not a readable TOML file: {error}") from None
     return recipe_of(table, str(path), types)

@@ -19,7 +19,7 @@ import numpy as np
 
 from numflow.errors import RequestError
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme, pack_reference
-from numflow.quant.scheme import checked_weights
+from numflow.quant.scheme import checked_weights, read_only
 
 RANGES, OFFSETS, LANES, BASES = 8, 8, 16, 3
 COARSE = 4                      # scale bits up to which a row always tries several headers
@@ -54,14 +54,14 @@ def checked_importance(importance: np.ndarray | None, x: np.ndarray, name: str) 
         RequestError: another shape, or values that are negative, infinite or NaN.
     """
     if importance is None:
-        return np.ones((1, x.shape[1]), np.float32)
+        return read_only(np.ones((1, x.shape[1]), np.float32))
     c = np.ascontiguousarray(np.atleast_2d(importance), np.float32)
     if c.shape not in ((1, x.shape[1]), x.shape):
         raise RequestError(f"importances of {name} should be [{x.shape[1]}] or {list(x.shape)}, "
-                           f"are {list(importance.shape)}")
+                           f"are {list(np.shape(importance))}")
     if not (c.min() >= 0 and np.isfinite(c.max())):
         raise RequestError(f"importances of {name} should be finite and not negative, are {c.min():g} to {c.max():g}")
-    return c
+    return read_only(c)
 
 
 def check_magnitude(largest: float, name: str) -> None:

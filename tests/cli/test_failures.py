@@ -23,6 +23,7 @@ def fail_with(error):
 @pytest.mark.parametrize("error, code, line", [
     (FormatError("x.gguf: cut off\n at byte 12"), 1, "error: x.gguf: cut off at byte 12"),
     (KeyboardInterrupt(), 130, "interrupted"),
+    (PermissionError(13, "Permission denied", "x.gguf"), 1, "error: x.gguf: Permission denied"),
     (MemoryError(), 1, "error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less"),
     (ZeroDivisionError("division by zero"), 1, "error: unexpected ZeroDivisionError: division by zero (a bug in "
      "numflow: please report it with the traceback that NUMFLOW_DEBUG=1 shows)")])

@@ -74,6 +74,8 @@ def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, mon
             ((os.devnull, "--weights", "q4", "--force"), "is there already, and is no file"),
             ((tmp_path, "--weights", "q4", "--force"), "is there already, and is no file"),
             ((source / "model.safetensors", "--weights", "q4", "--force"), "the target is the source itself"),
+            ((source / "tokenizer.json", "--weights", "q4", "--force"), "the target is the source itself"),
+            ((tmp_path / ("x" * 300), "--weights", "q4"), f"error: {tmp_path / ('x' * 300)}: File name too long"),
             ((tmp_path / "x", "--weights", "q44"), "no quantisation scheme"),
             ((tmp_path / "x", "--target-bpw", "2"), "2 bits per weight are too few")):
         done = run("quantize", source, *words, *calibrated)
@@ -140,6 +142,22 @@ def test_a_calibration_of_another_model(run, source, text, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_calibration_that_is_damaged(run, source, text, tmp_path):
+    made, bad, name = tmp_path / "made", tmp_path / "bad", f"{UP}.importance"
+    assert run("imatrix", "-m", source, "--text", text, "-o", made, "--context", 64, "--chunks", 2).code == 0
+    good, facts = load_file(made), {"kind": "numflow calibration", "facts": "{}", "moments": "{}"}
+    for value, message in ((np.nan, "is nan to nan"), (-1, "is -1 to -1"), (np.inf, "is inf to inf")):
+        save_file({**good, name: np.full(64, value, np.float32)}, bad, metadata=facts)
+        done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", bad)
+        assert done.code == 1 and f"{bad}: {name} should be finite and not negative, {message}" in done.err
+    save_file({key: value for key, value in good.items() if key != name}, bad, metadata=facts)
+    told = f"1 of 16 matrices are unknown to the calibration, such as {UP}"
+    assert told in run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", bad).out
+    assert told in run("generate", "-m", source, "--weights", "q4", "--imatrix", bad, "-n", 1, "--device",
+                       "reference", "hi").err
+    assert "unknown" not in run("quantize", source, tmp_path / "y", "--weights", "q4", "--imatrix", made).out
+
+
 def test_patterns_that_fit_nothing_are_told(run, source, tmp_path):
     recipe = tmp_path / "r.toml"
     recipe.write_text('weights = "q4"\n[tensors]\n"blk.7.*" = "q6"\n"blk.1.*" = "q5"\n')
@@ -193,7 +211,8 @@ def test_a_disk_that_fills(source, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1),
+                                        (signal.SIGKILL, -9)])
 def test_an_interrupt(tmp_path, sent, code):
     source, target = write_model(tmp_path / "source", ffn=64 * 1024), tmp_path / "out" / "x"
     target.parent.mkdir()
@@ -204,7 +223,7 @@ def test_an_interrupt(tmp_path, sent, code):
     process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == code and target.read_bytes() == b"what was there"
-    if sent == signal.SIGINT:
+    if sent != signal.SIGKILL:
         assert list(target.parent.iterdir()) == [target]
     else:  # nothing could be tidied up: the next run does
         writer._remove_left_over(target)

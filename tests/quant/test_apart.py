@@ -63,6 +63,12 @@ def test_calibration_is_for_the_weights_that_stay():
     assert outputs[2] < outputs[1] < outputs[0]
 
 
+@pytest.mark.parametrize("shape", [(64,), (1,), (), (64, 1), (2, 256)])
+def test_importances_of_another_shape(shape):
+    with pytest.raises(RequestError, match=r"importances of matrix should be \[256\] or \[64, 256\]"):
+        encode(weights(), find("q3+1%"), importance=np.ones(shape, np.float32))
+
+
 def test_bfloat16_rounds_to_nearest():
     x = np.float32([1, 1 + 2 ** -8, 1 + 3 * 2 ** -8, -1.00390625, 3.3e-39])
     assert _bfloat16(x).tolist() == [0x3F80, 0x3F80, 0x3F82, 0xBF80, 0x0024]

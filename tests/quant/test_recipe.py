@@ -43,6 +43,12 @@ def test_a_file_may_leave_all_else_as_it_is(tmp_path):
     assert read_recipe(file) == Recipe("r", KEEP, (("output", "q8"),))
 
 
+def test_a_file_of_windows(tmp_path):
+    file = tmp_path / "r.toml"
+    file.write_bytes(b'\xef\xbb\xbfweights = "q4"\r\n[tensors]\r\n"output" = "q8"\r\n')
+    assert read_recipe(file) == Recipe("r", "q4", (("output", "q8"),))
+
+
 @pytest.mark.parametrize("content, message", [
     ("weights = ", "not a readable TOML file"),
     ('wieghts = "q4"', "unknown key 'wieghts'; did you mean 'weights'"),

@@ -203,7 +203,10 @@ def test_what_is_asked_for_has_to_exist():
 
 def test_one_version_of_each_kernel_is_compiled():
     x = weights(4, 128)
-    x.flags.writeable = False
-    quantised(x, find("q3h"))
+    importance = np.ones(128, np.float32)  # of a file, as weights may be
+    for array in (x, importance):
+        array.flags.writeable = False
+    for known in (None, importance, np.ones((4, 128))):
+        quantised(x, find("q3h"), known)
     for kernel in (search_kernels._search, layout_kernels._pack, layout_kernels._decode):
         assert len(kernel.signatures) == 1

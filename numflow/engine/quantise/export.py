@@ -53,7 +53,7 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     gguf_writer.write(Path(target), pairs, alignment, entries, step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
             "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),
-            "idle": list(plan.idle), "tensors": [row.facts for row in rows]}
+            "idle": list(plan.idle), "uncalibrated": "", "tensors": [row.facts for row in rows]}
 
 
 def _as_gguf(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:

@@ -31,7 +31,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_memory
 from numflow.formats.writer import Entry, write
 from numflow.network.calibration import Calibration
-from numflow.network.quantise import Plan, check_calibration, encoded, plan_of
+from numflow.network.quantise import Plan, check_calibration, encoded, plan_of, uncalibrated
 from numflow.network.upright import upright
 from numflow.quant.recipe import Recipe
 
@@ -73,7 +73,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
                                      files, [row.tensor.name for row in rows if row.tensor.turned])
     report = {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
               "calibration": dict(calibration.facts) if calibration else None, **totals_of([row.facts for row in rows]),
-              "kept": dict(plan.kept), "idle": list(plan.idle),
+              "kept": dict(plan.kept), "idle": list(plan.idle), "uncalibrated": uncalibrated(calibration, plan),
               "files": {name: sha(data) for name, data in attached.items()}, "config": sha(config.read()),
               "metadata": text_sha(metadata[container.KEY]), "tensors": [row.facts for row in rows],
               "sha256": NO_HASH}
@@ -131,7 +131,13 @@ class Row:
 
 
 def check_target(target: Path, source: Checkpoint, replace: bool) -> None:
-    if any(target.exists() and target.samefile(path) for path in source.files.get("weights", [])):
+    """Refuse a target that is a file of the source, or cannot be written.
+
+    Raises:
+        RequestError: the message has which.
+    """
+    ours = [*source.files.get("weights", []), *(path for role, path in source.files.items() if role != "weights")]
+    if target.exists() and any(target.samefile(path) for path in ours):
         raise RequestError(f"{target}: the target is the source itself")
     if target.exists() and not target.is_file():  # --force would put a file in the place of a device
         raise RequestError(f"{target} is there already, and is no file")

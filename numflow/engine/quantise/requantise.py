@@ -6,7 +6,7 @@ from pathlib import Path
 from numflow import network
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.calibration import read_calibration
-from numflow.network.quantise import check_calibration, plan_of, quantised
+from numflow.network.quantise import check_calibration, plan_of, quantised, uncalibrated
 from numflow.network.upright import upright
 from numflow.quant.recipe import read_recipe
 
@@ -25,9 +25,9 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
     recipe = read_recipe(weights)
     checkpoint = upright(checkpoint, spec)
     plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, recipe)
-    if progress and (line := plan.says()):
-        print(line, file=sys.stderr, flush=True)
     calibration = None if imatrix is None else read_calibration(Path(imatrix))
+    for line in filter(None, (plan.says(), uncalibrated(calibration, plan)) if progress else ()):
+        print(line, file=sys.stderr, flush=True)
     if calibration is not None:
         check_calibration(calibration, plan, checkpoint)
     return quantised(checkpoint, plan, calibration, threads)
