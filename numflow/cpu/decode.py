@@ -12,6 +12,7 @@ from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
     BF16,
+    BYTES16,
     F16,
     GRID16,
     GRIDS,
@@ -65,6 +66,8 @@ def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:
         return load_f16(heads + unit * header_bytes(header) + (32 * half if header == SCALE16 else 0))
     if header == POWER:
         return load_bf16(heads + unit * header_bytes(header))
+    if header == BYTES16:
+        return load(heads + unit * header_bytes(header) + 16 * half, "u8", 16).widen().to_f32() / 1000.0
     block = _block(heads, unit, header)
     if header in (SIGNED, SIGNED16):
         sub = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
@@ -80,6 +83,9 @@ def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
         return -(heads.scale(unit, half) * heads.zero(unit, half))
     if header == BASE:
         return load_f16(heads + unit * header_bytes(header) + 32)
+    if header == BYTES16:
+        hundredths = load(heads + unit * header_bytes(header) + 32 + 16 * half, "u8", 16).widen().to_f32()
+        return hundredths / 100.0 + -1.0
     block = _block(heads, unit, header)
     if header == SUPER:
         return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())

@@ -1,7 +1,7 @@
 """What a program will take of memory, from shapes and types alone: for planning, before anything is loaded."""
 
 from numflow.cpu import kv_rows
-from numflow.cpu.layout import NATIVE, SCHEMES, tiles_of
+from numflow.cpu.layout import SCHEMES, kept_as, tiles_of
 from numflow.cpu.memory import padded
 from numflow.cpu.outliers import expected_bytes
 from numflow.ops import Cache, Weight
@@ -23,10 +23,10 @@ def weight_bytes(weight: Weight) -> int:
         return _matrix_bytes("f32", weight.groups, rows, columns)
     apart = with_outliers(weight.types[0], QUANT_SCHEMES)
     if apart is None:
-        return _matrix_bytes(NATIVE.get(weight.types[0], "f32"), weight.groups, rows, columns)
+        return _matrix_bytes(kept_as(weight.types[0], columns), weight.groups, rows, columns)
     cut = any(part.columns is not None for part in weight.parts)
-    return _matrix_bytes(NATIVE[apart.base.name], weight.groups, rows, columns) + weight.groups * expected_bytes(
-        apart, rows // weight.groups, columns, cut)
+    outliers = weight.groups * expected_bytes(apart, rows // weight.groups, columns, cut)
+    return _matrix_bytes(kept_as(apart.base.name, columns), weight.groups, rows, columns) + outliers
 
 
 def _matrix_bytes(kind: str, groups: int, rows: int, columns: int) -> int:

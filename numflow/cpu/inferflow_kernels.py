@@ -1,6 +1,6 @@
 """Kernels that bring Inferflow's blocks into the packed layout, and those that multiply what has no other source.
 
-One kernel serves all schemes of a kind: bits of a code with a scale and a base for 32 columns.
+One kernel serves all schemes of a kind: bits of a code with a scale and a base for 32 columns, or for 16.
 """
 
 from numflow.cpu.embed_walk import embed_rows
@@ -48,6 +48,11 @@ def _pack_q4_b32t1a(args, thread, n_threads):
 @kernel
 def _pack_q4_b32t1b(args, thread, n_threads):
     pack_blocks(args, thread, n_threads, block("q4_b32t1b"))
+
+
+@kernel
+def _pack_q4_b16(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("q4_b16"))
 
 
 @kernel
@@ -106,6 +111,16 @@ def _linear_b3h_base_f32(args, thread, n_threads):
 
 
 @kernel
+def _linear_b4_bytes16_int8(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b4_bytes16", True))
+
+
+@kernel
+def _linear_b4_bytes16_f32(args, thread, n_threads):
+    linear(args, thread, n_threads, scheme("b4_bytes16", False))
+
+
+@kernel
 def _linear_b6_base_int8(args, thread, n_threads):
     linear(args, thread, n_threads, scheme("b6_base", True))
 
@@ -156,6 +171,16 @@ def _expert_linear_b3h_base_f32(args, thread, n_threads):
 
 
 @kernel
+def _expert_linear_b4_bytes16_int8(args, thread, n_threads):
+    expert_linear(args, thread, n_threads, scheme("b4_bytes16", True))
+
+
+@kernel
+def _expert_linear_b4_bytes16_f32(args, thread, n_threads):
+    expert_linear(args, thread, n_threads, scheme("b4_bytes16", False))
+
+
+@kernel
 def _expert_linear_b6_base_int8(args, thread, n_threads):
     expert_linear(args, thread, n_threads, scheme("b6_base", True))
 
@@ -188,6 +213,11 @@ def _embed_b3_base(args, thread, n_threads):
 @kernel
 def _embed_b3h_base(args, thread, n_threads):
     embed_rows(args, thread, n_threads, scheme("b3h_base", False))
+
+
+@kernel
+def _embed_b4_bytes16(args, thread, n_threads):
+    embed_rows(args, thread, n_threads, scheme("b4_bytes16", False))
 
 
 @kernel

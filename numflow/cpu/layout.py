@@ -21,6 +21,7 @@ headers  by kind, [16] is one value per row; z is the scheme's zero point:
            BASE     per unit  f16 d[16], m[16]                                w = d * code + m
            SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]      w = d * s * code - e * m, by 32 columns
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]       the same, by 16 columns
+           BYTES16  per unit  u8 s[2][16], b[2][16]                           w = s * code / 1000 + b / 100 - 1, by 16
            SIGNED   per 8     f16 d[16], i8 s[8][16]                          w = d * s * (code - z), by 32 columns
            SIGNED16 per 8     f16 d[16], i8 s[16][16]                         the same, by 16 columns
            GRID     per unit  the block headers of numflow.quant's schemes    w = scale * (code - zero)
@@ -46,12 +47,13 @@ PACK_SCRATCH = 16 * 256  # bytes that a thread needs to pack
 ROW_HEADERS = 2 * ROWS  # bytes of the row headers of a tile, of the GRID kinds
 AUX_BYTES = 24  # of the scales and sums that go with a token's int8 activations of a unit (activations.py)
 # Kinds of headers; the last three have none.
-SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(13)
-WITH_BASE, BY_16, GRIDS = {BASE, SUPER, SUPER16, GRID, GRID16}, {SCALE16, SUPER16, SIGNED16, GRID16}, {GRID, GRID16}
+SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, BYTES16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(14)
+GRIDS, BY_16 = {GRID, GRID16}, {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16}
+WITH_BASE = {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16}
 
 # Bytes of a header, and how many units share it.
 _HEADER = {SCALE: (32, 1), SCALE16: (64, 1), POWER: (32, 1), BASE: (64, 1), SUPER: (320, 8), SUPER16: (320, 8),
-           SIGNED: (160, 8), SIGNED16: (288, 8)}
+           BYTES16: (64, 1), SIGNED: (160, 8), SIGNED16: (288, 8)}
 
 # Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -133,7 +135,7 @@ SCHEMES = {s.name: s for s in (
     Scheme("b2_base", 2, BASE), Scheme("b3_base", 3, BASE), Scheme("b3h_base", 3.5, BASE), Scheme("b4_base", 4, BASE),
     Scheme("b5_base", 5, BASE), Scheme("b6_base", 6, BASE), Scheme("b8_base", 8, BASE),
     Scheme("b4_super", 4, SUPER), Scheme("b5_super", 5, SUPER), Scheme("b2_super16", 2, SUPER16),
-    Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
+    Scheme("b4_bytes16", 4, BYTES16), Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
     Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
     Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
     *(Scheme(name, 3.5 if own.paired else own.unit_bytes // 4, GRID16 if own.block == 16 else GRID)
@@ -147,10 +149,11 @@ NATIVE = {
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
     **{name: name for name in ROW_SCHEMES},
-    # Inferflow's; blocks of 64 become two of 32 with the same header.
+    # Inferflow's; blocks of 64 become two of 32 with the same header, and blocks of 16 share one.
     "q8_b32t1": "b8_base", "q8_b32t2": "b8_scale", "q6_b64t1": "b6_base", "q5_b64t1": "b5_base", "q5_b32t1": "b5_base",
     "q4_b64t1": "b4_base", "q4_b32t1a": "b4_base", "q4_b32t1b": "b4_base", "q3h_b64t1": "b3h_base",
     "q3_b32t1a": "b3_base", "q3_b32t1b": "b3_base", "q2_b32t1a": "b2_base", "q2_b32t1b": "b2_base",
+    "q4_b16": "b4_bytes16",
     "F32": "f32", "F16": "f16", "BF16": "bf16",
 }
 
@@ -194,6 +197,15 @@ class Packed:
     def scheme(self) -> Scheme:
         """Its scheme."""
         return SCHEMES[self.kind]
+
+
+def kept_as(stored: str, columns: int) -> str:
+    """The scheme that rows of so many numbers of a tensor type are kept in.
+
+    "f32" where they are expanded: types that are not NATIVE, and blocks of 16 columns that do not make whole units.
+    """
+    name = NATIVE.get(stored, "f32")
+    return name if columns % SCHEMES[name].block == 0 else "f32"
 
 
 def tiles_of(rows: int) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.cpu.arena import Arena
 from numflow.cpu.kernel import Call, Code
-from numflow.cpu.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, tiles_of
+from numflow.cpu.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, kept_as, tiles_of
 from numflow.cpu.memory import aligned
 from numflow.cpu.outliers import pack_outliers
 from numflow.errors import NetworkError
@@ -26,7 +26,8 @@ _NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"} 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     """A stored matrix [N, K] in the packed layout, with the same numbers.
 
-    Types without kernels of their own are expanded to float32, and the result says so in `expanded_from`.
+    Types without kernels of their own are expanded to float32, and blocks of 16 columns that do not make whole units of
+    32; the result says so in `expanded_from`.
 
     Raises:
         NetworkError: the stored rows do not fit the shape and the type.
@@ -36,14 +37,14 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     if apart and n and raw.rows.shape[0] == n:
         _, outliers = take_apart(raw.rows, apart, columns)
     stored = apart.base.name if apart else raw.type
-    native = stored in NATIVE
     if n % raw.groups or raw.rows.shape[0] != n:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{raw.rows.shape[0]} stored rows")
     wanted = tensor_type(raw.type)
-    if native and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
+    if stored in NATIVE and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
         raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
-    kind = NATIVE.get(stored, "f32")
+    kind = kept_as(stored, columns)
+    native = kind == NATIVE.get(stored)
     tiles = raw.groups * tiles_of(n // raw.groups)
     codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
     packed = Packed(kind, stored if native else "F32", raw.shape, raw.groups, codes, headers,

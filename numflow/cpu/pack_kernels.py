@@ -40,11 +40,15 @@ def block(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, its bytes, those of its headers, and columns of a strip and bytes of its codes."""
+    """Columns of a block, its bytes, those of its headers, and columns of a strip and bytes of its codes.
+
+    Blocks that share a header count as one.
+    """
     def codegen(context, builder, signature, args):
-        columns, scheme = kind.type.block, kind.scheme
-        heads, strip = columns // scheme.block * header_bytes(scheme.header), UNIT * scheme.strip
-        sizes = columns, kind.type.size, heads, strip, strip * scheme.column_bytes
+        scheme = kind.scheme
+        columns, strip = max(kind.type.block, scheme.block), UNIT * scheme.strip
+        heads, size = columns // scheme.block * header_bytes(scheme.header), columns // kind.type.block * kind.type.size
+        sizes = columns, size, heads, strip, strip * scheme.column_bytes
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 5)(kind), codegen
 

@@ -50,6 +50,16 @@ def pair_planes(groups: list[Value]) -> list[Value]:
     return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), half]
 
 
+def _of_bytes(scheme: InferflowScheme) -> Callable[[Value, Value, Value, Value], None]:
+    def take_apart(raw, out, head, lane):
+        for half in range(2):  # a unit is two blocks
+            block = raw + half * scheme.size
+            for place, field in ((0, 1), (32, 0)):  # base, scale
+                save(head + place + 16 * half + lane, load(block + field, "u8"), 1)
+            put_words(out + 256 * half, codes_of_planes(block + scheme.header, scheme.planes, scheme.codes, False))
+    return take_apart
+
+
 def _inferflow(scheme: InferflowScheme) -> Callable[[Value, Value, Value, Value], None]:
     def take_apart(raw, out, head, lane):
         scale, base = (0, 2) if scheme.scale_first or scheme.rule == SYMMETRIC else (2, 0)
@@ -65,5 +75,6 @@ def _inferflow(scheme: InferflowScheme) -> Callable[[Value, Value, Value, Value]
     return take_apart
 
 
-# The function by scheme, for those whose headers are float16; as BLOCKS of pack_blocks.py.
-INFERFLOW_BLOCKS = {name: _inferflow(scheme) for name, scheme in INFERFLOW_SCHEMES.items() if scheme.rule != BYTES}
+# The function by scheme, as BLOCKS of pack_blocks.py.
+INFERFLOW_BLOCKS = {name: _of_bytes(scheme) if scheme.rule == BYTES else _inferflow(scheme)
+                    for name, scheme in INFERFLOW_SCHEMES.items()}

@@ -21,7 +21,7 @@ import numpy as np
 
 from numflow import kernel_cache
 from numflow.cpu import array_file
-from numflow.cpu.layout import NATIVE, SCHEMES, Packed, tiles_of
+from numflow.cpu.layout import SCHEMES, Packed, kept_as, tiles_of
 from numflow.cpu.pack import KERNELS
 from numflow.errors import NumflowError
 from numflow.formats import container
@@ -68,7 +68,7 @@ class Prepared:
         if codes is None or headers is None:
             self._missed = True
             return None
-        return Packed(NATIVE[weight.types[0]], weight.types[0], _matrix(weight), weight.groups, codes, headers)
+        return Packed(_kind(weight), weight.types[0], _matrix(weight), weight.groups, codes, headers)
 
     def keep(self, matrices: Mapping[str, Packed]) -> None:
         """Write the file, if something was not in it. matrices: all of the program, by name."""
@@ -98,11 +98,15 @@ def is_on() -> bool:
 
 def _may_be_kept(weight: Weight) -> bool:
     """Whether it is a quantised matrix that is packed as the file has it."""
-    if len(weight.shape) < 2 or len(set(weight.types)) != 1 or weight.types[0] not in NATIVE:
+    if len(weight.shape) < 2 or len(set(weight.types)) != 1:
         return False
     computed = weight.constant is not None or weight.add or weight.normalize_rows or any(
         part.transpose for part in weight.parts)
-    return not computed and not SCHEMES[NATIVE[weight.types[0]]].is_float
+    return not computed and not SCHEMES[_kind(weight)].is_float
+
+
+def _kind(weight: Weight) -> str:
+    return kept_as(weight.types[0], weight.shape[-1])
 
 
 def _matrix(weight: Weight) -> tuple[int, int]:
@@ -112,7 +116,7 @@ def _matrix(weight: Weight) -> tuple[int, int]:
 def _sizes(weight: Weight) -> tuple[int, int]:
     """Bytes of codes and headers."""
     rows, columns = _matrix(weight)
-    codes, headers = SCHEMES[NATIVE[weight.types[0]]].tile_bytes(columns)
+    codes, headers = SCHEMES[_kind(weight)].tile_bytes(columns)
     tiles = weight.groups * tiles_of(rows // weight.groups)
     return tiles * codes, tiles * headers
 

@@ -60,6 +60,9 @@ class Value:
     def __mul__(self, other):
         return self._do("fmul" if self.is_float else "mul", other)
 
+    def __truediv__(self, other):
+        return self._do("fdiv", other)
+
     def __neg__(self):
         return Value(self.builder, self.builder.fneg(self.llvm) if self.is_float else self.builder.neg(self.llvm))
 

@@ -13,7 +13,7 @@ def digest(kind: str, mode: str) -> str:
     """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens; of the kind "network", of whole networks."""
     if kind == "network":
         return network_digest(mode)
-    raw, packed = pack_stored(kind, 37, {1: 75, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
+    raw, packed = pack_stored(kind, 37, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()

@@ -31,7 +31,7 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
         bits = {"F32": values, "F16": values.astype(np.float16), "F64": values.astype(np.float64),
                 "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)}[kind]
         return RawMatrix("w", kind, bits.view(np.uint8).reshape(rows, -1), (rows, columns), groups)
-    if kind in INFERFLOW_SCHEMES:
+    if kind in INFERFLOW_SCHEMES and kind != "q4_b16":  # of whose headers any byte is a number
         values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-9, 5, (rows, 1))
         return RawMatrix("w", kind, encode(values.astype(np.float32), find(kind)), (rows, columns), groups)
     if kind in ROW_SCHEMES:

@@ -20,7 +20,7 @@ CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _S
 
 def columns_of(kind):
     """Few columns, and not a multiple of anything where the type allows it."""
-    return {1: 75, 32: 96, 64: 192, 256: 512}[TYPES[kind].block]
+    return {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[TYPES[kind].block]
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)

@@ -26,18 +26,18 @@ def _rows(packed, ids, scale=1.0):
 
 
 # Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
-_SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1"}
+_SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1", "q4_b16"}
 _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEMES and kind not in _SOME else [])
           for kind in NATIVE]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_number_comes_back(kind):
-    raw, packed = pack_stored(kind, 45, {1: 75, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
+    raw, packed = pack_stored(kind, 45, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
     assert packed.expanded_from is None
     values = to_f32(raw.rows, kind)
     ids = np.random.default_rng(0).permutation(45)
-    if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):  # code * scale + base is rounded once here, twice there
+    if kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "q4_b16"):  # rounded once here, twice there
         bound = 2.0**-23 * np.abs(values[ids]).max(axis=1, keepdims=True) * 4
         assert (np.abs(_rows(packed, ids) - values[ids]) <= bound).all()
     else:
@@ -71,7 +71,7 @@ def test_sizes_are_those_of_the_layout():
                     # a header of 32 bits for every 32 columns
                     "q8_b32t1": 9, "q8_b32t2": 8.5, "q6_b64t1": 7, "q5_b64t1": 6, "q5_b32t1": 6, "q4_b64t1": 5,
                     "q4_b32t1a": 5, "q4_b32t1b": 5, "q3h_b64t1": 4.5, "q3_b32t1a": 4, "q3_b32t1b": 4, "q2_b32t1a": 3,
-                    "q2_b32t1b": 3}
+                    "q2_b32t1b": 3, "q4_b16": 5}
 
 
 def test_rows_of_a_larger_file_are_packed_in_place():
@@ -90,6 +90,12 @@ def test_other_types_are_expanded_and_say_so():
     x = np.eye(70, dtype=np.float32)
     np.testing.assert_array_equal(run_linear(pack(RawMatrix("w", "F64", raw.rows, (20, 70))), x, "int8").T,
                                   to_f32(raw.rows, "F64"))
+
+
+def test_blocks_of_16_that_make_no_whole_units_are_expanded():
+    raw, packed = pack_stored("q4_b16", 20, 80)
+    assert (packed.kind, packed.expanded_from) == ("f32", "q4_b16")
+    np.testing.assert_array_equal(_rows(packed, np.arange(20)), to_f32(raw.rows, "q4_b16"))
 
 
 def test_special_float16_values():
