@@ -164,9 +164,12 @@ def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]
         parts = PurePosixPath(name).parts
         if not parts or not isinstance(role, str) or any(p in ("..", "/") or set(p) & set("\\:\0") for p in parts):
             raise FormatError(f"{path}: metadata {KEY}: files: {show(name)} is no file name with a role")
-        target = folder.joinpath(*parts)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(_text(path, stored, PREFIX + name))
+        target, content = folder.joinpath(*parts), _text(path, stored, PREFIX + name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        except OSError as error:
+            raise FormatError(f"{path}: {show(name)} cannot be unpacked to {folder}: {error.strerror}") from None
         if role:
             files.setdefault(role, target)
     return files

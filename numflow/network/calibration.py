@@ -92,4 +92,8 @@ def read_calibration(path: Path) -> Calibration:
             raise FormatError(f"{path}: {base}.importance should be finite and not negative, is {values.min():g} to "
                               f"{values.max():g}")
     shared, facts = (parse_json(metadata.get(key, "{}").encode(), f"{path}: {key}") for key in ("moments", "facts"))
+    sample = facts.get("sample", [])
+    if not (isinstance(sample, list) and all(isinstance(ids, list) and all(type(i) is int for i in ids)
+                                             for ids in sample)):
+        raise FormatError(f"{path}: facts: sample should be lists of token ids")
     return Calibration(tables["importance"], tables["moment"], shared, facts)

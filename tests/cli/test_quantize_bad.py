@@ -150,6 +150,10 @@ def test_a_calibration_that_is_damaged(run, source, text, tmp_path):
         save_file({**good, name: np.full(64, value, np.float32)}, bad, metadata=facts)
         done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", bad)
         assert done.code == 1 and f"{bad}: {name} should be finite and not negative, {message}" in done.err
+    for sample in ("words", [["a"]], [3], None):
+        save_file(good, bad, metadata={**facts, "facts": json.dumps({"sample": sample})})
+        done = run("quantize", source, tmp_path / "x", "--target-bpw", 4, "--imatrix", bad)
+        assert done.code == 1 and f"{bad}: facts: sample should be lists of token ids" in done.err
     save_file({key: value for key, value in good.items() if key != name}, bad, metadata=facts)
     told = f"1 of 16 matrices are unknown to the calibration, such as {UP}"
     assert told in run("quantize", source, tmp_path / "x", "--weights", "q4", "--imatrix", bad).out

@@ -8,6 +8,7 @@ from numflow.engine.quantise.calibrate import Collector, calibrate
 from numflow.errors import RequestError
 from numflow.network.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
+from tests.engine.published import write_case
 from tests.engine.translators import write_translator
 from tests.quant.small import TEXT, write_model
 
@@ -64,6 +65,24 @@ def test_both_halves_of_an_encoder_decoder_are_calibrated(tmp_path):
         hidden = np.concatenate([model.hidden(ids[i:i + 16], encoder_ids=ids[i:i + 16]) for i in (0, 16)])
         assert set(matrices(model.network)) == found.importances.keys()
     np.testing.assert_allclose(found.importance("model.shared.weight"), np.mean(hidden ** 2, axis=0), rtol=1e-4)
+
+
+def test_a_head_of_several_layers_is_calibrated(tmp_path):
+    folder, kept = write_case("bert", tmp_path), []
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(
+        f"w{i}" for i in range(198))]) + "\n")
+    text = "w1 w2 w3 w4 w5 w6 " * 4
+    found = calibrate(folder, text, 8, 2)
+    with numflow.load(folder, backend="reference") as model:
+        assert set(matrices(model.network)) == found.importances.keys()
+        ids = model.tokenizer.encode(text)
+        model.program.observer = lambda step, inputs: kept.extend(x.copy() for x in inputs[:1])
+        model.logits(ids[:8])  # whose last step is the one with the table of tokens
+        inputs = [kept[-1]]
+        model.logits(ids[8:16])
+        inputs.append(kept[-1])
+    np.testing.assert_allclose(found.importance("bert.embeddings.word_embeddings.weight"),
+                               np.mean(np.concatenate(inputs) ** 2, axis=0), rtol=1e-4)
 
 
 def test_a_text_that_is_too_short(source):

@@ -114,14 +114,16 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
         context = min(context, model.context)
         windows, _ = windows_of(model, text, context, chunks, "plain")
         collector = Collector(model.network, moments)
-        head = [step for step in model.network.entries["main"] if step.op == "linear"
-                and step.inputs[0] == model.network.outputs["hidden"]]
+        linears = [step for step in model.network.entries["main"] if step.op == "linear"]
+        head = [step for step in linears if step.inputs[0] == model.network.outputs["hidden"]]
+        deep = bool(head) and linears[-1] not in head  # as a masked-LM head is: what follows has to be computed
         model.program.observer = collector
         for done, window in enumerate(windows, 1):
-            hidden = model.hidden(window, encoder_ids=window if model.runner.has_encoder else None)
-            for step in head:
-                collector.linear(step, hidden)
-            checked(hidden)
+            encoder_ids = window if model.runner.has_encoder else None
+            result = (model.logits if deep else model.hidden)(window, encoder_ids=encoder_ids)
+            for step in () if deep else head:  # logits, which nobody needs, are not computed
+                collector.linear(step, result)
+            checked(result)
             if progress is not None:
                 progress(done, len(windows))
         if not collector._squares:
