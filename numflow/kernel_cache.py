@@ -88,12 +88,12 @@ def setting(name: str) -> str | None:
 
 @functools.cache
 def processor_flags() -> tuple[str, ...]:
-    """What the first processor can do, as Linux tells for x86; nothing elsewhere."""
+    """What the first processor can do, as Linux tells for x86 ("flags") and Arm ("Features"); nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ()
-    return next((tuple(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), ())
+    return next((tuple(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))), ())
 
 
 @functools.cache

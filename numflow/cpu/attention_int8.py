@@ -24,7 +24,7 @@ from numflow.cpu.attention_memory import INT8_WEIGHTS as _WEIGHTS
 from numflow.cpu.attention_memory import WIDTHS
 from numflow.cpu.cache import CHUNK, GROUP
 from numflow.cpu.simd import inline, store_f32, zero_f32
-from numflow.cpu.simd_dot import dot4
+from numflow.cpu.simd_dot import Dot
 from numflow.cpu.simd_tile import repeat
 from numflow.cpu.simd_value import Value, constant, fma, llvm_type, load, load_bf16, save, staged
 from numflow.quant.kv import BLOCK, SMALLEST
@@ -184,10 +184,10 @@ def _nothing(like: Value, rows: int) -> list[Value]:
 
 def _add_products(sums: list[Value], places: list[tuple[Value, Value]], row: int, low: int) -> list[Value]:
     """Sums with one dot product for each (address of codes u8x64, address of a word of the first row's high bytes)."""
+    dot = Dot(sums)
     for codes, x in places:
-        vector = load(codes, "u8", 64)
-        sums = [dot4(s, vector, load(x + row * (i // 2) + low * (i % 2), "i32"), 255) for i, s in enumerate(sums)]
-    return sums
+        dot.add(load(codes, "u8", 64), [load(x + row * (i // 2) + low * (i % 2), "i32") for i in range(len(sums))], 255)
+    return dot.sums()
 
 
 def _floats(sums: list[Value]) -> list[Value]:

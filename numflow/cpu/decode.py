@@ -7,7 +7,7 @@ kernel is compiled.
 
 import functools
 
-from numflow.cpu.decode_grid16 import Grid16Avx2, Grid16Avx512
+from numflow.cpu.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
     BASE,
@@ -40,8 +40,8 @@ def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """What the functions below need to know of the tile's headers at address `heads`."""
     if scheme.header not in GRIDS:
         return heads
-    by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2} if scheme.header == GRID16 else {}
-    return by_16.get(isa(), Grid)(heads, scheme, hold)
+    by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
+    return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
 
 
 def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is) -> Value:

@@ -26,6 +26,10 @@ class Grid16(Grid):
         """For both units of a strip of q2: scale / 2^place and zero * 2^place of each block, f32x16, exact."""
         raise NotImplementedError
 
+    def dot(self, products: Value, place: int) -> Value:
+        """A block's dot products, i32x16, as what fits these scales and zeros."""
+        return products.to_f32()
+
 
 class Grid16Avx512(Grid16):
     """With AVX-512: S is at bits 12 .. 14, so that a dot product of 16-bit numbers makes it B + S * D.
@@ -105,7 +109,7 @@ class Grid16Avx512(Grid16):
 
 
 class Grid16Avx2(Grid16):
-    """With AVX2: S is at bits 10 .. 12 and Z at bits 13 .. 15."""
+    """Without: S is at bits 10 .. 12 and Z at bits 13 .. 15."""
 
     PLACES, STRIP_TOKENS = (0, 2, 0, 2), 4  # sums of 16 bits have no room for higher places
 
@@ -145,3 +149,20 @@ class Grid16Avx2(Grid16):
         low, high = (picked_by_16(load(block + a, "u8", 16).join(load(block + b, "u8", 16)), picks + more)
                      for a, b, more in ((0, 3, picks), (6, 8, later)))
         return (low.join(high).as_("u16", 32) << [10 - 6 * (i // 2) % 8 for i in range(32)]).as_("i32", 16)
+
+
+class Grid16Neon(Grid16Avx2):
+    """With NEON, which has no product of neighbours, but conversions that divide by a power of two."""
+
+    PLACES = 0, 2, 4, 0
+
+    def blocks_of_strip(self, strip: Value) -> list[tuple[Value, Value]]:
+        return [(self.scale(unit, half), self.zero(unit, half))
+                for unit in (strip << 1, (strip << 1) + 1) for half in range(2)]
+
+    def dot(self, products: Value, place: int) -> Value:
+        return products.to_f32(place)
+
+    def _scale(self, both: Value, half: int, place: int) -> Value:
+        s = (both >> 16 if half else both) & 0x1C00
+        return (self._bases[place] + s * self._steps[0]).as_("f32", 16)

@@ -56,7 +56,7 @@ class Grid:
     def scale(self, unit: Value, half: int) -> Value:
         """Scale of a block, f32x16."""
         s = self._fields(unit, half) & self._held(((1 << self.own.scale_bits) - 1) << self.at)
-        if isa() == "avx512":  # products of 32 bits leave the units of dot products alone
+        if isa() in ("avx512", "neon"):  # products of 32 bits leave the units of dot products alone
             return (self.base + s * self.step).as_("f32", 16)
         return dot2(self.base, s, self.step).as_("f32", 16)
 
@@ -109,6 +109,9 @@ def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
     """The first weight of pairs (u8 lanes), or the second: code % 11 or code // 11."""
     if _permutes(code):
         return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
+    if isa() == "neon":
+        quotient = (code.widen("u16") * 187 >> 8).narrow("u8") >> 3  # / 11, exact up to 127
+        return quotient if second else code - quotient * PAIR_LEVELS
     words = code.as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
     lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
     quotient = lower.with_odd(upper)

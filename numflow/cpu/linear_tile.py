@@ -15,8 +15,9 @@ from numba.extending import intrinsic, models, register_model
 from numflow.cpu.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
 from numflow.cpu.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.layout import AUX_BYTES, BY_16, GRID, GRIDS, PIECES, SCHEMES, UNIT, WITH_BASE, Scheme
+from numflow.cpu.simd_bits import moved
 from numflow.cpu.simd_dot import Dot, dot4, dot4_signed
-from numflow.cpu.simd_hold import FEW_TOKENS, Hold
+from numflow.cpu.simd_hold import FEW_TOKENS, Hold, as_it_is
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd_value import Value, constant, exact_fma, fma, load, prefetch
@@ -170,7 +171,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
     m, with_base = len(minus), scheme.header in WITH_BASE
     zeros, offsets = _zeros(minus, "i32"), [s << (scheme.code_bits - 1) for s in minus]
-    if scheme.code_bits == 8 and isa() == "avx2":  # bytes with a sign, so that sums of pairs fit 16 bits
+    if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # signed, so that pairs' sums fit 16 bits, or as must be
         acc = [-offset for offset in offsets] if with_base else zeros
         for group in groups:
             vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
@@ -217,13 +218,13 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
     vectors, blocks = [load(codes + 64 * j, "u8", 64) for j in range(4)], heads.blocks_of_strip(strip)
     for b, (scales, zeros) in enumerate(blocks):
         place, dot = heads.PLACES[b], Dot(_zeros(total, "i32"))
-        mask = Value(codes.builder, vectors[0].like(3 << place))
-        mask = hold(mask) if isa() == "avx512" else mask  # others have half of their registers full of codes
+        keep = hold if isa() == "avx512" else as_it_is  # others have half of their registers full of codes
         for j, vector in enumerate(vectors):
-            field = (vector.as_("u16", 32) >> 2 * b - place).as_("u8", 64) & mask
+            field = moved(vector, 2 * b, place, 2, keep)
             dot.add(field, each_word(x + 4 * m * (4 * b + j), m), 3 << place)
         unit, half = aux + b // 2 * (AUX_BYTES * m), b % 2
-        parts = [exact_fma(s, zeros, a.to_f32()) for a, s in zip(dot.sums(), each_f32(unit + (16 + 4 * half) * m, m))]
+        dots = [heads.dot(a, place) for a in dot.sums()]
+        parts = [exact_fma(s, zeros, a) for a, s in zip(dots, each_f32(unit + (16 + 4 * half) * m, m))]
         if not half:
             sums = [p * scales for p in parts]
         else:

@@ -10,10 +10,11 @@ from numflow.cpu.simd_value import Value, llvm_type, load
 def moved(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) -> Value:
     """So many bits of u8 lanes from `begin` on, moved to `to`, and nothing else. hold: what constants pass through."""
     mask, lanes = (1 << bits) - 1 << to, vector.lanes
-    # Pairs of bytes, as the mask takes what comes over from the other one. LLVM would make shifts of bytes products
-    # with matrices of bits, which wait for the units that dot products need.
-    pairs = vector.as_("u16", lanes // 2)
-    vector = (pairs >> (begin - to) if begin >= to else pairs << (to - begin)).as_("u8", lanes)
+    if isa() != "neon":
+        # Pairs of bytes, as the mask takes what comes over from the other one. LLVM would make shifts of bytes products
+        # with matrices of bits, which wait for the units that dot products need.
+        vector = vector.as_("u16", lanes // 2)
+    vector = (vector >> (begin - to) if begin >= to else vector << (to - begin)).as_("u8", lanes)
     return vector if mask == 255 else vector & hold(Value(vector.builder, vector.like(mask)))
 
 
@@ -43,5 +44,8 @@ def gathered(base: Value, offsets: list[int]) -> Value:
 
 
 def picked_by_16(vector: Value, bytes_: list[int]) -> Value:
-    """With AVX2: of u8x32, the bytes of these numbers within the same 16 of them, or 0 for 128."""
+    """With AVX2 or NEON: of u8x32, the bytes of these numbers within the same 16 of them, or 0 for 128."""
+    if isa() == "neon":
+        return vector.by_bytes(lambda v, bytes_: v.call("llvm.aarch64.neon.tbl1.v16i8", v.llvm.type, bytes_), 16,
+                               Value(vector.builder, vector.like(bytes_)))
     return vector.call("llvm.x86.avx2.pshuf.b", vector.llvm.type, Value(vector.builder, vector.like(bytes_)))

@@ -10,19 +10,25 @@ _PAIR = 2 * 127  # the largest sum of two activations
 class Dot:
     """Dot products of the same codes with each of some tokens, while they grow column by column.
 
-    AVX2 multiplies pairs of bytes to sums of 16 bits; these stay what they are until one could become too large.
+    AVX2 multiplies pairs of bytes to sums of 16 bits; these stay what they are until one could become too large. NEON
+    multiplies signed bytes: of codes of 8 bits 128 is taken away, and what the words make of that is kept apart.
 
     sums: what they begin with, i32x16 for each token.
     """
 
     def __init__(self, sums: list[Value]):
-        self._sums, self._pairs, self._largest = sums, [], 0
+        self._sums, self._pairs, self._largest, self._apart = sums, [], 0, []
 
     def add(self, codes: Value, words: list[Value], most: int) -> None:
         """Each lane: + the 4 products of the unsigned bytes of `codes` u8x64 and the signed ones of the token's word.
 
         most: the largest code there is. The bytes of words (i32) are -127 .. 127.
         """
+        if isa() == "neon" and most > 127:
+            self._apart = self._apart or [constant(codes, "i32", 0)] * len(words)
+            self._apart = [_sdot(a, constant(codes, "u8", 128, 64), word) for a, word in zip(self._apart, words)]
+            self._sums = [_sdot(a, codes - 128, word) for a, word in zip(self._sums, words)]
+            return
         if isa() != "avx2" or most * _PAIR >= 1 << 15:
             self._sums = [dot4(a, codes, word, most) for a, word in zip(self._sums, words)]
             return
@@ -43,6 +49,8 @@ class Dot:
     def sums(self) -> list[Value]:
         """i32x16 for each token."""
         self._widen()
+        if self._apart:
+            self._sums, self._apart = [a - b for a, b in zip(self._sums, self._apart)], []
         return self._sums
 
     def _widen(self) -> None:
@@ -66,6 +74,10 @@ def dot4(acc: Value, codes: Value, x: Value, most: int) -> Value:
             return acc + _widened(_pairs(codes, x))
         case "avx2":  # two products would saturate in 16 bits: bit 7 goes apart
             return acc + _widened(_pairs(codes & 127, x)) + (_widened(_pairs(codes >> 7, x)) << 7)
+        case "neon" if most <= 127:
+            return _sdot(acc, codes, x)
+        case "neon":
+            return _sdot(acc, codes - 128, x) - _sdot(constant(codes, "i32", 0), constant(codes, "u8", 128, 64), x)
     return _plain(acc, codes.as_("u16", 32), x)
 
 
@@ -77,11 +89,20 @@ def dot2(acc: Value, a: Value, b: Value) -> Value:
 
 
 def dot4_signed(acc: Value, weights: Value, x: Value) -> Value:
-    """The same with signed bytes on both sides, for AVX2: |w| * (x with the sign of w) does not saturate."""
+    """The same with signed bytes on both sides, for NEON and AVX2: |w| * (x with the sign of w) does not saturate."""
+    if isa() == "neon":
+        return _sdot(acc, weights, x)
+
     def pairs(w):
         size, row = w.call("llvm.abs.v32i8", w.llvm.type, w.false()), x.splat(8).as_("u8", 32)
         return _pair_sums(size, row.call("llvm.x86.avx2.psign.b", row.llvm.type, w))
     return acc + _widened(weights.by_bytes(pairs, 32))
+
+
+def _sdot(acc: Value, signed: Value, x: Value) -> Value:
+    """By NEON: signed bytes u8x64 times signed ones."""
+    x = x.splat(4).as_("u8", 16)
+    return acc.by_bytes(lambda a, c: a.call("llvm.aarch64.neon.sdot.v4i32.v16i8", a.llvm.type, c, x), 16, signed)
 
 
 def _pairs(codes: Value, x: Value) -> Value:
@@ -100,7 +121,7 @@ def _widened(pairs: Value) -> Value:
 
 def _madd(a: Value, b: Value) -> Value:
     """i32x16: sums of 2 neighbouring products of signed 16-bit lanes."""
-    if isa() != "plain":
+    if isa() not in ("neon", "plain"):
         return a.by_bytes(lambda a, b: a.call("llvm.x86.avx2.pmadd.wd", llvm_type("i32", 8), b), 32, b)
     if X86:
         return a.by_bytes(lambda a, b: a.call("llvm.x86.sse2.pmadd.wd", llvm_type("i32", 4), b), 16, b)

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, lower_builtin
 from numflow.cpu.simd import call, f32x16, first_lanes, masked_store, op
 from numflow.cpu.simd import splat as splat_ir
 from numflow.cpu.simd_fma import fma_ir
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_isa import has_half
 
 _I32, _F32, _F32X16 = ir.IntType(32), ir.FloatType(), ir.VectorType(ir.FloatType(), 16)
 _FLOATS = (f32x16, types.float32, types.float64)
@@ -156,10 +156,10 @@ def store_part(builder, address, value, count):
 def store_as_f16(builder, address, value):
     """One float32 as float16, rounded to nearest even; too large ones become infinities."""
     pointer = builder.inttoptr(address, ir.IntType(16).as_pointer())
-    if isa() == "plain":
-        builder.store(_narrowed(builder, value), pointer)
-    else:
+    if has_half():
         builder.store(builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16)), pointer)
+    else:
+        builder.store(_narrowed(builder, value), pointer)
 
 
 def _narrowed(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -21,7 +21,7 @@ class Hold:
 
     def __init__(self, builder: ir.IRBuilder, tokens: int):
         self._builder, self._before = builder, builder.block
-        self._active, self._held = isa() != "plain" and tokens <= FEW_TOKENS, dict[str, Value]()
+        self._active, self._held = isa() not in ("neon", "plain") and tokens <= FEW_TOKENS, dict[str, Value]()
 
     def __call__(self, constant: Value) -> Value:
         """The same vector of 64 bytes, in a register, or two where all registers have 32."""
@@ -41,7 +41,7 @@ class Hold:
 
 def in_order(address: Value, vectors: list[Value]) -> tuple[Value, list[Value]]:
     """The same address and vectors, but nothing is read from that address before these vectors are computed."""
-    if not vectors or isa() in ("avx512", "plain"):  # the one has registers enough, the other one's are not these
+    if not vectors or isa() in ("avx512", "neon", "plain"):  # two have registers enough, the last one's are not these
         return address, vectors
     address, *parts = _opaque([address, *(half for v in vectors for half in v.halves())])
     return address, [low.join(high) for low, high in zip(parts[::2], parts[1::2])]

@@ -3,20 +3,25 @@
 "avx512"   AVX-512 with VNNI and VBMI
 "avxvnni"  AVX2 and the 256-bit VNNI of later desktop cores
 "avx2"     AVX2 with FMA and half-precision conversion
+"neon"     64-bit Arm with dot products of bytes (FEAT_DotProd)
 "plain"    anything else that Numba runs on: LLVM turns the vectors into what there is
 """
 
 import functools
 import platform
+import sys
 
 from numflow import kernel_cache
 
 X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
+ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # which has NEON at least
 _NEEDS = (
     ("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi")),
     ("avxvnni", ("avx2", "fma", "f16c", "avxvnni")),
     ("avx2", ("avx2", "fma", "f16c")),
+    ("neon", ("neon", "dotprod")),
 )
+_LINUX_ON_ARM = {"asimd": "neon", "asimddp": "dotprod"}  # what the kernel calls some of LLVM's features
 _SSE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 _AVX2 = _SSE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 # What makes a process on x86 use less than its processor has, as environment.
@@ -33,7 +38,7 @@ def isa() -> str:
 
 def has_half() -> bool:
     """Whether float16 converts to and from float32 in hardware."""
-    return isa() != "plain" or platform.machine() in ("aarch64", "arm64", "ARM64")
+    return isa() != "plain" or ARM
 
 
 @functools.cache
@@ -43,7 +48,7 @@ def has_fma() -> bool:
 
 
 def token_tile() -> int:
-    """Most tokens that one pass over a tile of weights serves; what fits the registers, so 32 of them or 16."""
+    """Most tokens that one pass over a tile of weights serves; what fits the registers."""
     return 8 if isa() == "avx512" else 4
 
 
@@ -54,8 +59,10 @@ def _features() -> frozenset[str]:
     if kernel_cache.setting("CPU_NAME") == "generic":  # Numba then compiles for the baseline of the architecture
         return frozenset()
     flags = kernel_cache.processor_flags()
-    if flags:  # Linux on x86: no need to import LLVM; its names have no underscores
-        return frozenset(flag.replace("_", "") for flag in flags)
+    if flags:  # Linux: no need to import LLVM; its names have no underscores
+        return frozenset(_LINUX_ON_ARM.get(flag, flag.replace("_", "")) for flag in flags)
+    if ARM and sys.platform == "darwin":  # all of Apple's have both, whatever LLVM knows of a new one
+        return frozenset(("neon", "dotprod"))
     from llvmlite import binding
 
     return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)

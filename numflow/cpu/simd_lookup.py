@@ -1,11 +1,9 @@
 """Look-ups of bytes in a table of 16, 64 at a time."""
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd_isa import ARM, isa
 from numflow.cpu.simd_value import Value, llvm_type
-
-_ARM = binding.get_default_triple().startswith(("aarch64", "arm64"))
 
 
 def lookup16(indices: Value, table: list[int]) -> Value:
@@ -16,7 +14,7 @@ def lookup16(indices: Value, table: list[int]) -> Value:
         return _shuffle(indices, table, "llvm.x86.avx512.pshuf.b.512", 64)
     if isa() in ("avx2", "avxvnni"):
         return _shuffle(indices, table, "llvm.x86.avx2.pshuf.b", 32)
-    return _shuffle(indices, table, "llvm.aarch64.neon.tbl1.v16i8", 16) if _ARM else _selected(indices, table)
+    return _shuffle(indices, table, "llvm.aarch64.neon.tbl1.v16i8", 16) if ARM else _selected(indices, table)
 
 
 def _shuffle(indices: Value, table: list[int], name: str, lanes: int) -> Value:

@@ -38,7 +38,7 @@ def unpack(builder: ir.IRBuilder, tile: ir.Value) -> list[Value]:
 def repeat(count: Value, vectors: list[Value], body: Callable[[Value, list[Value]], list[Value]]) -> list[Value]:
     """A loop: vectors = body(i, vectors) for i in 0 .. count - 1."""
     builder = count.builder
-    if isa() != "avx512":  # whose 32 registers suffice
+    if isa() not in ("avx512", "neon"):  # whose 32 registers suffice
         _align_stack(builder)
     slots = [cgutils.alloca_once_value(builder, v.llvm) for v in vectors]
     with cgutils.for_range(builder, count.llvm) as loop:

@@ -153,9 +153,9 @@ class Value:
         """The same bits as another type; `kind` as in Vec."""
         return Value(self.builder, self.builder.bitcast(self.llvm, llvm_type(kind, lanes)))
 
-    def widen(self) -> "Value":
-        """Unsigned elements as i32."""
-        return Value(self.builder, self.builder.zext(self.llvm, llvm_type("i32", self.lanes)))
+    def widen(self, kind: str = "i32") -> "Value":
+        """Unsigned elements as i32, or as another kind."""
+        return Value(self.builder, self.builder.zext(self.llvm, llvm_type(kind, self.lanes)))
 
     def widen_signed(self) -> "Value":
         """Signed elements as i32."""
@@ -169,8 +169,11 @@ class Value:
         """The upper 16 bits of u16 lanes times a number."""
         return ((self.widen() * factor) >> 16).narrow("u16")
 
-    def to_f32(self) -> "Value":
-        """Signed i32 as float32."""
+    def to_f32(self, places: int = 0) -> "Value":
+        """Signed i32 as float32. places: with NEON, divided by 2^places at once."""
+        if places:
+            name, count = "llvm.aarch64.neon.vcvtfxs2fp.v4f32.v4i32", Value(self.builder, ir.IntType(32)(places))
+            return self.by_bytes(lambda part: part.call(name, llvm_type("f32", 4), count), 16)
         return Value(self.builder, self.builder.sitofp(self.llvm, llvm_type("f32", self.lanes)))
 
     def call(self, name: str, result: ir.Type, *others: "Value") -> "Value":

@@ -4,11 +4,13 @@ import numba
 import numpy as np
 from numba import types
 
+from numflow.cpu.kernel import Kernel
 from numflow.cpu.simd_dot import Dot, dot4, dot4_signed
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_value import constant, load, save, staged
 
 GROUPS = 8
+keep = []
 MOST = (3, 7, 10, 12, 15, 31, 63, 127, 128, 129, 255)
 
 
@@ -24,7 +26,7 @@ def grown(most):
 
 
 def one_group(most):
-    """The same of the first group alone: 5 + codes * x; with `most` None of signed codes, which AVX2 alone needs."""
+    """The same of the first group alone: 5 + codes * x; with `most` None of signed codes, which AVX2 and NEON need."""
     @staged(types.void, types.int64, types.int64, types.int64)
     def sums(codes, x, y):
         acc, vector, word = constant(codes, "i32", 5), load(codes, "u8", 64), load(x, "i32")
@@ -36,7 +38,8 @@ def _compiled(sums):
     @numba.cfunc("void(int64, int64, int64)")
     def call(codes, x, y):
         sums(codes, x, y)
-    return call.ctypes
+    keep.append(call)
+    return Kernel.prototype(call.address)
 
 
 def check():
@@ -51,7 +54,7 @@ def check():
                 expected = np.einsum("grc,gc->gr", codes.astype(np.int32), x.reshape(GROUPS, 4).astype(np.int32))
                 _equal(whole, codes, x, expected.sum(0) + 5)
                 _equal(first, codes, x, expected[0] + 5)
-    if isa() == "avx2":
+    if isa() in ("avx2", "neon"):
         signed = one_group(None)
         for x in (np.full(4, 127, np.int8), np.full(4, -127, np.int8), rng.integers(-127, 128, 4).astype(np.int8)):
             for codes in (np.full((16, 4), -128, np.int8), rng.integers(-128, 128, (16, 4)).astype(np.int8)):

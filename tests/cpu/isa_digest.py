@@ -1,5 +1,5 @@
 """Run as a program: which instruction set this process has, and a digest of what `linear` returns for KIND:MODE ...,
-or what whole networks do for network:MODE."""
+or what whole networks do for network:MODE or network:MODE:THREADS."""
 
 import hashlib
 import sys
@@ -9,25 +9,25 @@ from numflow.formats.types import tensor_type
 from tests.cpu.matrices import activations, pack_stored, run_linear
 
 
-def digest(kind: str, mode: str) -> str:
+def digest(kind: str, mode: str, threads: int | str = 2) -> str:
     """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens; of the kind "network", of whole networks."""
     if kind == "network":
-        return network_digest(mode)
+        return network_digest(mode, int(threads))
     raw, packed = pack_stored(kind, 37, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()
 
 
-def network_digest(mode: str) -> str:
+def network_digest(mode: str, threads: int) -> str:
     """Hash of the bits of two networks: norms, activations and additions within matrices; attention over 150 keys."""
     from tests.cpu.test_fuse import run
     from tests.cpu.test_program import in_pieces, program
 
     kind = "Q8_0" if mode == "int8" else "F32"
     results = [array for norm, act in (("rms_norm", "act_mul"), ("layer_norm", "act"))
-               for array in run(norm, act, kind, 13, threads=2)[0]]
-    results.append(in_pieces(program(threads=2, kv_k="f16", kv_v="f16"), 150, [140, 1]))
+               for array in run(norm, act, kind, 13, threads=threads)[0]]
+    results.append(in_pieces(program(threads=threads, kv_k="f16", kv_v="f16"), 150, [140, 1]))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()
 
 

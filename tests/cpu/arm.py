@@ -1,0 +1,126 @@
+"""An Arm processor to run kernels on where there is none: Numba compiles for it, an emulator runs what comes out.
+
+A program whose first import this is believes to be on Arm (`python -m tests.cpu.arm module arguments ...` runs a module
+so). All kernels are then compiled by Numba and LLVM for the processor that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name,
+and calls of them go to Unicorn, which emulates AArch64 with all its extensions. The emulated processor sees the memory of
+this process at the same addresses, so that arguments need no translation.
+"""
+
+import ctypes
+import math
+import os
+import platform
+import runpy
+import struct
+import sys
+import threading
+
+import numpy as np
+import unicorn
+from llvmlite import binding
+from unicorn import arm64_const as arm
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+_CHUNK = 1 << 20   # what is mapped at once; a multiple of the page
+_STACK = 4 << 20
+_RETURN = b"\xc0\x03\x5f\xd6"  # ret
+_REGISTERS = [getattr(arm, f"UC_ARM64_REG_X{i}") for i in range(8)]
+
+
+class Emulator:
+    """One emulated core."""
+
+    def __init__(self):
+        self._core = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
+        self._core.ctl_set_cpu_model(arm.UC_CPU_ARM64_MAX)
+        self._core.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED, self._map)
+        self._stack = np.zeros(_STACK, np.uint8)
+        self._core.hook_add(unicorn.UC_HOOK_CODE, self._system, None, SYSTEM.begin, SYSTEM.end - 4)
+
+    def call(self, address: int, *arguments: int) -> None:
+        """Call a function of integers."""
+        core, begin = self._core, self._stack.ctypes.data
+        for register, value in zip(_REGISTERS, arguments):
+            core.reg_write(register, value)
+        core.reg_write(arm.UC_ARM64_REG_SP, (begin + _STACK) & -64)
+        core.reg_write(arm.UC_ARM64_REG_LR, SYSTEM.end)
+        core.emu_start(address, SYSTEM.end)
+
+    def _map(self, core, access, address, size, value, data) -> bool:
+        """Memory is mapped where it is first met; an access may end in the next chunk."""
+        for begin in {at & -_CHUNK for at in (address, address + size - 1)}:
+            if begin < _CHUNK:
+                return False
+            core.mem_map_ptr(begin, _CHUNK, unicorn.UC_PROT_ALL, begin)
+        return True
+
+    def _system(self, core, address, size, data) -> None:
+        """Do what a function of the system would, before its `ret`."""
+        double = struct.unpack("<d", struct.pack("<Q", core.reg_read(arm.UC_ARM64_REG_D0)))[0]
+        result = SYSTEM.functions[address](double, *(core.reg_read(register) for register in _REGISTERS))
+        if isinstance(result, float):
+            core.reg_write(arm.UC_ARM64_REG_D0, *struct.unpack("<Q", struct.pack("<d", result)))
+        elif result is not None:
+            core.reg_write(_REGISTERS[0], result)
+
+
+class System:
+    """Functions that kernels call by name: each is a `ret` at an address of its own."""
+
+    def __init__(self):
+        self._code = np.frombuffer(_RETURN * 4096, np.uint8).copy()
+        self.begin, self.functions = self._code.ctypes.data, {}
+        self.end = self.begin + len(self._code) - 4
+
+    def add(self, name: str, function) -> None:
+        """`function` is given what the registers d0, x0, x1 ... x7 hold; it returns a float, an integer or nothing."""
+        address = self.begin + 4 * len(self.functions)
+        self.functions[address] = function
+        binding.add_symbol(name, address)
+
+
+SYSTEM = System()
+_emulators = threading.local()
+
+
+def function(address: int):
+    """What calls the compiled function at an address."""
+    def call(*arguments: int) -> None:
+        if not hasattr(_emulators, "of_thread"):
+            _emulators.of_thread = Emulator()
+        _emulators.of_thread.call(address, *arguments)
+    return call
+
+
+def _sincos(angle: float, sine: int, cosine: int, *_: int) -> None:
+    for address, value in ((sine, math.sin(angle)), (cosine, math.cos(angle))):
+        ctypes.c_double.from_address(address).value = value
+
+
+def pretend() -> None:
+    """Make this process compile for Arm, and run what it compiled in the emulator."""
+    platform.machine = lambda: "aarch64"
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    for module in (binding, binding.targets):
+        module.get_process_triple = module.get_default_triple = lambda: TRIPLE
+    import numflow.cpu.compiler
+    from numflow.cpu.kernel import Kernel
+    from numflow.cpu.symbols import NAMED
+
+    library = ctypes.CDLL(None)
+    for name in ("cos", "sin", "exp"):
+        SYSTEM.add(name, lambda d, *_, name=name: getattr(math, name)(d))
+    SYSTEM.add("sincos", _sincos)
+    for name, pointer in ({name: getattr(library, name) for name in ("memcpy", "memset", "memmove")} | NAMED).items():
+        fn = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 9)(ctypes.cast(pointer, ctypes.c_void_p).value)
+        SYSTEM.add(name, lambda _, *integers, fn=fn: fn(*integers))
+    Kernel.prototype = staticmethod(function)
+
+
+if __name__ == "__main__":
+    pretend()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__")
+    sys.stdout.flush()
+    os._exit(0)  # at a usual end, workers are stopped by kernels whose code is gone already
