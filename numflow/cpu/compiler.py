@@ -7,8 +7,10 @@ from typing import Any
 import numba
 from llvmlite import binding
 from numba import types
+from numba.core.codegen import get_host_cpu_features
 
 from numflow import kernel_cache
+from numflow.cpu.simd_isa import isa
 from numflow.cpu.symbols import NAMED
 
 # No relaxed float rules: a kernel computes what it says, so that a vector body, its tail and a tile of any height agree
@@ -19,6 +21,10 @@ _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 
 for _name, _function in NAMED.items():
     binding.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
+
+if isa() == "neon" and kernel_cache.setting("CPU_FEATURES") is None:
+    # LLVM may not know of a new processor that it has dot products, and it ends the process where it meets one then.
+    numba.config.CPU_FEATURES = ",".join(filter(None, [get_host_cpu_features(), "+neon", "+dotprod"]))
 
 
 def compile_kernel(fn: Callable[[int, int, int], None], keep: bool) -> tuple[Any, bool]:

@@ -5,8 +5,6 @@ tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * h
 kernel is compiled.
 """
 
-import functools
-
 from numflow.cpu.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.decode_own import Grid, of_pair, pair_codes
 from numflow.cpu.layout import (
@@ -27,7 +25,7 @@ from numflow.cpu.layout import (
     Scheme,
     header_bytes,
 )
-from numflow.cpu.simd_bits import moved
+from numflow.cpu.simd_bits import moved, with_bits
 from numflow.cpu.simd_hold import Keep, as_it_is
 from numflow.cpu.simd_isa import isa
 from numflow.cpu.simd_lookup import lookup16
@@ -52,9 +50,11 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
-    pieces = [moved(load(codes + 64 * vector, "u8", lanes), *place, hold)
-              for vector, *place in PIECES[scheme.bits][group]]
-    code = functools.reduce(Value.__or__, pieces)
+    (code, *place), *others = [(load(codes + 64 * vector, "u8", lanes), *place)
+                               for vector, *place in PIECES[scheme.bits][group]]
+    code = moved(code, *place, hold)
+    for vector, *place in others:
+        code = with_bits(code, vector, *place, hold)
     return lookup16(code, [entry + 128 for entry in scheme.book]) if scheme.book else code
 
 

@@ -223,8 +223,8 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
             field = moved(vector, 2 * b, place, 2, keep)
             dot.add(field, each_word(x + 4 * m * (4 * b + j), m), 3 << place)
         unit, half = aux + b // 2 * (AUX_BYTES * m), b % 2
-        dots = [heads.dot(a, place) for a in dot.sums()]
-        parts = [exact_fma(s, zeros, a) for a, s in zip(dots, each_f32(unit + (16 + 4 * half) * m, m))]
+        parts = [exact_fma(s, zeros, heads.dot(a, place))
+                 for a, s in zip(dot.sums(), each_f32(unit + (16 + 4 * half) * m, m))]
         if not half:
             sums = [p * scales for p in parts]
         else:

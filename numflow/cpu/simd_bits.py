@@ -18,10 +18,19 @@ def moved(vector: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) 
     return vector if mask == 255 else vector & hold(Value(vector.builder, vector.like(mask)))
 
 
+def with_bits(vector: Value, other: Value, begin: int, to: int, bits: int, hold: Keep = as_it_is) -> Value:
+    """u8 lanes, whose bits from `to` on are 0, with so many bits of another vector, from `begin` on, there."""
+    if isa() != "neon" or begin + bits < 8 or vector.lanes < 16:
+        return vector | moved(other, begin, to, bits, hold)
+    place = Value(vector.builder, ir.IntType(32)(to))
+    return vector.by_bytes(lambda low, high: low.call("llvm.aarch64.neon.vsli.v16i8", low.llvm.type, high, place), 16,
+                           other >> begin)
+
+
 def with_top_bit(vector: Value, other: Value, to: int, hold: Keep = as_it_is) -> Value:
     """u8 lanes, whose bit `to` is 0, with the top bits of another vector there. hold: what constants pass through."""
     if isa() not in ("avx2", "avxvnni") or vector.lanes < 64:
-        return vector | moved(other, 7, to, 1, hold)
+        return with_bits(vector, other, 7, to, 1, hold)
     with_bit = vector | hold(Value(vector.builder, vector.like(1 << to)))
     return vector.by_bytes(lambda clear, with_bit, other: clear.call(  # by the sign
         "llvm.x86.avx2.pblendvb", clear.llvm.type, with_bit, other), 32, with_bit, other)

@@ -1,9 +1,10 @@
 """An Arm processor to run kernels on where there is none: Numba compiles for it, an emulator runs what comes out.
 
-A program whose first import this is believes to be on Arm (`python -m tests.cpu.arm module arguments ...` runs a module
-so). All kernels are then compiled by Numba and LLVM for the processor that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name,
-and calls of them go to Unicorn, which emulates AArch64 with all its extensions. The emulated processor sees the memory of
-this process at the same addresses, so that arguments need no translation.
+`python -m tests.cpu.arm module arguments ...` runs a module that believes to be on Arm. All kernels are then compiled
+by Numba and LLVM for the processor that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name, and calls of them go to Unicorn,
+which emulates AArch64 with all its extensions. The emulated processor sees the memory of this process at the same
+addresses, so that arguments need no translation. Its atomic operations are none beside other emulated cores, so
+programs should have one thread.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ import runpy
 import struct
 import sys
 import threading
+from importlib import import_module
 
 import numpy as np
 import unicorn
@@ -21,6 +23,9 @@ from llvmlite import binding
 from unicorn import arm64_const as arm
 
 TRIPLE = "aarch64-unknown-linux-gnu"
+# Processors with and without dot products of bytes, as environment.
+PROCESSORS = {isa: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for isa, cpu, features in (
+    ("neon", "neoverse-n1", "+neon,+dotprod"), ("plain", "cortex-a72", "+neon"))}
 _CHUNK = 1 << 20   # what is mapped at once; a multiple of the page
 _STACK = 4 << 20
 _RETURN = b"\xc0\x03\x5f\xd6"  # ret
@@ -104,7 +109,7 @@ def pretend() -> None:
     binding.initialize_all_asmprinters()
     for module in (binding, binding.targets):
         module.get_process_triple = module.get_default_triple = lambda: TRIPLE
-    import numflow.cpu.compiler
+    import_module("numflow.cpu.compiler")  # names functions of this system, of which emulated code gets its own below
     from numflow.cpu.kernel import Kernel
     from numflow.cpu.symbols import NAMED
 

@@ -1,5 +1,5 @@
 """Run as a program: which instruction set this process has, and a digest of what `linear` returns for KIND:MODE ...,
-or what whole networks do for network:MODE or network:MODE:THREADS."""
+or what whole networks do for network:MODE or cache:TYPE (of keys and values), both :THREADS as well."""
 
 import hashlib
 import sys
@@ -13,6 +13,8 @@ def digest(kind: str, mode: str, threads: int | str = 2) -> str:
     """Hash of the bits of `linear`, for tiles of 8, 4, 2 and 1 tokens; of the kind "network", of whole networks."""
     if kind == "network":
         return network_digest(mode, int(threads))
+    if kind == "cache":
+        return cache_digest(mode, int(threads))
     raw, packed = pack_stored(kind, 37, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))
@@ -29,6 +31,14 @@ def network_digest(mode: str, threads: int) -> str:
                for array in run(norm, act, kind, 13, threads=threads)[0]]
     results.append(in_pieces(program(threads=threads, kv_k="f16", kv_v="f16"), 150, [140, 1]))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()
+
+
+def cache_digest(kind: str, threads: int) -> str:
+    """Hash of the bits of a network with keys and values of a type, met in integers where they are codes."""
+    from tests.cpu.test_program import in_pieces, program
+
+    made = program(threads=threads, kv_k=kind, kv_v=kind, activations="int8")
+    return hashlib.sha256(in_pieces(made, 150, [140, 1]).tobytes()).hexdigest()
 
 
 if __name__ == "__main__":

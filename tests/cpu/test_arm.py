@@ -1,0 +1,70 @@
+"""64-bit Arm: kernels compiled for it give the same bits as here, run in an emulator."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from numflow import kernel_cache
+from numflow.cpu import simd_isa
+from numflow.cpu.layout import NATIVE
+from numflow.formats.types import TYPES
+from tests.conftest import REPO
+from tests.cpu.isa_digest import digest
+
+pytest.importorskip("unicorn")
+
+from tests.cpu.arm import PROCESSORS
+
+
+def _run(isa, *arguments):
+    done = subprocess.run([sys.executable, "-m", "tests.cpu.arm", *arguments], cwd=REPO, text=True, check=False,
+                          env=os.environ | PROCESSORS[isa], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def _check(isa, cases):
+    found = _run(isa, "tests.cpu.isa_digest", *(":".join(case) for case in cases))
+    assert found == [isa, *(digest(*case) for case in cases)]
+
+
+def test_same_bits():
+    _check("neon", [("q3h", "int8")])
+
+
+def test_dots_of_the_largest_numbers():
+    assert _run("neon", "tests.cpu.dots") == ["neon"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", PROCESSORS)
+def test_same_bits_of_networks(isa):
+    """Attention on floats and on codes, norms, activations, rotations and what is fused with matrices."""
+    _check(isa, [("network", "int8", "1"), ("network", "f32", "1"), ("cache", "q8", "1"), ("cache", "q3h", "1")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", PROCESSORS)
+@pytest.mark.parametrize("mode", ["int8", "f32"])
+def test_same_bits_for_every_type(isa, mode):
+    _check(isa, [(kind, mode) for kind in NATIVE if mode == "f32" or TYPES[kind].block > 1])
+
+
+@pytest.mark.parametrize(("line", "system", "features"), [
+    ("Features\t: fp asimd evtstrm crc32 atomics asimddp", "linux", {"neon", "dotprod"}),  # Graviton 2
+    ("Features\t: fp asimd evtstrm crc32", "linux", {"neon"}),
+    ("", "darwin", {"neon", "dotprod"})])
+def test_what_a_processor_has(line, system, features, monkeypatch, tmp_path):
+    """Of Linux's names, and of Apple's processors; code on disk is for these alone."""
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr(kernel_cache, "Path", lambda _: tmp_path / "cpuinfo")
+    flags = kernel_cache.processor_flags.__wrapped__()
+    assert " ".join(flags) in line and bool(flags) == bool(line)
+    monkeypatch.setattr(kernel_cache, "processor_flags", lambda: flags)
+    monkeypatch.setattr(kernel_cache, "setting", lambda name: None)
+    monkeypatch.setattr(simd_isa, "ARM", True)
+    monkeypatch.setattr(simd_isa.sys, "platform", system)
+    assert simd_isa._features() & {"neon", "dotprod"} == features
+    assert simd_isa.isa.__wrapped__() == ("neon" if "dotprod" in features else "plain")
