@@ -61,10 +61,10 @@ class Emulator:
 
     def _system(self, core, address, size, data) -> None:
         """Do what a function of the system would, before its `ret`."""
-        double = struct.unpack("<d", struct.pack("<Q", core.reg_read(arm.UC_ARM64_REG_D0)))[0]
-        result = SYSTEM.functions[address](double, *(core.reg_read(register) for register in _REGISTERS))
-        if isinstance(result, float):
-            core.reg_write(arm.UC_ARM64_REG_D0, *struct.unpack("<Q", struct.pack("<d", result)))
+        vector = core.reg_read(arm.UC_ARM64_REG_D0).to_bytes(8, "little")
+        result = SYSTEM.functions[address](vector, *(core.reg_read(register) for register in _REGISTERS))
+        if isinstance(result, bytes):
+            core.reg_write(arm.UC_ARM64_REG_D0, int.from_bytes(result, "little"))
         elif result is not None:
             core.reg_write(_REGISTERS[0], result)
 
@@ -78,7 +78,7 @@ class System:
         self.end = self.begin + len(self._code) - 4
 
     def add(self, name: str, function) -> None:
-        """`function` is given what the registers d0, x0, x1 ... x7 hold; it returns a float, an integer or nothing."""
+        """`function` is given what the registers d0, x0, x1 ... x7 hold; it returns bytes for d0, x0 or nothing."""
         address = self.begin + 4 * len(self.functions)
         self.functions[address] = function
         binding.add_symbol(name, address)
@@ -97,9 +97,15 @@ def function(address: int):
     return call
 
 
-def _sincos(angle: float, sine: int, cosine: int, *_: int) -> None:
-    for address, value in ((sine, math.sin(angle)), (cosine, math.cos(angle))):
-        ctypes.c_double.from_address(address).value = value
+def _of_number(function, kind):
+    """A function of the C library of a float or a double, as System.add takes it."""
+    function.argtypes, function.restype = [kind], kind
+    return lambda vector, *_: bytes(kind(function(kind.from_buffer_copy(vector))))
+
+
+def _sincos(angle: bytes, sine: int, cosine: int, *_: int) -> None:
+    for address, function in ((sine, math.sin), (cosine, math.cos)):
+        ctypes.c_double.from_address(address).value = function(*struct.unpack("<d", angle))
 
 
 def pretend() -> None:
@@ -113,9 +119,10 @@ def pretend() -> None:
     from numflow.cpu.kernel import Kernel
     from numflow.cpu.symbols import NAMED
 
-    library = ctypes.CDLL(None)
+    library = ctypes.CDLL("libm.so.6")  # and the C library, which it needs itself
     for name in ("cos", "sin", "exp"):
-        SYSTEM.add(name, lambda d, *_, name=name: getattr(math, name)(d))
+        SYSTEM.add(name, _of_number(getattr(library, name), ctypes.c_double))
+        SYSTEM.add(f"{name}f", _of_number(getattr(library, f"{name}f"), ctypes.c_float))
     SYSTEM.add("sincos", _sincos)
     for name, pointer in ({name: getattr(library, name) for name in ("memcpy", "memset", "memmove")} | NAMED).items():
         fn = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 9)(ctypes.cast(pointer, ctypes.c_void_p).value)

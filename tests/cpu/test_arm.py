@@ -10,6 +10,7 @@ from numflow import kernel_cache
 from numflow.cpu import simd_isa
 from numflow.cpu.layout import NATIVE
 from numflow.formats.types import TYPES
+from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.conftest import REPO
 from tests.cpu.isa_digest import digest
 
@@ -49,7 +50,9 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_same_bits_for_every_type(isa, mode):
-    _check(isa, [(kind, mode) for kind in NATIVE if mode == "f32" or TYPES[kind].block > 1])
+    """Without Inferflow's, whose encoder is compiled for Arm as well and cannot be called from Python here."""
+    _check(isa, [(kind, mode) for kind in NATIVE if kind not in INFERFLOW_SCHEMES
+                 and (mode == "f32" or TYPES[kind].block > 1)])
 
 
 @pytest.mark.parametrize(("line", "system", "features"), [
