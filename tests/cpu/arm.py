@@ -23,9 +23,6 @@ from llvmlite import binding
 from unicorn import arm64_const as arm
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-# Processors with and without dot products of bytes, as environment.
-PROCESSORS = {isa: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for isa, cpu, features in (
-    ("neon", "neoverse-n1", "+neon,+dotprod"), ("plain", "cortex-a72", "+neon"))}
 _CHUNK = 1 << 20   # what is mapped at once; a multiple of the page
 _STACK = 4 << 20
 _RETURN = b"\xc0\x03\x5f\xd6"  # ret

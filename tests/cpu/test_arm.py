@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,9 +15,11 @@ from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.conftest import REPO
 from tests.cpu.isa_digest import digest
 
-pytest.importorskip("unicorn")
-
-from tests.cpu.arm import PROCESSORS
+# Processors with and without dot products of bytes, as environment.
+PROCESSORS = {isa: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for isa, cpu, features in (
+    ("neon", "neoverse-n1", "+neon,+dotprod"), ("plain", "cortex-a72", "+neon"))}
+emulated = pytest.mark.skipif(find_spec("unicorn") is None or not sys.platform.startswith("linux"),
+                              reason="no emulator (unicorn), or a system that tests/cpu/arm.py does not know")
 
 
 def _run(isa, *arguments):
@@ -31,14 +34,17 @@ def _check(isa, cases):
     assert found == [isa, *(digest(*case) for case in cases)]
 
 
+@emulated
 def test_same_bits():
     _check("neon", [("q3h", "int8")])
 
 
+@emulated
 def test_dots_of_the_largest_numbers():
     assert _run("neon", "tests.cpu.dots") == ["neon"]
 
 
+@emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", PROCESSORS)
 def test_same_bits_of_networks(isa):
@@ -46,6 +52,7 @@ def test_same_bits_of_networks(isa):
     _check(isa, [("network", "int8", "1"), ("network", "f32", "1"), ("cache", "q8", "1"), ("cache", "q3h", "1")])
 
 
+@emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
