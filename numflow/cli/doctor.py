@@ -19,7 +19,7 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
           "report": ("matplotlib",), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
-                   "prometheus_client", "httpx", "openai", "greenlet"),
+                   "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
           "test-web": ("schemathesis", "selenium")}
 
 
