@@ -50,11 +50,11 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
-    (code, *place), *others = [(load(codes + 64 * vector, "u8", lanes), *place)
-                               for vector, *place in PIECES[scheme.bits][group]]
-    code = moved(code, *place, hold)
-    for vector, *place in others:
-        code = with_bits(code, vector, *place, hold)
+    pieces = PIECES[scheme.bits][group]
+    first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
+    code = moved(first, *pieces[0][1:], hold)
+    for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
+        code = with_bits(code, vector, begin, to, bits, hold)
     return lookup16(code, [entry + 128 for entry in scheme.book]) if scheme.book else code
 
 

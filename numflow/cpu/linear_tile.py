@@ -171,7 +171,7 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
     m, with_base = len(minus), scheme.header in WITH_BASE
     zeros, offsets = _zeros(minus, "i32"), [s << (scheme.code_bits - 1) for s in minus]
-    if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # signed, so that pairs' sums fit 16 bits, or as must be
+    if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # bytes with a sign: pairs' sums fit 16 bits, sdot wants it
         acc = [-offset for offset in offsets] if with_base else zeros
         for group in groups:
             vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
