@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: one folder per version of the sources a kernel is made of.
+"""What kernels are compiled for, and where they are kept: one folder per version of the sources a kernel is made of.
 
 Numba's disk cache sees edits in the file of a function, not in the files it calls into. So each kernel module gets a
 folder named by a hash of its own source, of every numflow module it imports (directly or not) and of the versions
@@ -19,7 +19,10 @@ import warnings
 import zlib
 from pathlib import Path
 
+X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
+ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # which has NEON at least
 KEEP_DAYS = 30
+_LINUX_ON_ARM = {"asimd": "neon", "asimddp": "dotprod"}  # what the kernel calls some of LLVM's features
 _PACKAGE = Path(__file__).parent
 _IMPORT = re.compile(r"^\s*(?:from +(numflow[\w.]*) +import +(\([^)]*\)|.*)|import +(numflow[\w.]*))", re.M)
 
@@ -94,6 +97,28 @@ def processor_flags() -> tuple[str, ...]:
     except OSError:
         return ()
     return next((tuple(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))), ())
+
+
+def features() -> frozenset[str]:
+    """What compiled code may use of the processor: NUMBA_CPU_FEATURES where set, else what the host has."""
+    given = setting("CPU_FEATURES")
+    if given is not None:
+        return frozenset(f[1:] for f in given.split(",") if f.startswith("+"))
+    if setting("CPU_NAME") == "generic":  # Numba then compiles for the baseline of the architecture
+        return frozenset()
+    flags = processor_flags()
+    if flags:  # Linux: no need to import LLVM; its names have no underscores
+        return frozenset(_LINUX_ON_ARM.get(flag, flag.replace("_", "")) for flag in flags)
+    if ARM and sys.platform == "darwin":  # all of Apple's have both, whatever LLVM knows of a new one
+        return frozenset(("neon", "dotprod"))
+    from llvmlite import binding
+
+    return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
+
+
+def has_floor() -> bool:
+    """Whether rounding a float down is an instruction; on x86 it is one of SSE4.1."""
+    return not X86 or not features().isdisjoint(("sse41", "sse4.1"))
 
 
 @functools.cache

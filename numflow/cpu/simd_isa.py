@@ -8,20 +8,15 @@
 """
 
 import functools
-import platform
-import sys
 
-from numflow import kernel_cache
+from numflow.kernel_cache import ARM, X86, features
 
-X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
-ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # which has NEON at least
 _NEEDS = (
     ("avx512", ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi")),
     ("avxvnni", ("avx2", "fma", "f16c", "avxvnni")),
     ("avx2", ("avx2", "fma", "f16c")),
     ("neon", ("neon", "dotprod")),
 )
-_LINUX_ON_ARM = {"asimd": "neon", "asimddp": "dotprod"}  # what the kernel calls some of LLVM's features
 _SSE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 _AVX2 = _SSE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 # What makes a process on x86 use less than its processor has, as environment.
@@ -32,8 +27,8 @@ FORCED = {name: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for name
 @functools.cache
 def isa() -> str:
     """The instruction set of this process: NUMBA_CPU_FEATURES where set, else what the host has."""
-    features = _features()
-    return next((name for name, needs in _NEEDS if features.issuperset(needs)), "plain")
+    has = features()
+    return next((name for name, needs in _NEEDS if has.issuperset(needs)), "plain")
 
 
 def has_half() -> bool:
@@ -44,25 +39,9 @@ def has_half() -> bool:
 @functools.cache
 def has_fma() -> bool:
     """Whether a * b + c of float32, rounded once, is an instruction; of what Numba runs on, only x86 can lack it."""
-    return not X86 or "fma" in _features()
+    return not X86 or "fma" in features()
 
 
 def token_tile() -> int:
     """Most tokens that one pass over a tile of weights serves; what fits the registers."""
     return 8 if isa() == "avx512" else 4
-
-
-def _features() -> frozenset[str]:
-    given = kernel_cache.setting("CPU_FEATURES")
-    if given is not None:
-        return frozenset(f[1:] for f in given.split(",") if f.startswith("+"))
-    if kernel_cache.setting("CPU_NAME") == "generic":  # Numba then compiles for the baseline of the architecture
-        return frozenset()
-    flags = kernel_cache.processor_flags()
-    if flags:  # Linux: no need to import LLVM; its names have no underscores
-        return frozenset(_LINUX_ON_ARM.get(flag, flag.replace("_", "")) for flag in flags)
-    if ARM and sys.platform == "darwin":  # all of Apple's have both, whatever LLVM knows of a new one
-        return frozenset(("neon", "dotprod"))
-    from llvmlite import binding
-
-    return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)

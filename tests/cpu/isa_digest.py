@@ -1,11 +1,15 @@
 """Run as a program: which instruction set this process has, and a digest of what `linear` returns for KIND:MODE ...,
-or what whole networks do for network:MODE or cache:TYPE (of keys and values), both :THREADS as well."""
+what whole networks do for network:MODE or cache:TYPE (of keys and values), both :THREADS as well, or what is stored for
+stored:SCHEME."""
 
 import hashlib
 import sys
 
+import numpy as np
+
 from numflow.cpu.simd_isa import isa
 from numflow.formats.types import tensor_type
+from numflow.quant import encode, find
 from tests.cpu.matrices import activations, pack_stored, run_linear
 
 
@@ -15,6 +19,9 @@ def digest(kind: str, mode: str, threads: int | str = 2) -> str:
         return network_digest(mode, int(threads))
     if kind == "cache":
         return cache_digest(mode, int(threads))
+    if kind == "stored":
+        values = np.random.default_rng(5).standard_t(4, (8, 256)).astype(np.float32)
+        return hashlib.sha256(encode(values, find(mode)).tobytes()).hexdigest()
     raw, packed = pack_stored(kind, 37, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))

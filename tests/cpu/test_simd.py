@@ -52,6 +52,14 @@ def test_dots_of_the_largest_numbers_with_less(name):
 @pytest.mark.slow
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
+def test_same_codes(name):
+    """Quantising rounds by other instructions where there is none for it."""
+    _check(name, [("stored", "q2"), ("stored", "q3h"), ("stored", "q8"), ("stored", "q3h_b64t1")])
+
+
+@pytest.mark.slow
+@x86_with_avx2
+@pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_of_networks(name):
     """Attention, norms, activations, rotations and what is fused with matrices."""
     _check(name, [("network", "int8"), ("network", "f32")])
