@@ -57,8 +57,8 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_same_bits_for_every_type(isa, mode):
-    """Without Inferflow's, whose encoder is compiled for Arm as well and cannot be called from Python here."""
-    _check(isa, [(kind, mode) for kind in NATIVE if kind not in INFERFLOW_SCHEMES
+    """Without those of Inferflow's that a test has to encode: the encoder is Arm code as well, and not called so."""
+    _check(isa, [(kind, mode) for kind in NATIVE if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
                  and (mode == "f32" or TYPES[kind].block > 1)])
 
 
