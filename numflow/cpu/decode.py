@@ -85,7 +85,7 @@ def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
         return load_f16(heads + unit * header_bytes(header) + 32)
     if header == BYTES16:
         hundredths = load(heads + unit * header_bytes(header) + 32 + 16 * half, "u8", 16).widen().to_f32()
-        return hundredths / 100.0 + -1.0
+        return hundredths / 100.0 - 1.0
     block = _block(heads, unit, header)
     if header == SUPER:
         return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())

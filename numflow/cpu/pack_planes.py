@@ -54,7 +54,7 @@ def _of_bytes(scheme: InferflowScheme) -> Callable[[Value, Value, Value, Value],
     def take_apart(raw, out, head, lane):
         for half in range(2):  # a unit is two blocks
             block = raw + half * scheme.size
-            for place, field in ((0, 1), (32, 0)):  # base, scale
+            for place, field in ((0, 1), (32, 0)):  # scale, base
                 save(head + place + 16 * half + lane, load(block + field, "u8"), 1)
             put_words(out + 256 * half, codes_of_planes(block + scheme.header, scheme.planes, scheme.codes, False))
     return take_apart

@@ -20,7 +20,7 @@ _NEEDS = (
 _SSE = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 _AVX2 = _SSE + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 # What makes a process on x86 use less than its processor has, as environment.
-FORCED = {name: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for name, cpu, features in (
+FORCED = {name: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": has} for name, cpu, has in (
     ("avxvnni", "alderlake", _AVX2 + ",+avxvnni"), ("avx2", "haswell", _AVX2), ("plain", "generic", ""))}
 
 
