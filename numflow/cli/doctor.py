@@ -75,7 +75,7 @@ def _caches() -> dict[str, object]:
     from numflow.registry.paths import is_offline, models_dir
 
     return {"models": _folder(models_dir()), "kernels": _folder(root()), "prepared weights": _folder(root("prepared")),
-            "offline": "yes" if is_offline() else "no"}
+            "quantised while loading": _folder(root("quantised")), "offline": "yes" if is_offline() else "no"}
 
 
 def _folder(path: Path) -> str:

@@ -130,6 +130,7 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
     from numflow.engine.quantise.requantise import requantised
     from numflow.formats.types import TYPES
     from numflow.quant import SCHEMES
+    from numflow.registry.progress import Silent
 
     if shape:
         from numflow.lab.shapes import find_shape, random_network
@@ -138,7 +139,7 @@ def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
     checkpoint = formats.open_checkpoint(registry.resolve(model or registry.default_model(), offline=offline))
     chosen, stored = network.choose_spec(checkpoint, spec), weights in TYPES and weights not in SCHEMES
     if weights and not stored:  # as `--weights` of the commands that run a model
-        checkpoint = requantised(checkpoint, chosen, weights, None, None, progress=False)
+        checkpoint = requantised(checkpoint, chosen, weights, None, None, Silent())
     built = network.build(chosen, checkpoint, fuse=False)
     if not stored:
         return built

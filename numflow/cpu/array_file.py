@@ -2,8 +2,7 @@
 
 import json
 import os
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from numflow.cpu.arena import Arena
 from numflow.errors import NumflowError
 from numflow.formats import safetensors
+from numflow.formats.kept import PIECE, checksum, piece_sum, pieces
 from numflow.formats.writer import Entry
 from numflow.formats.writer import write as write_safetensors
 
-_PIECE = 1 << 20  # bytes that are read and summed at a time, while the cache holds them
 _LARGE = 1 << 23  # bytes from which on several threads read
 _SUMS = "sums"
 _ARENA = Arena()
@@ -42,15 +41,15 @@ class ArrayFile:
         if found != nbytes:
             return None
         array, threads = _ARENA.zeros(nbytes), 1 if nbytes < _LARGE else n_threads
-        pieces = _pieces(array)
-        sums = [0] * len(pieces)
+        parts = pieces(array)
+        sums = [0] * len(parts)
 
         def read_some(thread: int) -> None:
             with open(self.path, "rb", buffering=0) as file:
-                for at in range(thread, len(pieces), threads):
-                    file.seek(begin + at * _PIECE)
-                    if file.readinto(pieces[at].data) == pieces[at].nbytes:
-                        sums[at] = _sum(pieces[at])
+                for at in range(thread, len(parts), threads):
+                    file.seek(begin + at * PIECE)
+                    if file.readinto(parts[at].data) == parts[at].nbytes:
+                        sums[at] = piece_sum(parts[at])
 
         try:
             if threads == 1:
@@ -62,7 +61,7 @@ class ArrayFile:
                     list(pool.map(read_some, range(threads)))
         except OSError:
             return None
-        return array if _checksum(sums) == self._sums.get(name) else None
+        return array if checksum(sums) == self._sums.get(name) else None
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -71,21 +70,6 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         RequestError: it cannot be written.
     """
-    sums = {name: _checksum(map(_sum, _pieces(array))) for name, array in arrays.items()}
+    sums = {name: checksum(map(piece_sum, pieces(array))) for name, array in arrays.items()}
     write_safetensors(path, [Entry.of(name, array) for name, array in arrays.items()], {_SUMS: json.dumps(sums)},
                       lasting=False)
-
-
-def _pieces(array: np.ndarray) -> list[np.ndarray]:
-    return [array[at:at + _PIECE] for at in range(0, array.nbytes, _PIECE)]
-
-
-def _sum(piece: np.ndarray) -> int:
-    """Of its 64-bit words: at the speed of memory, and enough against what disks and broken writes do."""
-    whole = piece.nbytes // 8 * 8
-    return int(piece[:whole].view(np.uint64).sum()) ^ zlib.crc32(piece[whole:].data)
-
-
-def _checksum(sums: Iterable[int]) -> int:
-    """Of an array, by those of its pieces."""
-    return zlib.crc32(b"".join(value.to_bytes(8, "little") for value in sums))

@@ -1,20 +1,15 @@
 """Packed weights on disk: of a model file that numflow made, a second start reads what the first one has packed.
 
 A file holds the quantised matrices of one program. Its name says which: where the model file lies, what is in it,
-which matrices or slices of them they are, and the sources of the code that packs. It lies beside the compiled kernels,
-for as long after its last use as they do. Nothing depends on it: what it lacks, or has with another checksum, is packed
-as ever and it is written anew, if there is room; NUMFLOW_PREPARED=0 does without.
+which matrices or slices of them they are, and the sources of the code that packs (formats/kept.py has how long it
+stays). What it lacks, or has with another checksum, is packed as ever and it is written anew, if there is room.
 """
 
 import contextlib
 import functools
 import math
-import os
-import shutil
 import threading
-import time
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +19,11 @@ from numflow.cpu import array_file
 from numflow.cpu.layout import SCHEMES, Packed, kept_as, tiles_of
 from numflow.cpu.pack import KERNELS
 from numflow.errors import NumflowError
-from numflow.formats import container
+from numflow.formats import container, kept
 from numflow.network.weights import WeightSource
 from numflow.ops import Weight
 
 _SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
-_ROOM = 3            # times its size that the disk must have free
 _PARTS = ("codes", "headers")
 _LOCK = threading.Lock()  # of this process's writers; others have temporary names of their own
 
@@ -47,15 +41,14 @@ class Prepared:
     @classmethod
     def open(cls, source, n_threads: int) -> "Prepared | None":
         """What there is for a WeightSource; None where nothing is to be kept."""
-        if type(source) is not WeightSource or not is_on():
+        if type(source) is not WeightSource or not kept.is_on():
             return None
         identity = container.identity(source.checkpoint)
         weights = {name: weight for name, weight in source.network.weights.items() if _may_be_kept(weight)}
         if identity is None or sum(sum(_sizes(weight)) for weight in weights.values()) < _SMALLEST:
             return None
-        where = _hash([str(Path(source.checkpoint.path).absolute())])
-        name = f"{where}_{identity}_{_hash([_packer(), *map(_describe, weights.values())])}.safetensors"
-        _prune()
+        name = kept.file_name(source.checkpoint.path, identity, [_packer(), *map(_describe, weights.values())])
+        kept.prune(folder())
         return cls(folder() / name, weights, n_threads)
 
     def take(self, name: str) -> Packed | None:
@@ -77,23 +70,15 @@ class Prepared:
         arrays = {f"{name} {part}": getattr(matrices[name], part) for name in self._weights if name in matrices
                   for part in _PARTS}
         with contextlib.suppress(OSError, NumflowError):  # it is as well without
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _remove(path for path in self.path.parent.iterdir() if _is_outdated(path.name, self.path.name))
-            if shutil.disk_usage(self.path.parent).free < _ROOM * sum(array.nbytes for array in arrays.values()):
-                return
-            with _LOCK:
-                array_file.write(self.path, arrays)
-            self._missed = False
+            if kept.make_room(self.path, sum(array.nbytes for array in arrays.values())):
+                with _LOCK:
+                    array_file.write(self.path, arrays)
+                self._missed = False
 
 
 def folder() -> Path:
     """Where the files are."""
     return kernel_cache.root("prepared")
-
-
-def is_on() -> bool:
-    """Whether packed weights are kept: unless $NUMFLOW_PREPARED is 0, false, no or off."""
-    return os.environ.get("NUMFLOW_PREPARED", "").strip().lower() not in ("0", "false", "no", "off")
 
 
 def _may_be_kept(weight: Weight) -> bool:
@@ -124,7 +109,7 @@ def _sizes(weight: Weight) -> tuple[int, int]:
 def _describe(weight: Weight) -> str:
     """All that a packed matrix depends on but the tensors' content."""
     parts = [(part.tensor, part.rows if part.rows is None or isinstance(part.rows, range)
-              else _hash([np.asarray(part.rows, np.int64).tobytes()]), part.columns) for part in weight.parts]
+              else kept.digest([np.asarray(part.rows, np.int64).tobytes()]), part.columns) for part in weight.parts]
     return repr((weight.name, weight.shape, weight.groups, weight.types, parts))
 
 
@@ -132,27 +117,3 @@ def _describe(weight: Weight) -> str:
 def _packer() -> str:
     """The versions of all code that packed arrays depend on."""
     return " ".join(kernel_cache.fingerprint(module) for module in (__name__, *KERNELS))
-
-
-def _hash(texts: Iterable[str | bytes]) -> str:
-    content = b"\0".join(text.encode() if isinstance(text, str) else text for text in texts)
-    return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"
-
-
-def _is_outdated(name: str, current: str) -> bool:
-    """Whether a file is of what the model file held before."""
-    (where, _, mine), (place, _, others) = current.partition("_"), name.partition("_")
-    return where == place and mine.partition("_")[0] != others.partition("_")[0]
-
-
-def _prune() -> None:
-    """Remove what was not used for as long as kernels are kept."""
-    oldest = time.time() - kernel_cache.KEEP_DAYS * 86400
-    with contextlib.suppress(OSError):
-        _remove(path for path in folder().iterdir() if path.lstat().st_mtime < oldest)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
-        with contextlib.suppress(OSError):  # another process was faster, or reads it
-            path.unlink()

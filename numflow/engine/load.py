@@ -2,6 +2,7 @@
 
 import inspect
 import time
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from numflow.engine.model import Model
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.formats.mapped import release_memory
 from numflow.partition.plan import single_device
+from numflow.registry.progress import reporter
 
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
@@ -33,9 +35,10 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     activations:  "int8" (fast: quantised weights times int8 activations) or "f32". Checkpoints of float weights
                   compute in float32 either way.
     threads:      None: one per physical core.
-    offline:      never touch the network. progress: show on standard error how a download goes.
+    offline:      never touch the network. progress: show on standard error how downloading and quantising go.
     context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
-    weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored.
+    weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored. The
+                  next start finds them quantised (network/kept_tensors.py).
     imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
     kv:           type of cached keys and values: f32, f16, q8, q6, q5, q4, q3h, q3 or q2; None: f16, or f32 where the
                   arithmetic is float32. kv_k, kv_v: of keys, of values alone.
@@ -66,22 +69,23 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         raise RequestError(f"transport {transport!r} is between devices: name them with devices (--devices '0;1')")
     checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
     chosen = network.choose_spec(checkpoint, spec)
-    if weights is not None:
-        from numflow.engine.quantise.requantise import requantised
-
-        checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, progress)
-    elif imatrix is not None:
+    if imatrix is not None and weights is None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
-    built = _limited(network.build(chosen, checkpoint, context, fuse=not several), context)
-    if not several:
-        program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
-                                **options)
-    else:
-        from numflow.engine.placed import FileWeights, placed_program
+    with closing(reporter(progress and weights is not None)) as told:
+        if weights is not None:
+            from numflow.engine.quantise.requantise import requantised
 
-        program = placed_program(built, backend, BACKENDS, devices, checkpoint,
-                                 FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
-                                 cpu_layers=cpu_layers, options=options)
+            checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, told)
+        built = _limited(network.build(chosen, checkpoint, context, fuse=not several), context)
+        if not several:
+            program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
+                                    **options)
+        else:
+            from numflow.engine.placed import FileWeights, placed_program
+
+            program = placed_program(built, backend, BACKENDS, devices, checkpoint,
+                                     FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
+                                     cpu_layers=cpu_layers, options=options)
     defaults = chosen.section("generation")
     model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
                   _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),

@@ -15,6 +15,7 @@ from numflow.partition.cpu_layers import with_cpu_layers
 from numflow.partition.cut import partition
 from numflow.partition.devices import executors_of, parse_devices
 from numflow.partition.program import PROGRESS_S, PlanProgram
+from numflow.registry.progress import Silent
 from numflow.spec.reader import Spec
 
 
@@ -43,7 +44,7 @@ class FileWeights:
     def __call__(self, part: Network) -> network.WeightSource:
         checkpoint = formats.open_checkpoint(self.path)
         if self.weights is not None:
-            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, progress=False)
+            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, Silent())
         return network.WeightSource(part, checkpoint)
 
 

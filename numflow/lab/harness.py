@@ -59,6 +59,7 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         settings[key] = _as(type(settings[key]), key, value)
     folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
     lab = Lab(name, known[name], quick, folder, settings)
+    os.environ.setdefault("NUMFLOW_PREPARED", "0")  # files of experiments have no second start
     module.run(lab)
     lab.write()
     return folder

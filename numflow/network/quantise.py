@@ -6,7 +6,7 @@
 Whatever reads a checkpoint then finds the new types: networks are built and fused for them, executors pack them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type
 from numflow.network.calibration import Calibration
+from numflow.network.kept_tensors import KeptTensors
 from numflow.ops import Network
 from numflow.quant import encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
@@ -141,22 +142,36 @@ def uncalibrated(calibration: Calibration | None, plan: Plan) -> str:
 
 
 def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,
-              threads: int | None = None) -> Checkpoint:
+              threads: int | None = None, kept: KeptTensors | None = None,
+              told: Callable[[Tensor, bool], None] = lambda tensor, there: None) -> Checkpoint:
     """The checkpoint with the tensors of `plan` in other types.
 
     A tensor is quantised each time its bytes are asked for, except for the one that was asked for last, so that the
-    parts of a fused one cost no more than the whole.
+    parts of a fused one cost no more than the whole, and for what is kept on disk.
+
+    kept: quantised before, of the same checkpoint and calibration. told: called with each that is to be quantised now
+    and False, and with each that is there and True.
     """
     last: dict[str, np.ndarray] = {}
 
+    def read(tensor: Tensor, scheme: str) -> np.ndarray:
+        found = None if kept is None else kept.take(tensor, scheme)
+        if found is None:
+            told(tensor, False)
+            found = encoded(tensor, scheme, calibration, threads)
+            if kept is not None:
+                kept.keep(tensor, scheme, found)
+        told(tensor, True)
+        return found
+
     def lazy(tensor: Tensor, scheme: str) -> Tensor:
-        def read() -> np.ndarray:
+        def read_once() -> np.ndarray:
             if tensor.name not in last:
                 last.clear()
-                last[tensor.name] = encoded(tensor, scheme, calibration, threads)
+                last[tensor.name] = read(tensor, scheme)
             return last[tensor.name]
 
-        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read, tensor.turned)
+        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read_once, tensor.turned)
 
     tensors = {name: lazy(tensor, plan.schemes[name]) if name in plan.schemes else tensor
                for name, tensor in checkpoint.tensors.items()}

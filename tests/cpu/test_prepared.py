@@ -206,9 +206,9 @@ def test_a_full_disk(file, kept, packed, monkeypatch):
     size = sum(m.nbytes for m in matrices(file).values())
     shutil.rmtree(kept)
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda path: usage(3 * size - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4 * size - 1))
     assert run(file, packed)[1] >= 10 and os.listdir(kept) == []
-    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda path: usage(3 * size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4 * size))
     assert run(file, packed)[1] >= 10 and run(file, packed)[1] == 0
 
 
