@@ -20,7 +20,8 @@ from numflow.quant.search import (
     check_magnitude,
     checked_importance,
 )
-from numflow.quant.threads import kernel, over_rows
+from numflow.quant.search_lanes import add_errors, least_of
+from numflow.quant.threads import kernel, over_rows, part
 
 _FLOOR = has_floor()
 _ZERO, _ONE, _MIDDLE = np.float32(0), np.float32(1), np.float32(3.5)
@@ -59,10 +60,9 @@ def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks,
     for row in range(begin, end):
         weights, importance = x[row], c[row if c.shape[0] > 1 else 0]
         for b in range(count):
-            first = b * block
-            low[b], high[b] = block_range(weights[first:first + block])
-            liked[b], middles[b] = block_likes(weights[first:first + block], importance[first:first + block], low[b],
-                                               high[b], top, narrowest, work)
+            low[b], high[b] = block_range(weights, b * block, block)
+            liked[b], middles[b] = block_likes(weights, importance, b * block, block, low[b], high[b], top, narrowest,
+                                               work)
         headers = row_headers(liked, middles, scale_bits, steps)
         least, chosen = np.inf, 0
         for header in headers:
@@ -72,26 +72,23 @@ def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks,
                 least, chosen = error, header
                 best[:] = tried
         rows[row] = chosen
-        blocks[row] = best
         scales = row_scales(chosen, scale_bits, steps)
         for b in range(count):
-            if chosen == 0:
-                blocks[row, b] = 0
-                codes[row, b * block:(b + 1) * block] = 0
-            else:
-                inverse = _ONE / scales[best[b] & ((1 << scale_bits) - 1)]
-                zero = zeros[chosen & 3, best[b] >> scale_bits]
-                for i in range(b * block, (b + 1) * block):
-                    codes[row, i] = np.uint8(nearest(weights[i] * inverse + zero, top))
+            blocks[row, b] = best[b] if chosen else 0
+            inverse = _ONE / scales[best[b] & ((1 << scale_bits) - 1)] if chosen else _ZERO
+            zero = zeros[chosen & 3, best[b] >> scale_bits] if chosen else _ZERO
+            for i in range(b * block, (b + 1) * block):
+                codes[row, i] = np.uint8(nearest(weights[i] * inverse + zero, top))
 
 
-@kernel
+@part
 def work_space(scale_bits):
-    """Room for what is tried for one block, f32 [4, tries]."""
-    return np.empty((4, max((1 << scale_bits) * LANES, RANGES * OFFSETS)), np.float32)
+    """Room for what is tried for one block, f32: inverses of scales, zeros, errors, and for what is summed beyond."""
+    tries = max((1 << scale_bits) * LANES, RANGES * OFFSETS) + 16
+    return np.zeros(tries, np.float32), np.zeros(tries, np.float32), np.zeros(tries, np.float32)
 
 
-@kernel
+@part
 def nearest(value, top):
     """The code nearest to `value`, as float32."""
     if _FLOOR:
@@ -99,63 +96,74 @@ def nearest(value, top):
     return np.float32(np.int32(clipped(value + HALF, top)))  # the same; np.floor would be a call for each number
 
 
-@kernel
+@part
 def clipped(value, top):
     """`value`, but at least 0 and at most `top`."""
     value = value if value > _ZERO else _ZERO  # plain choices become vector instructions, min() and max() do not
     return value if value < top else top
 
 
-@kernel
-def block_range(w):
-    """Smallest and largest of w and 0."""
+@part
+def block_range(w, first, size):
+    """Smallest and largest of w[first:first + size] and 0."""
     low = high = _ZERO
-    for i in range(w.size):
-        low, high = min(low, w[i]), max(high, w[i])
+    for i in range(first, first + size):
+        low = w[i] if w[i] < low else low
+        high = w[i] if w[i] > high else high
     return low, high
 
 
-@kernel
-def block_likes(w, c, low, high, top, narrowest, work):
+@part
+def block_likes(w, c, first, size, low, high, top, narrowest, work):
     """Scale (0 for a block of zeros) and zero (as a share of the range) that a block would like."""
     best, scale, zero = np.inf, _ZERO, HALF
-    inverses, zeros, errors, scales = work[0], work[1], work[2], work[3]
+    inverses, zeros, errors = work
     if (high - low) / top * WIDEST <= SMALLEST:
         return scale, zero
     for k in range(RANGES):
-        part = narrowest + (WIDEST - narrowest) * np.float32(k) / np.float32(RANGES - 1)
-        s = (high - low) / top * part
+        s = _range_scale(k, low, high, top, narrowest)
         inverse = _ONE / s if s > SMALLEST else _ZERO
         middle = top * HALF - (low + high) * HALF * inverse
         for j in range(OFFSETS):
             at = k * OFFSETS + j
-            scales[at], inverses[at] = s, inverse
-            zeros[at] = clipped(middle + (np.float32(j) - _MIDDLE) * OFFSET_STEP * top, top)
-    sum_errors(w, c, inverses, zeros, RANGES * OFFSETS, top, errors)
-    for j in range(RANGES * OFFSETS):
-        error = errors[j] * (np.float64(scales[j]) * scales[j])
-        if error < best and scales[j] > SMALLEST:
-            best, scale, zero = error, scales[j], zeros[j] / top
+            inverses[at], zeros[at] = inverse, clipped(middle + (np.float32(j) - _MIDDLE) * OFFSET_STEP * top, top)
+    sum_errors(w, c, first, size, inverses, zeros, 0, RANGES * OFFSETS, top, errors)
+    chosen = 0
+    for k in range(RANGES):
+        s = _range_scale(k, low, high, top, narrowest)
+        error = least_of(errors, k * OFFSETS, OFFSETS) * (np.float64(s) * s)
+        if error < best and s > SMALLEST:
+            best, chosen, scale = error, k * OFFSETS, s
+    if scale > 0:
+        least = least_of(errors, chosen, OFFSETS)
+        zero = zeros[place_of(errors, least, chosen, chosen + OFFSETS)] / top
     return scale, zero
 
 
-@kernel
-def sum_errors(w, c, inverses, zeros, count, top, errors):
-    """errors f32: sum of c * (code - weight in codes)^2, in order, for each of `count` pairs of 1 / scale and zero.
-
-    Pairs are the inner loop, so that vectors hold pairs and every sum keeps its order.
-    """
-    for j in range(count):
-        errors[j] = _ZERO
-    for i in range(w.size):
-        weight, importance = w[i], c[i]
-        for j in range(count):
-            value = weight * inverses[j] + zeros[j]
-            distance = nearest(value, top) - value
-            errors[j] += importance * (distance * distance)
+@part
+def _range_scale(k, low, high, top, narrowest):
+    """Scale of the k-th clipping range."""
+    return (high - low) / top * (narrowest + (WIDEST - narrowest) * np.float32(k) / np.float32(RANGES - 1))
 
 
-@kernel
+@part
+def sum_errors(w, c, first, size, inverses, zeros, begin, end, top, errors):
+    """errors[begin:end] = sum of c * (code - weight in codes)^2, in order, over w[first:first + size], for each pair of
+    1 / scale and zero; up to 15 more are computed."""
+    for at in range(begin, end, 16):
+        add_errors(w, c, first, size, inverses, zeros, at, top, errors)
+
+
+@part
+def place_of(errors, value, begin, end):
+    """The first place in errors[begin:end] with that value, `begin` if there is none."""
+    for j in range(begin, end):
+        if errors[j] == value:
+            return j
+    return begin
+
+
+@part
 def row_headers(scales, middles, scale_bits, steps):
     """The row headers that are tried, int64 [H]."""
     patterns = scales.view(np.int32)
@@ -180,7 +188,7 @@ def row_headers(scales, middles, scale_bits, steps):
     return headers[:count]
 
 
-@kernel
+@part
 def _step(missing, scale_bits, steps):
     code = 0
     while code < STEP_CODES - 1 and np.int64(steps[code]) * ((1 << scale_bits) - 1) < missing:
@@ -188,7 +196,7 @@ def _step(missing, scale_bits, steps):
     return code
 
 
-@kernel
+@part
 def _window(farthest):
     window = 0
     while window < WINDOWS - 1 and farthest <= HALF / np.float32(2 << window):
@@ -196,7 +204,7 @@ def _window(farthest):
     return window
 
 
-@kernel
+@part
 def row_scales(header, scale_bits, steps):
     """Scales of all scale codes under a row header, float32 [2^scale_bits]."""
     patterns = np.empty(1 << scale_bits, np.int32)
@@ -205,58 +213,56 @@ def row_scales(header, scale_bits, steps):
     return patterns.view(np.float32)
 
 
-@kernel
+@part
 def _row(w, c, low, high, header, block, top, scale_bits, narrowest, steps, zeros, limit, found, work):
     """Error of a row under a row header, its block headers in `found`; stops where the error is past `limit`."""
     if header == 0:
         return 0.0
-    scales, window = row_scales(header, scale_bits, steps), header & 3
-    lanes = min(LANES, zeros.shape[1])
+    scales, row_zeros = row_scales(header, scale_bits, steps), zeros[header & 3]
+    lanes = min(LANES, row_zeros.size)
+    inverses, tried_zeros, _ = work
     for s in range(scales.size):  # where all zero codes are tried, what is tried is the same for all blocks
+        inverse = _ONE / scales[s]
         for z in range(lanes):
-            work[0, s * lanes + z], work[1, s * lanes + z] = _ONE / scales[s], zeros[window, z]
-    total = 0.0
+            inverses[s * lanes + z], tried_zeros[s * lanes + z] = inverse, row_zeros[z]
+    total, reach = 0.0, HALF + HALF / np.float32(1 << (header & 3))
     for b in range(low.size):
-        first = b * block
-        error, found[b] = _best_header(w[first:first + block], c[first:first + block], low[b], high[b], scales, window,
-                                       top, scale_bits, narrowest, zeros[window], work)
+        error, found[b] = _best_header(w, c, b * block, block, low[b], high[b], scales, reach, top, scale_bits,
+                                       narrowest, row_zeros, work)
         total += error
         if total > limit:
             break
     return total
 
 
-@kernel
-def _best_header(w, c, low, high, scales, window, top, scale_bits, narrowest, zeros, work):
-    """Least error of a block, and the block header that has it."""
+@part
+def _best_header(w, c, begin, size, low, high, scales, reach, top, scale_bits, narrowest, zeros, work):
+    """Least error of a block, and the block header that has it. reach: of the window, as a share of the codes."""
     span, lanes = high - low, min(LANES, zeros.size)
-    one_sided = max(-low, high) / (HALF + HALF / np.float32(1 << window))
-    shortest, longest = span / top * narrowest, max(span, one_sided) / top * MARGIN
+    shortest, longest = span / top * narrowest, max(span, max(-low, high) / reach) / top * MARGIN
     first, last = 0, 0
-    while first < scales.size - 1 and scales[first + 1] <= shortest:
-        first += 1
-    while last < scales.size - 1 and scales[last] < longest:
-        last += 1
+    for s in range(scales.size - 1):
+        first += scales[s + 1] <= shortest
+        last += scales[s] < longest
+    inverses, tried_zeros, errors = work
     if zeros.size > lanes:
         for s in range(first, last + 1):
-            z = _first_zero(low, high, _ONE / scales[s], zeros, top)
+            z = _first_zero(low, high, inverses[s * lanes], zeros, top)
             for j in range(lanes):
-                work[1, s * lanes + j] = zeros[z + j]
-    at, errors = first * lanes, work[2]
-    sum_errors(w, c, work[0, at:], work[1, at:], (last + 1 - first) * lanes, top, errors)
-    least, chosen = np.inf, 0
+                tried_zeros[s * lanes + j] = zeros[z + j]
+    sum_errors(w, c, begin, size, inverses, tried_zeros, first * lanes, (last + 1) * lanes, top, errors)
+    least, chosen = np.inf, first
     for s in range(first, last + 1):
-        square = np.float64(scales[s]) * scales[s]
-        for j in range((s - first) * lanes, (s + 1 - first) * lanes):
-            error = errors[j] * square
-            if error < least:
-                least, chosen = error, j
-    s = first + chosen // lanes
-    z = _first_zero(low, high, _ONE / scales[s], zeros, top) if zeros.size > lanes else 0
-    return least, s | (z + chosen % lanes) << scale_bits
+        error = least_of(errors, s * lanes, lanes) * (np.float64(scales[s]) * scales[s])
+        if error < least:
+            least, chosen = error, s
+    at = chosen * lanes
+    z = place_of(errors, least_of(errors, at, lanes), at, at + lanes) - at
+    z += _first_zero(low, high, inverses[at], zeros, top) if zeros.size > lanes else 0
+    return least, chosen | z << scale_bits
 
 
-@kernel
+@part
 def _first_zero(low, high, inverse, zeros, top):
     """First of the zero codes that are tried with a scale."""
     middle = top * HALF - (low + high) * HALF * inverse

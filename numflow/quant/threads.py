@@ -35,6 +35,12 @@ def kernel(fn: Callable) -> Callable:
         numba.config.CACHE_DIR = saved
 
 
+def part(fn: Callable) -> Callable:
+    """A function of kernels, and of no one else: it becomes part of each that calls it. A call would pass seven words
+    for each array, and count its users."""
+    return numba.njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
+
+
 @functools.cache
 def default_threads() -> int:
     """Processors that this process may use."""
