@@ -14,13 +14,16 @@ their natural order, was worse on a language model: KL divergence 0.19 where thi
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.quant.lanes import LANES, subtract_multiples
 from numflow.quant.layout import Fields, RowScheme
 from numflow.quant.scheme import checked_weights
 from numflow.quant.search_kernels import grid, nearest, row_scales, search
 from numflow.quant.threads import kernel, over_rows
 
 DAMPING = 0.01  # of the mean second moment, added to each column's: keeps M well-conditioned
-_STRIPE = 128   # columns whose errors reach the columns after them in one matrix product
+_STRIPE = 128   # columns whose errors reach the columns behind them together
+_NEAR = 64      # of which so many at a time, which stay in the first cache
+_SMALL = 128    # columns from which on a triangular matrix is inverted by halves
 
 
 def search_with_feedback(x: np.ndarray, scheme: RowScheme, moment: np.ndarray, name: str = "matrix",
@@ -37,14 +40,9 @@ def search_with_feedback(x: np.ndarray, scheme: RowScheme, moment: np.ndarray, n
     x = checked_weights(x, scheme, name)
     order, upper, importance = prepared(moment, x.shape[1], name)
     fields = search(x, scheme, importance, name, threads)
-    w, columns = x[:, order], x.shape[1]
     _, top, scale_bits, _, steps, zeros = grid(scheme)
-    for first in range(0, columns, _STRIPE):
-        last = min(first + _STRIPE, columns)
-        errors = np.zeros((len(w), last - first), np.float32)
-        over_rows(_stripe, len(w), threads, w, upper, order, first, scheme.block, top, scale_bits, steps, zeros,
-                  fields.rows, fields.blocks, fields.codes, errors)
-        w[:, last:] -= errors @ upper[first:last, last:]
+    over_rows(_round, -(-len(x) // LANES), threads, x, upper, order, scheme.block, top, scale_bits, steps, zeros,
+              fields.rows, fields.blocks, fields.codes)
     return fields
 
 
@@ -90,7 +88,7 @@ def prepared(moment: np.ndarray, columns: int, name: str) -> tuple[np.ndarray, n
 
 def _inverse(r: np.ndarray) -> np.ndarray:
     """Inverse of an upper triangular matrix, by halves: a sixth of the work of a general inverse."""
-    if len(r) <= _STRIPE:
+    if len(r) <= _SMALL:
         return np.triu(np.linalg.inv(r))
     half = len(r) // 2
     a, d = _inverse(r[:half, :half]), _inverse(r[half:, half:])
@@ -101,21 +99,41 @@ def _inverse(r: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _stripe(w, upper, order, first, block, top, scale_bits, steps, zeros, rows, blocks, codes, errors, begin, end):
-    """Round columns [first, first + S) of w f32 [N, K], which changes in them; errors f32 [N, S] are filled."""
-    stripe = errors.shape[1]
-    for row in range(begin, end):
-        header, weights = np.int64(rows[row]), w[row]
-        if header >> 7 == 0:
-            continue
-        scales, row_zeros = row_scales(header, scale_bits, steps), zeros[header & 3]
-        for j in range(first, first + stripe):
-            column = order[j]
-            chosen = blocks[row, column // block]
-            scale, zero = scales[chosen & ((1 << scale_bits) - 1)], row_zeros[chosen >> scale_bits]
-            code = nearest(weights[j] * (np.float32(1) / scale) + zero, top)
-            codes[row, column] = np.uint8(code)
-            error = (weights[j] - scale * (code - zero)) / upper[j, j]
-            errors[row, j - first] = error
-            for k in range(j + 1, first + stripe):
-                weights[k] -= error * upper[j, k]
+def _round(x, upper, order, block, top, scale_bits, steps, zeros, rows, blocks, codes, begin, end):
+    """Codes u8 [N, K] of x f32 [N, K] under the headers of rows and blocks, for tiles begin:end of LANES rows each.
+
+    A tile's rows are the lanes of vectors: w has them side by side, columns in `order`. What a column does to another
+    is the same multiple for all of them.
+    """
+    columns = x.shape[1]
+    w, errors, factors = np.empty(columns * LANES, np.float32), np.empty(_STRIPE * LANES, np.float32), upper.reshape(-1)
+    scales, row_zeros = np.empty((LANES, 1 << scale_bits), np.float32), np.empty((LANES, zeros.shape[1]), np.float32)
+    scale, zero, used = np.empty(LANES, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    for tile in range(begin, end):
+        count = min(LANES, x.shape[0] - tile * LANES)
+        for r in range(LANES):
+            row = tile * LANES + min(r, count - 1)  # lanes beyond the last row repeat it
+            header = np.int64(rows[row])
+            used[r], scales[r], row_zeros[r] = 0, 1, zeros[header & 3]
+            if header >> 7:  # others are rows of zeros
+                used[r], scales[r] = 1, row_scales(header, scale_bits, steps)
+            for j in range(columns):
+                w[j * LANES + r] = x[row, order[j]]
+        for first in range(0, columns, _STRIPE):
+            last = min(first + _STRIPE, columns)
+            for j in range(first, last):
+                for r in range(LANES):
+                    chosen = blocks[tile * LANES + min(r, count - 1), order[j] // block]
+                    scale[r], zero[r] = scales[r, chosen & ((1 << scale_bits) - 1)], row_zeros[r, chosen >> scale_bits]
+                largest = upper[j, j]
+                for r in range(LANES):
+                    value = w[j * LANES + r]
+                    code = nearest(value * (np.float32(1) / scale[r]) + zero[r], top)
+                    errors[(j - first) * LANES + r] = used[r] * ((value - scale[r] * (code - zero[r])) / largest)
+                    if r < count:
+                        codes[tile * LANES + r, order[j]] = np.uint8(used[r] * code)
+                subtract_multiples(w, j + 1, last, errors, j - first, 1, factors, j * columns, columns)
+            for near in range(last, columns, _NEAR):
+                for j in range(first, last, 4):
+                    subtract_multiples(w, near, min(near + _NEAR, columns), errors, j - first, 4, factors, j * columns,
+                                       columns)

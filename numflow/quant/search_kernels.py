@@ -3,6 +3,7 @@
 import numpy as np
 
 from numflow.kernel_cache import has_floor
+from numflow.quant.lanes import add_errors, least_of
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme
 from numflow.quant.scheme import checked_weights
 from numflow.quant.search import (
@@ -20,7 +21,6 @@ from numflow.quant.search import (
     check_magnitude,
     checked_importance,
 )
-from numflow.quant.search_lanes import add_errors, least_of
 from numflow.quant.threads import kernel, over_rows, part
 
 _FLOOR = has_floor()

@@ -35,13 +35,10 @@ def test_outputs_are_nearer(name, gain):
 
 @pytest.mark.parametrize("name", ["q2", "q3", "q3h", "q4", "q6"])
 def test_the_kernel_rounds_as_the_reference_does(name):
-    scheme, (x, inputs) = find(name), layer(rows=24, columns=160)  # more than one stripe
+    scheme, (x, inputs) = find(name), layer(rows=35, columns=288)  # not whole tiles, more than one stripe
     x[5] = 0
     fields = search_with_feedback(x, scheme, inputs.T @ inputs, threads=2)
-    codes = feedback_reference(x, scheme, inputs.T @ inputs, fields)
-    # A different order of sums may move a weight across an edge, and those after it in its row.
-    same = (codes == fields.codes).all(axis=1)
-    assert same.mean() > 0.8
+    np.testing.assert_array_equal(fields.codes, feedback_reference(x, scheme, inputs.T @ inputs, fields))
     np.testing.assert_array_equal(encode(x, scheme, moment=inputs.T @ inputs), pack_reference(fields))
 
 

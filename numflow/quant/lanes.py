@@ -1,8 +1,10 @@
-"""The inner loop of the search: sums of errors for 16 tries at once, in vector registers.
+"""Inner loops of kernels in vector registers: 16 tries of the search at once, 16 rows of error feedback.
 
-LLVM's own vectors of such a loop keep the sums in memory, and leave what is no multiple of 32 or 64 to scalar code. A
-lane is a try and adds its weights in order, so every sum has the bits that NumPy's has.
+LLVM's own vectors of such loops keep sums in memory, look whether arrays overlap, and leave what is no multiple of 32
+or 64 to scalar code. A lane does what NumPy does, one operation after the other, so it has the same bits.
 """
+
+from functools import partial
 
 from llvmlite import ir
 from numba import types
@@ -13,6 +15,7 @@ from numflow.kernel_cache import has_floor
 
 LANES = 16
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
+_F32S, _I64 = types.Array(types.float32, 1, "C"), types.int64
 _VECTOR, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
@@ -24,45 +27,32 @@ def add_errors(typingctx, w, c, first, size, inverses, zeros, at, top, errors):
     All arrays are contiguous float32; there are 16 elements from `at` on.
     """
     def codegen(context, builder, signature, args):
-        def element(number, index):
-            data = context.make_array(signature.args[number])(context, builder, args[number]).data
-            return builder.gep(data, [index])
-
-        def tries(number):
-            return builder.bitcast(element(number, args[6]), _VECTOR.as_pointer())
-
-        def load(number):
-            vector = builder.load(tries(number))
-            vector.align = 4
-            return vector
-
-        inverse, zero, top = load(4), load(5), _splat(builder, args[7])
+        w, c, first, size, inverses, zeros, at, top, errors = args
+        data = partial(_element, context, builder, signature.args)
+        inverse, zero = (_load(builder, data(4 + i, array, at), LANES) for i, array in enumerate((inverses, zeros)))
+        weights, importances, top = data(0, w, first), data(1, c, first), _splat(builder, top)
         sums = cgutils.alloca_once_value(builder, ir.Constant(_VECTOR, [0.0] * LANES))
-        weights, importances = element(0, args[2]), element(1, args[2])
-        with cgutils.for_range(builder, args[3]) as loop:
+        with cgutils.for_range(builder, size) as loop:
             weight, importance = (_splat(builder, builder.load(builder.gep(pointer, [loop.index])))
                                   for pointer in (weights, importances))
             value = builder.fadd(builder.fmul(weight, inverse), zero)
             distance = builder.fsub(_nearest(builder, value, top), value)
             error = builder.fmul(importance, builder.fmul(distance, distance))
             builder.store(builder.fadd(builder.load(sums), error), sums)
-        builder.store(builder.load(sums), tries(8)).align = 4
+        _store(builder, builder.load(sums), data(8, errors, at))
         return context.get_dummy_value()
 
-    f32s, i64 = types.Array(types.float32, 1, "C"), types.int64
-    return types.void(f32s, f32s, i64, i64, f32s, f32s, i64, types.float32, f32s), codegen
+    return types.void(_F32S, _F32S, _I64, _I64, _F32S, _F32S, _I64, types.float32, _F32S), codegen
 
 
 @intrinsic
 def least_of(typingctx, errors, at, count):
     """The least of errors[at:at + count], contiguous float32, for a count of 8 or 16; NaN counts as infinite."""
     def codegen(context, builder, signature, args):
-        array, at, count = args
-        data = context.make_array(signature.args[0])(context, builder, array).data
+        errors, at, count = args
 
         def eight(first):
-            vector = builder.load(builder.bitcast(builder.gep(data, [first]), ir.VectorType(_F32, 8).as_pointer()))
-            vector.align = 4
+            vector = _load(builder, _element(context, builder, signature.args, 0, errors, first), 8)
             return _less(builder, vector, ir.Constant(vector.type, [float("inf")] * 8))
 
         least = cgutils.alloca_once_value(builder, eight(at))
@@ -76,7 +66,47 @@ def least_of(typingctx, errors, at, count):
             found = _less(builder, low, high)
         return builder.extract_element(found, ir.Constant(_I32, 0))
 
-    return types.float32(types.Array(types.float32, 1, "C"), types.int64, types.int64), codegen
+    return types.float32(_F32S, _I64, _I64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def subtract_multiples(typingctx, values, begin, end, errors, at, count, factors, first, stride):
+    """values[k] -= errors[at + i] * factors[first + i * stride + k] for k in begin:end and, one after the other, i in
+    0:count, a constant. An element of values and errors is 16 lanes.
+
+    All arrays are contiguous float32, of one dimension.
+    """
+    def codegen(context, builder, signature, args):
+        values, begin, end, errors, at, _, factors, first, stride = args
+        data, sixteen = partial(_element, context, builder, signature.args), ir.Constant(at.type, LANES)
+        each = [ir.Constant(at.type, i) for i in range(count.literal_value)]
+        wrong = [_load(builder, data(3, errors, builder.mul(builder.add(at, i), sixteen)), LANES) for i in each]
+        rows = [data(6, factors, builder.add(first, builder.mul(i, stride))) for i in each]
+        with cgutils.for_range_slice(builder, begin, end, ir.Constant(begin.type, 1), begin.type) as (k, _):
+            place = data(0, values, builder.mul(k, sixteen))
+            value = _load(builder, place, LANES)
+            for error, row in zip(wrong, rows):
+                factor = _splat(builder, builder.load(builder.gep(row, [k])))
+                value = builder.fsub(value, builder.fmul(error, factor))
+            _store(builder, value, place)
+        return context.get_dummy_value()
+
+    return types.void(_F32S, _I64, _I64, _F32S, _I64, count, _F32S, _I64, _I64), codegen
+
+
+def _element(context, builder, kinds, number, array, index):
+    """Address of an element of argument `number`."""
+    return builder.gep(context.make_array(kinds[number])(context, builder, array).data, [index])
+
+
+def _load(builder, pointer, lanes):
+    vector = builder.load(builder.bitcast(pointer, ir.VectorType(_F32, lanes).as_pointer()))
+    vector.align = 4
+    return vector
+
+
+def _store(builder, vector, pointer):
+    builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer())).align = 4
 
 
 def _less(builder, a, b):
