@@ -1,10 +1,13 @@
 """The command line. Commands parse, call the library and print; nothing else is decided here."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Run `numflow` with the arguments of this process and end it with its exit code."""
+    # NumPy's threads wait turning for 2^26 cycles after each product, on cores that ours need: no longer than 2^4.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     try:
         from numflow.cli.app import app
 
