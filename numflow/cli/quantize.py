@@ -97,6 +97,8 @@ def quantize(
         print(f"the recipe's pattern {pattern!r} fits no matrix")
     if report["uncalibrated"]:
         print(report["uncalibrated"])
+    if imatrix is None and _could_be_calibrated(report):
+        print("found without calibration: at so few bits --imatrix TEXT keeps far more of the model in the same size")
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
         print(f"{name} stays as it is: {why}")
@@ -184,6 +186,16 @@ def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, 
     context = 512 if context is None else context
     return calibrate(model, text, context, chunks, moments, lambda done, total: progress.note(
         f"window {done} of {total}") if done % 8 == 0 else None, spec=spec)
+
+
+def _could_be_calibrated(report: dict) -> bool:
+    """Whether there are matrices of less than 4 bits for a weight in schemes that a calibration helps."""
+    from math import prod
+
+    from numflow.quant import SCHEMES, takes_calibration
+
+    return any(8 * row["bytes"] < 4 * prod(row["shape"]) and takes_calibration(SCHEMES[row["type"]])
+               for row in report["tensors"] if row["type"] in SCHEMES)
 
 
 def _print_kinds(report: dict) -> None:

@@ -28,6 +28,7 @@ def test_a_model_is_quantised_checked_and_measured(run, source, text, tmp_path):
     done = run("quantize", source, file, "--weights", "q3h", "--imatrix", made)
     assert done.code == 0, done.err
     assert "q3h        14   86,144" in done.out and "bits per weight of its quantised matrices" in done.out
+    assert "without calibration" not in done.out
     assert "down_proj.weight stays as it is: q3h has blocks of 32 weights, which do not divide 80 columns" in done.out
     assert container.read_report(file)["calibration"]["tokens"] == 256
     done = run("verify", file, "--against", source)
@@ -50,6 +51,13 @@ def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
     report = json.loads(done.out)
     assert report["recipe"]["name"] == "auto-5"
     assert 4.3 < report["bits_per_weight"] <= 5
+
+
+@pytest.mark.parametrize("weights, could", [("q3h", True), ("q4", False), ("q2_b32t1b", False), ("Q8_0", False)])
+def test_few_bits_without_calibration_are_told(run, source, tmp_path, weights, could):
+    done = run("quantize", source, tmp_path / ("x.gguf" if weights == "Q8_0" else "x"), "--weights", weights)
+    assert done.code == 0, done.err
+    assert ("found without calibration" in done.out) == could
 
 
 def types(file):

@@ -154,7 +154,7 @@ def test_the_version_is_of_all_sources_that_quantise(module, monkeypatch):
 
 def test_it_is_told_once(model, folder, made, capsys):
     start(model, made)
-    assert capsys.readouterr().err.count("quantising to q4") == 1
+    assert capsys.readouterr().err.count("quantising to q4, kept for the next start") == 1
     start(model, made)
     assert capsys.readouterr().err == ""
 

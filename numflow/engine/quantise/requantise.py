@@ -36,14 +36,15 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
     sizes = {name: tensor_type(scheme).row_bytes(tensor.columns) * tensor.rows
              for name, scheme in plan.schemes.items() for tensor in [checkpoint.tensors[name]]}
     kept = KeptTensors.open(original, None if imatrix is None else Path(imatrix), sum(sizes.values()))
-    return quantised(checkpoint, plan, calibration, threads, kept, _Told(reporter, recipe.name, sizes))
+    what = f"quantising to {recipe.name}" + (", kept for the next start" if kept is not None else "")
+    return quantised(checkpoint, plan, calibration, threads, kept, _Told(reporter, what, sizes))
 
 
 class _Told:
     """Reports how far quantising is, from the first tensor that has to be quantised until all are there."""
 
-    def __init__(self, reporter: Silent, recipe: str, sizes: dict[str, int]):
-        self._reporter, self._recipe, self._sizes, self._begun = reporter, recipe, sizes, False
+    def __init__(self, reporter: Silent, what: str, sizes: dict[str, int]):
+        self._reporter, self._what, self._sizes, self._begun = reporter, what, sizes, False
         self._there: set[str] = set()
 
     def __call__(self, tensor: Tensor, there: bool) -> None:
@@ -52,7 +53,7 @@ class _Told:
             self._there.add(tensor.name)
         elif not self._begun:
             self._begun = True
-            self._reporter.stage(f"quantising to {self._recipe}", sum(self._sizes.values()))
+            self._reporter.stage(self._what, sum(self._sizes.values()))
         self._reporter.done(sum(self._sizes[name] for name in self._there))
         if len(self._there) == len(self._sizes):  # before kernels are compiled, which has a line of its own
             self._reporter.close()
