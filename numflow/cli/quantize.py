@@ -189,12 +189,12 @@ def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, 
 
 
 def _could_be_calibrated(report: dict) -> bool:
-    """Whether there are matrices of less than 4 bits for a weight in schemes that a calibration helps."""
+    """Whether there are matrices of up to 4 bits for a weight in schemes that a calibration helps."""
     from math import prod
 
     from numflow.quant import SCHEMES, takes_calibration
 
-    return any(8 * row["bytes"] < 4 * prod(row["shape"]) and takes_calibration(SCHEMES[row["type"]])
+    return any(8 * row["bytes"] <= 4 * prod(row["shape"]) and takes_calibration(SCHEMES[row["type"]])
                for row in report["tensors"] if row["type"] in SCHEMES)
 
 
