@@ -1,7 +1,9 @@
 """Finding codes and headers of numflow's own schemes: the plain version, in NumPy (search_kernels.py is the fast one).
 
-What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. All that a block's header can
-say is tried, so nothing is rounded after it was chosen:
+What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. Where none are given and a
+row's scales span over 3 octaves, nothing says that its small blocks do not matter: half of what counts is that sum
+beside the row's own squares, the other half the mean of the same of each block. All that a block's header can say is
+tried, so nothing is rounded after it was chosen:
 
 1. For each block, 8 clipping ranges and 8 zeros around the middle of its weights: the scale and zero it would like.
 2. For the row, headers whose grid of scales begins at the smallest of those scales or at one or two thirds of the way
@@ -18,12 +20,23 @@ that the compiled search, which does the same operations, finds the same bytes.
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme, pack_reference
+from numflow.quant.layout import (
+    BASE_BIAS,
+    BASE_CODES,
+    BASE_SHIFT,
+    STEP_CODES,
+    WINDOWS,
+    Fields,
+    RowScheme,
+    pack_reference,
+)
 from numflow.quant.scheme import checked_weights, read_only
 
 RANGES, OFFSETS, LANES, BASES = 8, 8, 16, 3
 COARSE = 4                      # scale bits up to which a row always tries several headers
 WIDE = 12                       # quarters of an octave among a row's scales, over which it does anyway
+REACH = 96                      # quarters of an octave below the largest scale, under which blocks count as zeros
+TOPS = 9                        # scales that the largest one of a wide row is tried as
 WIDEST = np.float32(1.06)
 MARGIN = np.float32(1.08)       # of scale codes that are tried, above the block's range
 OFFSET_STEP = np.float32(0.04)  # of the zeros in step 1, as a share of the range
@@ -44,7 +57,8 @@ def encode_reference(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | 
         FormatError: as `checked_weights`.
     """
     x = checked_weights(x, scheme, name)
-    return pack_reference(search_reference(x, scheme, checked_importance(importance, x, name), name))
+    c = checked_importance(importance, x, name)
+    return pack_reference(search_reference(x, scheme, c, importance is None, name))
 
 
 def checked_importance(importance: np.ndarray | None, x: np.ndarray, name: str) -> np.ndarray:
@@ -74,8 +88,11 @@ def check_magnitude(largest: float, name: str) -> None:
         raise RequestError(f"{name} has weights up to {largest:g}; 2^27 is the most that can be quantised")
 
 
-def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, name: str) -> Fields:
-    """Headers and codes of x float32 [N, K] with importances c float32 [1 or N, K]."""
+def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, by_block: bool, name: str) -> Fields:
+    """Headers and codes of x float32 [N, K] with importances c float32 [1 or N, K].
+
+    by_block: blocks of wide rows count by themselves too.
+    """
     check_magnitude(float(np.abs(x).max()), name)
     n, columns = x.shape
     w = x.reshape(n, -1, scheme.block)
@@ -85,9 +102,10 @@ def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, name: str)
     fields = Fields(scheme, np.zeros(n, np.uint16), np.zeros(w.shape[:2], np.uint16), np.zeros((n, columns), np.uint8))
     for row in range(n):
         headers = row_headers(scales[row], zeros[row], scheme)
+        shares = _shares(w[row], scales[row]) if by_block else np.ones(w.shape[1])
         least = np.inf
         for header in headers:
-            blocks, codes, error = _row(w[row], c[row], low[row], high[row], header, scheme)
+            blocks, codes, error = _row(w[row], c[row], low[row], high[row], shares, header, scheme)
             if error < least:
                 least = error
                 fields.rows[row], fields.blocks[row], fields.codes[row] = header, blocks, codes.ravel()
@@ -127,19 +145,38 @@ def _errors(w, c, inverse, zero, top) -> np.ndarray:
 def row_headers(scales: np.ndarray, zeros: np.ndarray, scheme: RowScheme) -> list[int]:
     """The row headers that are tried, for the scales and zeros that its blocks like, float32 [blocks]."""
     used = scales > 0
-    if not used.any():
+    first, last = _span(scales)
+    if last < 1:
         return [0]
-    patterns = scales[used].view(np.int32)
-    first, last = (max(1, (int(p) >> BASE_SHIFT) - BASE_BIAS) for p in (patterns.min(), patterns.max()))
-    if (int(patterns.max()) >> BASE_SHIFT) - BASE_BIAS < 1:
-        return [0]
-    window, more = _window(zeros[used]), int(scheme.scale_bits <= COARSE)
-    headers = []
-    for base in _bases(first, last, more):
-        step = _step(base, int(patterns.max()), scheme)
-        headers += [base << 7 | s << 2 | w for s in range(step, max(step - more, 0) - 1, -1)
-                    for w in range(window, min(window + more, WINDOWS - 1) + 1)]
-    return headers
+    largest, window, more = int(scales.view(np.int32).max()), _window(zeros[used]), int(scheme.scale_bits <= COARSE)
+    grids = [(base, s) for base in _bases(first, last, more) for step in [_step(base, largest, scheme)]
+             for s in range(step, max(step - more, 0) - 1, -1)]
+    if last - first > WIDE:
+        grids += _meeting(first, last, largest, scheme)
+    return [base << 7 | s << 2 | w for base, s in grids for w in range(window, min(window + more, WINDOWS - 1) + 1)]
+
+
+def _span(scales: np.ndarray) -> tuple[int, int]:
+    """Base codes of the smallest scale that counts and of the largest one; (0, 0) where there is none."""
+    patterns = scales.view(np.int32)
+    last = (int(patterns.max()) >> BASE_SHIFT) - BASE_BIAS
+    if last < 1:
+        return 0, 0
+    codes = (patterns >> BASE_SHIFT) - BASE_BIAS
+    return max(1, int(codes[(scales > 0) & (codes >= last - REACH)].min())), last
+
+
+def _shares(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """float64 [blocks]: what the squared error of each block w f32 [blocks, block] counts for its row."""
+    first, last = _span(scales)
+    if last - first <= WIDE:
+        return np.ones(len(w))
+    squares = np.zeros(len(w))
+    for i in range(w.shape[1]):
+        squares += w[:, i].astype(np.float64) * w[:, i]
+    counts = (scales > 0) & ((scales.view(np.int32) >> BASE_SHIFT) - BASE_BIAS >= first)
+    own = np.divide(1, counts.sum() * squares, out=np.zeros(len(w)), where=counts)
+    return 1 / np.add.accumulate(squares)[-1] + own
 
 
 def _bases(first: int, last: int, more: int) -> list[int]:
@@ -147,6 +184,18 @@ def _bases(first: int, last: int, more: int) -> list[int]:
     reach = min(last - first, WIDE)
     bases = [last - reach + reach * i // BASES for i in range(BASES if more or last - first > WIDE else 1)]
     return bases if last - first <= WIDE else [first, *bases]
+
+
+def _meeting(first: int, last: int, largest: int, scheme: RowScheme) -> list[tuple[int, int]]:
+    """Base and step codes of grids whose first scale meets `first`, and one of the last the bit pattern `largest`."""
+    grids, steps, codes = [], scheme.steps(), 1 << scheme.scale_bits
+    for top in range(max(1, codes - TOPS), codes):
+        reaching = next((s for s in range(STEP_CODES) if int(steps[s]) * top >= last - first << BASE_SHIFT),
+                        STEP_CODES - 1)
+        for s in range(max(0, reaching - 1), reaching + 1):
+            base = (largest - int(steps[s]) * top >> BASE_SHIFT) - BASE_BIAS
+            grids += [(b, s) for b in (first, first + 1, base, base + 1) if 1 <= b < BASE_CODES]
+    return grids
 
 
 def _window(zeros: np.ndarray) -> int:
@@ -167,7 +216,7 @@ def _step(base: int, largest: int, scheme: RowScheme) -> int:
     return code
 
 
-def _row(w, c, low, high, header: int, scheme: RowScheme):
+def _row(w, c, low, high, shares, header: int, scheme: RowScheme):
     """Block headers uint16 [blocks], codes uint8 [blocks, block] and the error of a row under a row header."""
     if header >> 7 == 0:
         return np.zeros(len(w), np.uint16), np.zeros(w.shape, np.uint8), 0.0
@@ -185,7 +234,8 @@ def _row(w, c, low, high, header: int, scheme: RowScheme):
     s, z = best // z.shape[2], z.reshape(len(w), -1)[blocks, best]
     codes = np.floor(w * inverse[s][:, None] + zeros[z][:, None] + HALF)
     codes = np.minimum(np.maximum(codes, F32(0)), top).astype(np.uint8)
-    return (s | z << scheme.scale_bits).astype(np.uint16), codes, float(np.add.accumulate(errors[blocks, best])[-1])
+    error = np.add.accumulate(errors[blocks, best] * shares)[-1]
+    return (s | z << scheme.scale_bits).astype(np.uint16), codes, float(error)
 
 
 def _scale_codes(low, high, scales, window: int, scheme: RowScheme) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.kernel_cache import has_floor
 from numflow.quant.lanes import add_errors, least_of
-from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme
+from numflow.quant.layout import BASE_BIAS, BASE_CODES, BASE_SHIFT, STEP_CODES, WINDOWS, Fields, RowScheme
 from numflow.quant.scheme import checked_weights
 from numflow.quant.search import (
     BASES,
@@ -15,7 +15,9 @@ from numflow.quant.search import (
     OFFSET_STEP,
     OFFSETS,
     RANGES,
+    REACH,
     SMALLEST,
+    TOPS,
     WIDE,
     WIDEST,
     check_magnitude,
@@ -36,7 +38,7 @@ def search(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = Non
     n, columns = x.shape
     fields = Fields(scheme, np.empty(n, np.uint16), np.empty((n, columns // scheme.block), np.uint16),
                     np.empty((n, columns), np.uint8))
-    over_rows(_search, n, threads, x, c, *grid(scheme), fields.rows, fields.blocks, fields.codes)
+    over_rows(_search, n, threads, x, c, importance is None, *grid(scheme), fields.rows, fields.blocks, fields.codes)
     return fields
 
 
@@ -47,15 +49,15 @@ def grid(scheme: RowScheme) -> tuple:
 
 
 @kernel
-def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks, codes, begin, end):
-    """x f32 [N, K], c f32 [1 or N, K]; steps i32 [32], zeros f32 [4, Z].
+def _search(x, c, by_block, block, top, scale_bits, narrowest, steps, zeros, rows, blocks, codes, begin, end):
+    """x f32 [N, K], c f32 [1 or N, K]; by_block: blocks of wide rows count by themselves too.
 
-    rows u16 [N], blocks u16 [N, B] and codes u8 [N, K] are filled.
+    steps i32 [32], zeros f32 [4, Z]; rows u16 [N], blocks u16 [N, B] and codes u8 [N, K] are filled.
     """
     count = x.shape[1] // block
     low, high = np.empty(count, np.float32), np.empty(count, np.float32)
     liked, middles = np.empty(count, np.float32), np.empty(count, np.float32)
-    tried, best = np.empty(count, np.uint16), np.empty(count, np.uint16)
+    shares, tried, best = np.ones(count, np.float64), np.empty(count, np.uint16), np.empty(count, np.uint16)
     work = work_space(scale_bits)
     for row in range(begin, end):
         weights, importance = x[row], c[row if c.shape[0] > 1 else 0]
@@ -64,10 +66,12 @@ def _search(x, c, block, top, scale_bits, narrowest, steps, zeros, rows, blocks,
             liked[b], middles[b] = block_likes(weights, importance, b * block, block, low[b], high[b], top, narrowest,
                                                work)
         headers = row_headers(liked, middles, scale_bits, steps)
+        if by_block:
+            count_shares(weights, liked, block, shares)
         least, chosen = np.inf, 0
         for header in headers:
-            error = _row(weights, importance, low, high, header, block, top, scale_bits, narrowest, steps, zeros, least,
-                         tried, work)
+            error = _row(weights, importance, low, high, shares, header, block, top, scale_bits, narrowest, steps,
+                         zeros, least, tried, work)
             if error < least:
                 least, chosen = error, header
                 best[:] = tried
@@ -166,32 +170,82 @@ def place_of(errors, value, begin, end):
 @part
 def row_headers(scales, middles, scale_bits, steps):
     """The row headers that are tried, int64 [H]."""
+    first, last = _span(scales)
+    headers, count = np.zeros(160, np.int64), 0
+    if last < 1:
+        return headers[:1]
+    largest, farthest = np.int64(0), _ZERO
     patterns = scales.view(np.int32)
-    smallest, largest, farthest = np.int64(1 << 31), np.int64(0), _ZERO
     for b in range(scales.size):
         if scales[b] > 0:
-            smallest, largest = min(smallest, np.int64(patterns[b])), max(largest, np.int64(patterns[b]))
-            farthest = max(farthest, abs(middles[b] - HALF))
-    headers = np.zeros(32, np.int64)
-    if (largest >> BASE_SHIFT) - BASE_BIAS < 1:
-        return headers[:1]
-    first, last = max(1, (smallest >> BASE_SHIFT) - BASE_BIAS), (largest >> BASE_SHIFT) - BASE_BIAS
-    window, more, count = _window(farthest * np.float32(1.1)), 1 if scale_bits <= COARSE else 0, 0
-    wide, reach = last - first > WIDE, min(last - first, WIDE)
+            largest, farthest = max(largest, np.int64(patterns[b])), max(farthest, abs(middles[b] - HALF))
+    window, more = _window(farthest * np.float32(1.1)), 1 if scale_bits <= COARSE else 0
+    wide, reach, codes = last - first > WIDE, min(last - first, WIDE), 1 << scale_bits
     for i in range(-1 if wide else 0, BASES if more or wide else 1):
         base = first if i < 0 else last - reach + reach * i // BASES
-        step = _step(largest - ((base + BASE_BIAS) << BASE_SHIFT), scale_bits, steps)
+        step = _step(largest - ((base + BASE_BIAS) << BASE_SHIFT), codes - 1, steps)
         for s in range(step, max(step - more, 0) - 1, -1):
-            for w in range(window, min(window + more, WINDOWS - 1) + 1):
-                headers[count] = base << 7 | s << 2 | w
-                count += 1
+            count = _add_windows(headers, count, base, s, window, more)
+    for meeting in range(max(1, codes - TOPS), codes if wide else 0):
+        reaching = _step((last - first) << BASE_SHIFT, meeting, steps)
+        for s in range(max(0, reaching - 1), reaching + 1):
+            end = ((largest - np.int64(steps[s]) * meeting) >> BASE_SHIFT) - BASE_BIAS
+            for base in (first, first + 1, end, end + 1):
+                count = _add_windows(headers, count, base, s, window, more)
     return headers[:count]
 
 
 @part
-def _step(missing, scale_bits, steps):
+def _add_windows(headers, count, base, step, window, more):
+    """Put the headers of a grid behind those that are there, if there is such a base code; returns their number."""
+    if 1 <= base < BASE_CODES:
+        for w in range(window, min(window + more, WINDOWS - 1) + 1):
+            headers[count] = base << 7 | step << 2 | w
+            count += 1
+    return count
+
+
+@part
+def _span(scales):
+    """Base codes of the smallest scale that counts and of the largest one; (0, 0) where there is none."""
+    patterns, last = scales.view(np.int32), np.int64(0)
+    for b in range(scales.size):
+        last = max(last, (np.int64(patterns[b]) >> BASE_SHIFT) - BASE_BIAS)
+    if last < 1:
+        return np.int64(0), np.int64(0)
+    first = last
+    for b in range(scales.size):
+        code = (np.int64(patterns[b]) >> BASE_SHIFT) - BASE_BIAS
+        if scales[b] > 0 and code >= last - REACH:
+            first = min(first, code)
+    return max(np.int64(1), first), last
+
+
+@part
+def count_shares(w, scales, block, shares):
+    """shares f64 [blocks]: what the squared error of each block counts for its row."""
+    first, last = _span(scales)
+    shares[:] = 1.0
+    if last - first <= WIDE:
+        return
+    patterns, total, used = scales.view(np.int32), 0.0, 0
+    for b in range(scales.size):
+        squares = 0.0
+        for i in range(b * block, (b + 1) * block):
+            squares += np.float64(w[i]) * w[i]
+        shares[b] = squares
+        total += squares
+        used += scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first
+    for b in range(scales.size):
+        own = scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first
+        shares[b] = 1 / total + (1 / (used * shares[b]) if own else 0.0)
+
+
+@part
+def _step(missing, top, steps):
+    """The smallest step code with which scale code `top` is `missing` above the base, in bit patterns."""
     code = 0
-    while code < STEP_CODES - 1 and np.int64(steps[code]) * ((1 << scale_bits) - 1) < missing:
+    while code < STEP_CODES - 1 and np.int64(steps[code]) * top < missing:
         code += 1
     return code
 
@@ -214,7 +268,7 @@ def row_scales(header, scale_bits, steps):
 
 
 @part
-def _row(w, c, low, high, header, block, top, scale_bits, narrowest, steps, zeros, limit, found, work):
+def _row(w, c, low, high, shares, header, block, top, scale_bits, narrowest, steps, zeros, limit, found, work):
     """Error of a row under a row header, its block headers in `found`; stops where the error is past `limit`."""
     if header == 0:
         return 0.0
@@ -229,7 +283,7 @@ def _row(w, c, low, high, header, block, top, scale_bits, narrowest, steps, zero
     for b in range(low.size):
         error, found[b] = _best_header(w, c, b * block, block, low[b], high[b], scales, reach, top, scale_bits,
                                        narrowest, row_zeros, work)
-        total += error
+        total += error * shares[b]
         if total > limit:
             break
     return total

@@ -66,13 +66,33 @@ def test_error_does_not_depend_on_magnitude(scheme):
 
 
 @every_scheme
-def test_a_block_far_below_its_row_does_not_cost_the_others(scheme):
+@pytest.mark.parametrize("factor", [0.1, 1e-2, 1e-3, 1e-6, 1e3])
+def test_a_block_octaves_from_its_row(scheme, factor):
+    """Neither it nor the others are lost; the finer scales are, the nearer both are to what they were."""
+    x, block = weights(32, 1024, seed=4), slice(64, 64 + scheme.block)
+
+    def errors():
+        y = quantised(x, scheme)
+        return error(x[:, block], y[:, block]), error(np.delete(x, np.r_[block], 1), np.delete(y, np.r_[block], 1))
+
+    own, others = errors()
+    x[:, block] *= np.float32(factor)
+    own_then, others_then = errors()
+    fine = scheme.scale_bits > 3
+    assert own_then < (1.9 if fine else 4.5) * own and others_then < (1.25 if fine else 1.5) * others
+
+
+@every_scheme
+def test_importances_say_what_a_small_block_is_worth(scheme):
     x = weights(8, 512, seed=4)
     expected = error(x, quantised(x, scheme))
     x[:, 64:96] *= np.float32(1e-6)
-    y = quantised(x, scheme)
+    y = decode(encode(x, scheme, np.ones(512)), scheme, 512)  # nothing: it does not cost the others anything
     assert error(x, y) < 1.06 * expected
-    assert np.abs(y[:, 64:96]).max() < np.abs(y).max()
+    importance = np.ones(512)
+    importance[64:96] = 1e16
+    y = decode(encode(x, scheme, importance), scheme, 512)
+    assert error(x[:, 64:96], y[:, 64:96]) < 2 * expected
 
 
 @every_scheme
