@@ -1,9 +1,9 @@
 """Finding codes and headers of numflow's own schemes: the plain version, in NumPy (search_kernels.py is the fast one).
 
 What is minimised is sum c (decoded - x)^2 over a row, for importances c of its weights. Where none are given and a
-row's scales span over 3 octaves, nothing says that its small blocks do not matter: half of what counts is that sum
-beside the row's own squares, the other half the mean of the same of each block. All that a block's header can say is
-tried, so nothing is rounded after it was chosen:
+row's scales span over 3 octaves, nothing says that its small blocks do not matter, and three things count together:
+that sum beside the row's own squares, the mean of the same of each block, and a quarter of the largest of these. All
+that a block's header can say is tried, so nothing is rounded after it was chosen:
 
 1. For each block, 8 clipping ranges and 8 zeros around the middle of its weights: the scale and zero it would like.
 2. For the row, headers whose grid of scales begins at the smallest of those scales or at one or two thirds of the way
@@ -36,6 +36,7 @@ RANGES, OFFSETS, LANES, BASES = 8, 8, 16, 3
 COARSE = 4                      # scale bits up to which a row always tries several headers
 WIDE = 12                       # quarters of an octave among a row's scales, over which it does anyway
 REACH = 96                      # quarters of an octave below the largest scale, under which blocks count as zeros
+WORST = 0.25                    # what the largest error of a wide row's blocks counts
 TOPS = 9                        # scales that the largest one of a wide row is tried as
 WIDEST = np.float32(1.06)
 MARGIN = np.float32(1.08)       # of scale codes that are tried, above the block's range
@@ -102,7 +103,7 @@ def search_reference(x: np.ndarray, scheme: RowScheme, c: np.ndarray, by_block: 
     fields = Fields(scheme, np.zeros(n, np.uint16), np.zeros(w.shape[:2], np.uint16), np.zeros((n, columns), np.uint8))
     for row in range(n):
         headers = row_headers(scales[row], zeros[row], scheme)
-        shares = _shares(w[row], scales[row]) if by_block else np.ones(w.shape[1])
+        shares = _shares(w[row], scales[row], by_block)
         least = np.inf
         for header in headers:
             blocks, codes, error = _row(w[row], c[row], low[row], high[row], shares, header, scheme)
@@ -166,17 +167,21 @@ def _span(scales: np.ndarray) -> tuple[int, int]:
     return max(1, int(codes[(scales > 0) & (codes >= last - REACH)].min())), last
 
 
-def _shares(w: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """float64 [blocks]: what the squared error of each block w f32 [blocks, block] counts for its row."""
+def _shares(w: np.ndarray, scales: np.ndarray, by_block: bool) -> np.ndarray:
+    """float64 [2, blocks]: what the squared error of each block w f32 [blocks, block] counts for its row, always and
+    where it is the largest of these."""
+    shares = np.stack([np.ones(len(w)), np.zeros(len(w))])
     first, last = _span(scales)
-    if last - first <= WIDE:
-        return np.ones(len(w))
+    if not by_block or last - first <= WIDE:
+        return shares
     squares = np.zeros(len(w))
     for i in range(w.shape[1]):
         squares += w[:, i].astype(np.float64) * w[:, i]
     counts = (scales > 0) & ((scales.view(np.int32) >> BASE_SHIFT) - BASE_BIAS >= first)
-    own = np.divide(1, counts.sum() * squares, out=np.zeros(len(w)), where=counts)
-    return 1 / np.add.accumulate(squares)[-1] + own
+    shares[0] = 1 / np.add.accumulate(squares)[-1]
+    shares[0, counts] += 1 / (counts.sum() * squares[counts])
+    shares[1, counts] = WORST / squares[counts]
+    return shares
 
 
 def _bases(first: int, last: int, more: int) -> list[int]:
@@ -234,7 +239,7 @@ def _row(w, c, low, high, shares, header: int, scheme: RowScheme):
     s, z = best // z.shape[2], z.reshape(len(w), -1)[blocks, best]
     codes = np.floor(w * inverse[s][:, None] + zeros[z][:, None] + HALF)
     codes = np.minimum(np.maximum(codes, F32(0)), top).astype(np.uint8)
-    error = np.add.accumulate(errors[blocks, best] * shares)[-1]
+    error = np.add.accumulate(errors[blocks, best] * shares[0])[-1] + (errors[blocks, best] * shares[1]).max()
     return (s | z << scheme.scale_bits).astype(np.uint16), codes, float(error)
 
 

@@ -20,6 +20,7 @@ from numflow.quant.search import (
     TOPS,
     WIDE,
     WIDEST,
+    WORST,
     check_magnitude,
     checked_importance,
 )
@@ -57,7 +58,7 @@ def _search(x, c, by_block, block, top, scale_bits, narrowest, steps, zeros, row
     count = x.shape[1] // block
     low, high = np.empty(count, np.float32), np.empty(count, np.float32)
     liked, middles = np.empty(count, np.float32), np.empty(count, np.float32)
-    shares, tried, best = np.ones(count, np.float64), np.empty(count, np.uint16), np.empty(count, np.uint16)
+    shares, tried, best = np.empty((2, count), np.float64), np.empty(count, np.uint16), np.empty(count, np.uint16)
     work = work_space(scale_bits)
     for row in range(begin, end):
         weights, importance = x[row], c[row if c.shape[0] > 1 else 0]
@@ -66,8 +67,7 @@ def _search(x, c, by_block, block, top, scale_bits, narrowest, steps, zeros, row
             liked[b], middles[b] = block_likes(weights, importance, b * block, block, low[b], high[b], top, narrowest,
                                                work)
         headers = row_headers(liked, middles, scale_bits, steps)
-        if by_block:
-            count_shares(weights, liked, block, shares)
+        count_shares(weights, liked, by_block, block, shares)
         least, chosen = np.inf, 0
         for header in headers:
             error = _row(weights, importance, low, high, shares, header, block, top, scale_bits, narrowest, steps,
@@ -222,23 +222,26 @@ def _span(scales):
 
 
 @part
-def count_shares(w, scales, block, shares):
-    """shares f64 [blocks]: what the squared error of each block counts for its row."""
+def count_shares(w, scales, by_block, block, shares):
+    """shares f64 [2, blocks]: what the squared error of each block counts for its row, always and where it is the
+    largest of these."""
     first, last = _span(scales)
-    shares[:] = 1.0
-    if last - first <= WIDE:
+    shares[0], shares[1] = 1.0, 0.0
+    if not by_block or last - first <= WIDE:
         return
     patterns, total, used = scales.view(np.int32), 0.0, 0
     for b in range(scales.size):
         squares = 0.0
         for i in range(b * block, (b + 1) * block):
             squares += np.float64(w[i]) * w[i]
-        shares[b] = squares
         total += squares
-        used += scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first
+        if scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first:
+            shares[1, b] = squares
+            used += 1
     for b in range(scales.size):
-        own = scales[b] > 0 and (patterns[b] >> BASE_SHIFT) - BASE_BIAS >= first
-        shares[b] = 1 / total + (1 / (used * shares[b]) if own else 0.0)
+        squares = shares[1, b]  # 0 for a block that does not count by itself
+        shares[0, b] = 1 / total + (1 / (used * squares) if squares > 0 else 0.0)
+        shares[1, b] = WORST / squares if squares > 0 else 0.0
 
 
 @part
@@ -279,14 +282,15 @@ def _row(w, c, low, high, shares, header, block, top, scale_bits, narrowest, ste
         inverse = _ONE / scales[s]
         for z in range(lanes):
             inverses[s * lanes + z], tried_zeros[s * lanes + z] = inverse, row_zeros[z]
-    total, reach = 0.0, HALF + HALF / np.float32(1 << (header & 3))
+    total, worst, reach = 0.0, 0.0, HALF + HALF / np.float32(1 << (header & 3))
     for b in range(low.size):
         error, found[b] = _best_header(w, c, b * block, block, low[b], high[b], scales, reach, top, scale_bits,
                                        narrowest, row_zeros, work)
-        total += error * shares[b]
-        if total > limit:
+        total += error * shares[0, b]
+        worst = max(worst, error * shares[1, b])
+        if total + worst > limit:
             break
-    return total
+    return total + worst
 
 
 @part
