@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
@@ -18,6 +19,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests are not to fill the user's cache with packed weights; tests/cpu/test_prepared.py has a folder of its own.
 os.environ["NUMFLOW_PREPARED"] = "0"
+
+# Every run draws the same examples, and none are kept: the tree may be one that cannot be written.
+hypothesis.settings.register_profile("numflow", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("numflow")
 
 # Garbage is looked for less often, and not among all tests: compilers leave so many objects that it took a sixth of the
 # time.

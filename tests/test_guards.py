@@ -1,8 +1,10 @@
 """What a quick look at the source must not find, and lists that must agree with each other."""
 
+import ast
 import importlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,48 @@ def test_nothing_looks_unfinished():
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
     files = sources("numflow/**/*.py", "tests/**/*.py", "experiments/**/*.py")
     assert hits(re.compile(rf"#.*\b(?:{marks})\b|except[^:]*: *pass$"), files) == []
+
+
+def wall_clock_assertions(source: str) -> list[str]:
+    """Lines of assertions on a clock that others' work moves on, or on a name that was given such a time."""
+    clock = re.compile(r"\btime\.(?:time|monotonic|perf_counter)(?:_ns)?\(")
+    tree, found = ast.parse(source), []
+    for test in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+        times = {name for node in ast.walk(test) if isinstance(node, ast.Assign) for name, value in _assigned(node)
+                 if clock.search(ast.unparse(value))}
+        for node in (node for node in ast.walk(test) if isinstance(node, ast.Assert)):
+            named = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            if clock.search(ast.unparse(node)) or times & named:
+                found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def _assigned(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a statement gives values, each with its value."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = zip(target.elts, node.value.elts, strict=False)
+        else:
+            pairs = [(target, node.value)]
+        yield from ((name.id, value) for part, value in pairs for name in ast.walk(part) if isinstance(name, ast.Name))
+
+
+@pytest.mark.parametrize("source, count", [
+    ("def f():\n    a = time.time()\n    assert time.time() - a < 1", 1),
+    ("def f():\n    a = time.perf_counter()\n    b, c = work(), time.perf_counter() - a\n    assert c < 9", 1),
+    ("async def f():\n    end = time.monotonic() + 9\n    while work():\n        assert time.monotonic() < end", 1),
+    ("def f():\n    a = time.process_time()\n    assert time.process_time() - a < 1", 0),
+    ("def f():\n    end, faults = time.time() + 60, []\n    assert faults == []", 0),
+    ("def f():\n    path.touch(time.time())\n    assert path", 0)])
+def test_the_search_for_assertions_on_the_clock(source, count):
+    assert len(wall_clock_assertions(source)) == count
+
+
+def test_no_assertion_on_the_clock():
+    """A machine with other work fails such tests; tests/waiting.py waits, time.process_time() measures."""
+    found = {str(path.relative_to(REPO)): wall_clock_assertions(path.read_text(encoding="utf-8"))
+             for path in sources("tests/**/*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_public_names():

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from numflow.formats import writer
 from tests.quant.small import TEXT, write_model
+from tests.waiting import until
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -221,9 +221,8 @@ def test_an_interrupt(tmp_path, sent, code):
     source, target = write_model(tmp_path / "source", ffn=64 * 1024), tmp_path / "out" / "x"
     target.parent.mkdir()
     target.write_bytes(b"what was there")
-    process, limit = start(source, target), time.monotonic() + 60
-    while not list(target.parent.glob(".x.*.part")) and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.01)
+    process = start(source, target)
+    until(lambda: list(target.parent.glob(".x.*.part")) or process.poll() is not None, "a file that is being written")
     process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == code and target.read_bytes() == b"what was there"

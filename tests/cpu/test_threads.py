@@ -17,6 +17,7 @@ from numflow.cpu.atomic import fetch_add, pause
 from numflow.cpu.kernel import kernel
 from numflow.cpu.threads import ARRIVED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
 from numflow.errors import DeviceError
+from tests.waiting import until
 
 REPEAT = 50
 
@@ -143,10 +144,8 @@ def test_closed_threads_and_forked_children_are_refused(monkeypatch):
 
 def _wait_until_asleep(pool: Threads) -> None:
     """Until its workers sleep; beside other work they may get their cores seldom."""
-    states, end = (WORKERS + WORKER_BYTES + STATE) // 8, time.monotonic() + 30
-    while (pool._control[states::WORKER_BYTES // 8][:pool.n_threads - 1] != threads_kernels.ASLEEP).any():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    states = pool._control[(WORKERS + WORKER_BYTES + STATE) // 8::WORKER_BYTES // 8][:pool.n_threads - 1]
+    until(lambda: (states == threads_kernels.ASLEEP).all(), "workers that sleep")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")

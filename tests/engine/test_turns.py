@@ -1,33 +1,27 @@
 """A lock in turns."""
 
 import threading
-import time
 
 from numflow.engine.turns import Turns
+from tests.waiting import until
 
 
-def test_nobody_is_kept_out():
-    lock, stop, taken = Turns(), threading.Event(), []
-
-    def hog():
-        while not stop.is_set():
-            with lock:
-                time.sleep(0.002)
+def test_who_waits_comes_before_who_lets_go_and_takes_it_again():
+    lock, taken = Turns(), []
 
     def visit():
-        for _ in range(10):
-            with lock:
-                taken.append(time.perf_counter())
+        with lock:
+            taken.append("visitor")
 
-    threads = [threading.Thread(target=hog), threading.Thread(target=visit)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    threads[1].join(10)
-    stop.set()
-    threads[0].join()
-    assert len(taken) == 10
-    assert taken[-1] - begin < 1  # a visit waits for one turn, not for the end
+    for _ in range(20):
+        visitor = threading.Thread(target=visit)
+        with lock:
+            visitor.start()
+            until(lambda: not lock._door.acquire(blocking=False) or lock._door.release(), "a visitor in the door")
+        with lock:
+            taken.append("holder")
+        visitor.join()
+    assert taken == ["visitor", "holder"] * 20
 
 
 def test_it_is_taken_again_by_its_owner_and_not_by_others():

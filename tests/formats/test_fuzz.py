@@ -104,10 +104,10 @@ def test_fuzz_for_long(tmp_path, name):
         edits = [(rng.random(), rng.randrange(3), rng.choice(PIECES) if rng.random() < 0.5 else rng.randbytes(
             rng.randint(1, 9))) for _ in range(rng.randint(1, 6))]
         data = edit(SEEDS[name], edits)
-        began = time.monotonic()
+        began = time.process_time()
         read_well += survives(path, with_checksum(data) if name == "pickle" else data)
-        slowest = max(slowest, time.monotonic() - began)
+        slowest = max(slowest, time.process_time() - began)
         tries += 1
-    print(f"{name}: {tries} files, {read_well} read, the slowest took {slowest * 1000:.0f} ms")
+    print(f"{name}: {tries} files, {read_well} read, the slowest took {slowest * 1000:.0f} ms of the processor")
     assert 0 < read_well < tries
     assert slowest < 20

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO
 from tests.engine.tiny import write_checkpoint
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 LOAD = """import numflow
@@ -44,13 +46,12 @@ def test_nothing_is_left_when_the_script_and_a_device_are_killed(tmp_path):
     script.kill()
     os.kill(first, signal.SIGKILL)
     script.wait()  # not its pipes: whoever is left holds them open
-    deadline = time.monotonic() + 20
-    while (left := _runs(second)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if left:
-        os.kill(second, signal.SIGKILL)
-    script.communicate()
-    assert not left
+    try:
+        until(lambda: not _runs(second), "the end of the second device")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(second, signal.SIGKILL)
+        script.communicate()
 
 
 def _runs(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -171,7 +170,5 @@ def test_a_process_that_is_killed(tmp_path):
         with numflow.load(folder, threads=1) as one:
             assert one.generate([1, 2], max_tokens=4, ignore_eos=True).ids == ids
         os.kill(model.program._workers[1].process.pid, signal.SIGKILL)
-        begin = time.monotonic()
         with pytest.raises(DeviceError, match="the process of device 7 was killed by signal 9; load the model again"):
             model.generate([1, 2], max_tokens=4, ignore_eos=True)
-        assert time.monotonic() - begin < 20

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import pytest
 from numflow import registry
 from numflow.errors import DownloadError, ModelNotFoundError
 from numflow.registry import paths, wheels
+from tests.waiting import until
 
 from .conftest import CONTENT, SIDE
 
@@ -154,19 +154,12 @@ def start_child(**environment) -> subprocess.Popen:
                             env={**os.environ, "PYTHONPATH": repo, **environment})
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not appear"
-        time.sleep(0.02)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGINT])
 def test_killed_half_way_leaves_nothing_under_the_name(shop, tmp_path, with_signal):
     started = tmp_path / "started"
     child = start_child(SLOW_PIP=SLOW_PIP, STARTED=str(started))
-    wait_for(started)
+    until(started.exists, str(started))
     child.send_signal(with_signal)
     child.communicate(timeout=20)
     assert child.returncode != 0
@@ -180,7 +173,7 @@ def test_two_processes_at_once(shop, tmp_path):
     """The second waits for the first, says so, and takes over when the first dies."""
     started = tmp_path / "started"
     first = start_child(SLOW_PIP=SLOW_PIP, STARTED=str(started))
-    wait_for(started)
+    until(started.exists, str(started))
     second = start_child()
     assert "another process is fetching toy; waiting" in second.stderr.readline()
     assert second.poll() is None

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
 
 from tests.conftest import REPO
+from tests.waiting import until
 
 KEY = "sk-no-key-required"
 
@@ -45,15 +45,14 @@ class ServerProcess:
 
     def wait_ready(self, seconds: float = 60) -> None:
         """Until /health says ok."""
-        end = time.monotonic() + seconds
-        while True:
-            assert self.process.poll() is None and time.monotonic() < end, "".join(self.log)
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass  # it may be ending: the next round tells
-            time.sleep(0.05)
+        until(self._is_ready, "a service that is ready", seconds)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, "".join(self.log)
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False  # it may be ending: the next look tells
 
     def status(self) -> dict:
         """What /status says."""
@@ -63,15 +62,13 @@ class ServerProcess:
         """The first model's numbers."""
         return self.status()["models"][0]["engine"]
 
-    def wait_idle(self, seconds: float = 20) -> dict:
+    def wait_idle(self, seconds: float = 60) -> dict:
         """Until nothing runs or waits; the engine's numbers."""
-        end = time.monotonic() + seconds
-        while True:
+        def idle():
             found = self.engine()
-            if not found["running"] and not found["waiting"]:
-                return found
-            assert time.monotonic() < end, found
-            time.sleep(0.02)
+            return found if not found["running"] and not found["waiting"] else None
+
+        return until(idle, "an idle engine", seconds)
 
     def resident(self) -> int:
         """Bytes of memory."""

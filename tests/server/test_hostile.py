@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.server.processes import ServerProcess
+from tests.waiting import until
 
 LONG = {"prompt": "a", "max_tokens": 450, "temperature": 0, "ignore_eos": True}
 
@@ -40,10 +41,8 @@ def test_a_client_that_goes_away_ends_its_request(server, stream):
         if stream:
             assert b"200 OK" in connection.recv(4096)
         else:
-            deadline = time.monotonic() + 10
-            while not server.engine()["running"]:
-                assert time.monotonic() < deadline
-    after = server.wait_idle(5)
+            until(lambda: server.engine()["running"], "a running request")
+    after = server.wait_idle()
     assert after["cancelled"] == before["cancelled"] + 1
     assert after["new_tokens"] - before["new_tokens"] < LONG["max_tokens"]
     assert after["kv_blocks_used"] == 0
@@ -63,8 +62,7 @@ def test_half_closed_and_cut_off(server):
     assert b" 408 " in found and b'"code":"body_timeout"' in found
     with connect(server) as connection:  # half a head, then silence
         connection.sendall(b"POST / HT")
-        begin = time.monotonic()
-        assert read_all(connection) == b"" and time.monotonic() - begin < 10
+        assert read_all(connection) == b""  # the service closes: the connection's own timeout would be an error
     assert server.wait_idle()["kv_blocks_used"] == 0
 
 
@@ -92,7 +90,7 @@ def test_a_slow_reader_does_not_stop_others(server):
         time.sleep(0.3)
         quick = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
         assert quick.status_code == 200
-    assert server.wait_idle(20)["kv_blocks_used"] == 0
+    assert server.wait_idle()["kv_blocks_used"] == 0
 
 
 @pytest.mark.slow
@@ -103,11 +101,9 @@ def test_a_client_that_never_reads_is_given_up(server):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(head(server, json.dumps(LONG | fields).encode()))
-        deadline = time.monotonic() + 60
-        while not any('"client_gone": true' in line and '"/v1/completions"' in line for line in server.log[-3:]):
-            assert time.monotonic() < deadline, server.log[-5:]
-            time.sleep(0.1)
-    assert server.wait_idle(20)["kv_blocks_used"] == 0
+        until(lambda: any('"client_gone": true' in line and '"/v1/completions"' in line for line in server.log[-3:]),
+              "the end of the connection")
+    assert server.wait_idle()["kv_blocks_used"] == 0
 
 
 def stream(url, results, number, **fields):
@@ -143,9 +139,7 @@ def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, d
     path.write_text(config_file.read_text().replace("drain_timeout = 20", f"drain_timeout = {drain}"))
     with ServerProcess("-c", str(path)) as server:
         threads, results = start_streams(server, 50, max_tokens=400 if drain < 1 else 40)
-        deadline = time.monotonic() + 20
-        while server.status()["requests"] < 50 and len(results) < 50:
-            assert time.monotonic() < deadline
+        until(lambda: server.status()["requests"] >= 50 or len(results) >= 50, "50 requests")
         code = server.stop(signal.SIGTERM, 40)
         for thread in threads:
             thread.join(20)
@@ -164,8 +158,8 @@ def test_sigterm_in_the_middle_of_50_streams_loses_none(config_file, tmp_path, d
 def test_200_clients_for_a_minute(config_file):
     """Readers, quitters and idlers at once: memory and threads stay, nothing is leaked, every request is answered."""
     with ServerProcess("-c", str(config_file)) as server:
-        ends, faults = time.monotonic() + 60, []
-        answered = [0] * 200
+        ends, answered = time.monotonic() + 60, [0] * 200
+        faults: list[tuple] = []
 
         def client(number):
             with httpx.Client(base_url=server.url, timeout=90) as http:

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import socket
-import time
 from contextlib import ExitStack
 
 import httpx
@@ -16,6 +15,7 @@ from numflow.server.errors import ApiError
 from numflow.server.jobs import Jobs
 from numflow.server.service import Service
 from tests.server.processes import ServerProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -130,9 +130,7 @@ def test_a_full_queue_is_429(model_folders, tmp_path):
 
 def test_the_log_has_no_prompts(server, http):
     http.post("/v1/completions", json={"prompt": "my secret words", "max_tokens": 1}, headers={"x-request-id": "mine"})
-    deadline = time.monotonic() + 10
-    while not (mine := [json.loads(line) for line in server.log if '"mine"' in line]):
-        assert time.monotonic() < deadline
+    mine = until(lambda: [json.loads(line) for line in server.log if '"mine"' in line], "the request's line")
     assert len(mine) == 1 and mine[0]["status"] == 200 and mine[0]["new_tokens"] == 1 and mine[0]["model"] == "org/chat"
     assert "secret" not in "".join(server.log)
 

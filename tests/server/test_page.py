@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import time
 
 import pytest
 
 from numflow.server.app import PAGE
+from tests.waiting import until
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -50,11 +50,8 @@ class Page:
     def all(self, css: str) -> list:
         return self.driver.find_elements("css selector", css)
 
-    def wait(self, condition, seconds: float = 20):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    def wait(self, condition):
+        until(condition, "what the page is to show")
 
     def ask(self, text: str) -> None:
         """Write a message and press Enter."""
@@ -116,7 +113,7 @@ def test_stopping(browser, server, how):
         page.one("body").send_keys("\ue00c")
     page.wait(lambda: not page.busy)
     assert "stopped" in page.one(".foot").text and len(page.texts()[0]) < 470
-    assert server.wait_idle(5)["cancelled"] == before + 1
+    assert server.wait_idle()["cancelled"] == before + 1
 
 
 @pytest.mark.slow

@@ -54,9 +54,9 @@ def test_a_long_conversation_is_fast():
     messages = MESSAGES * 500
     template = ("{% for m in messages %}{% if loop.index == messages | length %}{% set last = m %}{% endif %}"
                 "{{ m.role }}: {{ m.content | replace('<b>', '**') }}{% endfor %}")
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(chat.render(template, messages=messages)) > 10_000
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(("template", "message"), [
@@ -140,10 +140,10 @@ GROW = "{%% set ns = namespace(s='ab') %%}{%% for i in range(200) %%}%s{%% endfo
     " " * (chat.MAX_TEMPLATE + 1),
 ])
 def test_size_is_bounded(template):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TokenizerError):
         chat.render(template, messages=MESSAGES)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("template", [
@@ -155,10 +155,10 @@ def test_size_is_bounded(template):
 ])
 def test_time_is_bounded(template, monkeypatch):
     monkeypatch.setattr("numflow.tokenizer.sandbox.MAX_SECONDS", 0.3)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TokenizerError, match="takes more than 0.3 s"):
         chat.render(template, messages=MESSAGES)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_where_templates_come_from(tmp_path, byte_level_library, bpe_model):

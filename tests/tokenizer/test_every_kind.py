@@ -60,9 +60,9 @@ def test_a_long_text_without_spaces_takes_linear_time(every_tokenizer, text):
     for name, tokenizer in every_tokenizer.items():
         if "unigram_library" in name and len(set(text)) > 1:
             continue  # the package's own unigram is the slow part
-        start = time.perf_counter()
+        start = time.process_time()
         tokenizer.encode(text)
-        assert time.perf_counter() - start < 3, name
+        assert time.process_time() - start < 3, name
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "abc\udc00", "\udfff" * 3 + "x"])
