@@ -36,9 +36,10 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
     name = str(name_or_path)
     if entry := catalogue.find(name):
         return pull(entry, offline, progress)
-    if _means_a_path(name, path):
+    found = hub.parse(name)
+    if (found is None or found.repo == name) and _means_a_path(name, path):
         raise ModelNotFoundError(f"no file or folder {path}")
-    if found := hub.parse(name):
+    if found:
         return hub.snapshot(*found, offline=paths.is_offline(offline), progress=progress)
     raise catalogue.unknown(name)
 

@@ -125,8 +125,11 @@ def test_hub_gguf_is_one_model():
     ggufs = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
     assert hub.choose("o/n", ggufs, "q8_0") == ["m-Q8_0.gguf"]
     assert hub.choose("o/n", ggufs[3:]) == ggufs[3:]
-    with pytest.raises(ModelNotFoundError, match=r"several models: .*m-Q4_K_M\.gguf.*o/n:Q4_K_M"):
-        hub.choose("o/n", ggufs)
+    lines = []
+    assert hub.choose("o/n", ggufs, tell=lines.append) == ["m-Q4_K_M.gguf"]
+    assert lines == ["o/n has 3 GGUF models: taking m-Q4_K_M.gguf; o/n:QUANTISATION takes another"]
+    with pytest.raises(ModelNotFoundError, match=r"several models: big\.gguf, other\.gguf; choose one, such as o/n:b"):
+        hub.choose("o/n", [*ggufs[3:], "other.gguf"])
     with pytest.raises(ModelNotFoundError, match=r"no weights match 'Q3'; it has .*m-Q8_0\.gguf"):
         hub.choose("o/n", ggufs, "Q3")
     with pytest.raises(ModelNotFoundError, match="no safetensors, GGUF or pickled weights"):

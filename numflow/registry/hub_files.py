@@ -1,0 +1,206 @@
+"""Which files of a hub repository a model is made of.
+
+A repository holds one model in several quantisations, each in a file or in shards, at the top or in folders, and things
+beside them that are no models of their own: projectors, adapters, drafts, importance matrices. A quantisation is a
+word of a file's path: F16 is not in BF16, nor Q6_K in Q6_K_L.
+"""
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from numflow.errors import ModelNotFoundError
+
+_SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+# Folders of the modules that make an embedding of hidden states, such as 1_Pooling and 2_Dense.
+_MODULE_FILES = re.compile(r"\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)")
+_KINDS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.\w+$)")
+_QUANT = r"(?:i?q|tq)\d+(?:_\w+)?|bf16|fp?16|fp?32|mxfp\d+(?:_\w+)?|nvfp\d+"
+_IS_QUANT = re.compile(_QUANT)
+_BEHIND = re.compile(rf"(\w+)_({_QUANT})")  # "model_q4_0"; words of the names of schemes hang together with "_" too
+_NO_MODEL = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|tokenizer|consolidated|adapter).*")
+# What a file may be called that belongs to a model and is none, unless all models of the repository are called so.
+_BESIDE = frozenset(("draft", "mtp", "nextn", "eagle", "eagle3", "lora", "adapter", "projector", "clip", "vocoder",
+                     "vocab"))
+_MADE_OTHERWISE = frozenset(("ud", "i1", "imat", "imatrix"))  # words of another way to the same quantisation
+# Without a quantisation: Q4_K_M, as other programs take it, then what is nearest to it in size.
+_USUAL = ("Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE",
+          "Q5_K_M", "Q5_K_L", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0",
+          "Q8_K_XL", "Q3_K_L", "Q3_K_XL", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "BF16", "F16",
+          "F32", "Q2_K", "Q2_K_L", "Q2_K_XL")
+_SHOWN = 24  # models in a list
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Weights that belong together. name: of the file, without the number of a shard; shards: of how many, 0: one."""
+
+    name: str
+    shards: int
+    files: tuple[str, ...]
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        return _words(self.name.rpartition(".")[0])
+
+    @property
+    def kind(self) -> str:
+        return self.name[self.name.rindex("."):].lower()
+
+
+def choose(repo: str, files: Sequence[str], pattern: str = "", tell: Callable[[str], None] = lambda line: None,
+           shards_of: Callable[[str], Iterable[str]] | None = None) -> list[str]:
+    """The files of a repository that a model needs, weights first, the shards of a split model in order.
+
+    pattern:   words of the model's name (a quantisation), a file, "FOLDER/", or globs; several separated by commas.
+               "" chooses safetensors, else GGUF, else pickled weights.
+    tell:      gets a line about a choice that was not asked for.
+    shards_of: the files that an index of the repository names.
+
+    Raises:
+        ModelNotFoundError: no weights, none that match, several models that do, or a shard is missing.
+    """
+    weights = _matching(repo, files, pattern) if pattern else _usual(repo, files, tell, shards_of)
+    if weights[0].lower().endswith(".gguf"):
+        return weights
+    folder = weights[0].rpartition("/")[0]
+    folder = folder if f"{folder}/config.json" in files else ""
+    side = [f for f in files if f not in weights and f.rpartition("/")[0] == folder
+            and any(fnmatch.fnmatchcase(f, glob) for glob in _SIDE_FILES)]
+    return weights + sorted(side) + ([] if folder else _module_files(files))
+
+
+def _module_files(files: Sequence[str]) -> list[str]:
+    """Files of the embedding's modules; of one that has safetensors not the pickled weights."""
+    found = sorted(f for f in files if _MODULE_FILES.fullmatch(f))
+    return [f for f in found if not f.endswith(".bin") or f"{f.split('/')[0]}/model.safetensors" not in found]
+
+
+def _matching(repo: str, files: Sequence[str], pattern: str) -> list[str]:
+    """The weights that a pattern names."""
+    everything = _models(files)
+    models = _without_others(everything, frozenset(_words(pattern)))
+    found = [model for model in models if any(_fits(model, part) for part in pattern.split(",") if part)]
+    if not found:
+        beside = [model.name for model in everything if any(_fits(model, part) for part in pattern.split(",") if part)]
+        why = f" but {', '.join(beside[:3])}, no model of its own" if beside else ""
+        raise ModelNotFoundError(f"{repo}: no weights match {pattern!r}{why}; it has {_listing(models)}")
+    if any(c in pattern for c in "*?[,") and found[0].kind != ".gguf":
+        return sorted(file for model in found for file in model.files)  # globs name all files of a model
+    return _only(repo, found, f" that match {pattern!r}")
+
+
+def _usual(repo: str, files: Sequence[str], tell: Callable[[str], None],
+           shards_of: Callable[[str], Iterable[str]] | None) -> list[str]:
+    """The weights of a repository of which nothing else is known."""
+    if found := _plain(repo, files, "model.safetensors", "*.safetensors", shards_of):
+        return found
+    if models := [model for model in _without_others(_models(files)) if model.kind == ".gguf"]:
+        return _usual_gguf(repo, models, tell)
+    if found := _plain(repo, files, "pytorch_model.bin", "pytorch_model*.bin", shards_of):
+        return found
+    raise ModelNotFoundError(f"{repo}: no safetensors, GGUF or pickled weights in it")
+
+
+def _plain(repo: str, files: Sequence[str], single: str, glob: str,
+           shards_of: Callable[[str], Iterable[str]] | None) -> list[str]:
+    """Weights at the top of a repository in the order that formats/folder.py looks in: one file, what an index names,
+    all that there are."""
+    found = sorted(f for f in files if "/" not in f and fnmatch.fnmatchcase(f, glob) and not _NO_MODEL.fullmatch(f))
+    if single in found:
+        return [single]
+    indexes = sorted((f for f in files if fnmatch.fnmatchcase(f, f"{glob}.index.json") and "/" not in f),
+                     key=lambda f: f != f"{single}.index.json")
+    if found and indexes and shards_of is not None:
+        index = indexes[0]
+        found = sorted(set(shards_of(index)))
+        if missing := set(found) - set(files):
+            raise ModelNotFoundError(f"{repo}: {index} names {min(missing)}, which is not there")
+    return found
+
+
+def _usual_gguf(repo: str, models: list[_Model], tell: Callable[[str], None]) -> list[str]:
+    if len(models) == 1:
+        return _only(repo, models, "")
+    for quant in _USUAL:
+        if found := [model for model in models if _fits(model, quant)]:
+            files = _only(repo, found, f" in {quant}")
+            tell(f"{repo} has {len(models)} GGUF models: taking {files[0]}; {repo}:QUANTISATION takes another")
+            return files
+    return _only(repo, models, "")
+
+
+def _models(files: Iterable[str]) -> list[_Model]:
+    groups: dict[tuple[str, int], list[str]] = {}
+    for file in sorted(files):
+        name = file.rpartition("/")[2].lower()
+        if name.endswith(_KINDS) and not (_NO_MODEL.fullmatch(name) and not name.endswith(".gguf")):
+            shard = _SHARD.search(file)
+            groups.setdefault((_SHARD.sub("", file), int(shard[1]) if shard else 0), []).append(file)
+    return [_Model(name, shards, tuple(found)) for (name, shards), found in groups.items()]
+
+
+def _without_others(models: list[_Model], wanted: frozenset[str] = frozenset()) -> list[_Model]:
+    """The models among weights. wanted: words that the user has named."""
+    models = [m for m in models if "mmproj" not in m.name.lower() and not _is_imatrix(m)]
+    beside = _BESIDE - wanted
+    return [m for m in models if beside.isdisjoint(m.words)] or models
+
+
+def _is_imatrix(model: _Model) -> bool:
+    """Whether it is an importance matrix, not a model that was quantised with one."""
+    named = any(word.startswith(("imatrix", "imat")) for word in _words(model.name.rpartition("/")[2]))
+    return named and not any(_IS_QUANT.fullmatch(word) for word in model.words)
+
+
+def _fits(model: _Model, pattern: str) -> bool:
+    lower = pattern.lower()
+    if any(c in pattern for c in "*?["):
+        return any(fnmatch.fnmatchcase(file.lower(), lower) for file in model.files)
+    if pattern.endswith("/"):
+        return model.name.lower().startswith(lower)
+    if lower.endswith(_KINDS):
+        names = (model.name, *model.files)
+        return any(lower in (name.lower(), name.lower().rpartition("/")[2]) for name in names)
+    words = _words(pattern)
+    return any(model.words[at:at + len(words)] == words for at in range(len(model.words))) and bool(words)
+
+
+def _words(path: str) -> tuple[str, ...]:
+    """The words of a path in small letters, what follows the last "_" included where it is a quantisation."""
+    found: list[str] = []
+    for word in re.split(r"[^\w]+", path.lower()):
+        behind = None if _IS_QUANT.fullmatch(word) else _BEHIND.fullmatch(word)
+        found += behind.groups() if behind else (word,)
+    return tuple(re.sub(r"^fp(16|32)$", r"f\1", word) for word in found if word)
+
+
+def _only(repo: str, models: list[_Model], which: str) -> list[str]:
+    """The files of the one model that is meant, of several that fit."""
+    kind = min((model.kind for model in models), key=_KINDS.index)
+    models = [model for model in models if model.kind == kind]
+    left = [model for model in models if not any(_comes_before(other, model) for other in models)]
+    if len(left) > 1:
+        raise ModelNotFoundError(f"{repo} has several models{which}: {_listing(left)}; choose one, such as "
+                                 f"{repo}:{left[0].name}")
+    if left[0].shards not in (0, len(left[0].files)):
+        raise ModelNotFoundError(f"{repo}: {len(left[0].files)} of {left[0].shards} shards of {left[0].name} are there")
+    return list(left[0].files)
+
+
+def _comes_before(one: _Model, other: _Model) -> bool:
+    """Whether `one` is what was asked for, and `other` the same model made in a special way, or in more pieces."""
+    if one.words == other.words:
+        return one.shards < other.shards and one.name == other.name
+    mine, more = Counter(one.words), Counter(other.words)
+    extra = more - mine
+    return not mine - more and all(word in _MADE_OTHERWISE or _IS_QUANT.fullmatch(word) for word in extra)
+
+
+def _listing(models: list[_Model]) -> str:
+    names = [model.name for model in models]
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "") or "none"
