@@ -159,7 +159,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds."""
+    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds.
+
+    within: index of the step whose kernel does this one as well; its time is part of that one's.
+    """
 
     index: int
     label: str
@@ -167,6 +170,7 @@ class TraceRow:
     shapes: str
     kernel: str
     microseconds: float
+    within: int | None = None
 
 
 @dataclass(frozen=True)

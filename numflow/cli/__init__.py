@@ -1,5 +1,6 @@
 """The command line. Commands parse, call the library and print; nothing else is decided here."""
 
+import io
 import os
 import sys
 
@@ -10,8 +11,13 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     try:
         from numflow.cli.app import app
+        from numflow.cli.failures import Output, whole
 
-        app(prog_name="numflow")
+        if sys.stdout is None:  # closed by whoever started this: nobody reads it
+            sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout = Output.instead_of(sys.stdout)
+        sys.exit(whole(lambda: app(prog_name="numflow")))
     except KeyboardInterrupt:  # while still importing
         print("interrupted", file=sys.stderr)
         sys.exit(130)

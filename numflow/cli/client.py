@@ -1,22 +1,20 @@
 """`numflow client`: ask a running service from the shell."""
 
 import os
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from numflow.cli import options
-from numflow.cli.inputs import read_text
+from numflow.cli.inputs import read_prompt
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
 
 def client(
-    prompt: Annotated[str | None, typer.Argument(show_default=False, help="What to ask; without it (and without -f) "
-                                                 "standard input is read.")] = None,
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="What to ask; the text of -f, or of a "
+                                                 "file or pipe at standard input, goes below it.")] = None,
     url: Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="The service.")] =
     "http://127.0.0.1:8080",
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", show_default="the service's first",
@@ -48,23 +46,13 @@ def client(
                                             for entry in listing["data"]])
         return
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed, "stream": not json,
-            **_asked(_prompt(prompt, file), system, raw)}
+            **_asked(read_prompt(prompt, file, "numflow client"), system, raw)}
     path = "/v1/completions" if raw else "/v1/chat/completions"
     answer = ask(url, path, {name: value for name, value in body.items() if value is not None}, key)
     if json:
         print_json(next(answer))
         return
     _print(answer)
-
-
-def _prompt(prompt: str | None, file: Path | None) -> str:
-    if prompt is not None and file is not None:
-        raise RequestError("give the prompt as an argument or with --file, not both")
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and file is None and sys.stdin.isatty():
-        raise RequestError('no prompt: numflow client "..." (or -f FILE, or standard input)')
-    return read_text(file or "-").removesuffix("\n")
 
 
 def _asked(text: str, system: str | None, raw: bool) -> dict[str, Any]:

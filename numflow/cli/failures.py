@@ -1,15 +1,21 @@
 """How a command fails: one line on standard error and an exit code, a traceback only with NUMFLOW_DEBUG=1."""
 
+import errno
 import functools
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import typer
 
+from numflow.cli.tables import printable
 from numflow.errors import NumflowError
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
+STDOUT = "standard output"
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -24,15 +30,19 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except NumflowError as error:
             _fail(f"error: {_one_line(error)}")
         except BrokenPipeError:  # the reader has gone, as `head` does; there is nobody to tell
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
             _fail("interrupted", INTERRUPTED)
         except MemoryError:
             _fail("error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less")
         except Exception as error:
+            if isinstance(error, OSError) and error.filename == STDOUT:
+                drop_output()
             if isinstance(error, OSError) and error.filename is not None and error.strerror:
-                _fail(f"error: {error.filename}: {error.strerror}")
+                _fail(f"error: {printable(error.filename)}: {error.strerror}")
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
+                _fail(f"error: {error.strerror}")
             _fail(f"error: unexpected {type(error).__name__}: {_one_line(error)} (a bug in numflow: please report it "
                   f"with the traceback that NUMFLOW_DEBUG=1 shows)")
     return run
@@ -47,4 +57,55 @@ def _fail(line: str, code: int = FAILED) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
+
+
+class Output(io.TextIOWrapper):
+    """Standard output whose errors say that it is standard output which cannot be written."""
+
+    @classmethod
+    def instead_of(cls, stream: io.TextIOWrapper) -> "Output":
+        """The same stream, which is not used any more under its own name."""
+        lines, through, encoding = stream.line_buffering, stream.write_through, stream.encoding
+        return cls(stream.detach(), encoding, "replace", None, lines, through)
+
+    def write(self, text: str) -> int:
+        with _named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _named():
+            super().flush()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = STDOUT
+        raise
+
+
+def drop_output() -> None:
+    """Send what is and will be written to standard output nowhere, so that ending does not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def whole(run: Callable[[], None]) -> int:
+    """The exit code of `run` when all that it left for standard output, as --help does, has been written."""
+    code = 0
+    try:
+        try:
+            run()
+        except SystemExit as end:
+            code = end.code  # type: ignore[assignment]
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        drop_output()
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        return FAILED
+    return code

@@ -2,26 +2,29 @@
 
 import sys
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Execution, Sampling, grouped
-from numflow.cli.inputs import read_text
-from numflow.cli.running import loaded, print_json
+from numflow.cli.inputs import read_prompt
+from numflow.cli.running import asked_name, loaded, print_json
 from numflow.cli.strategies import streams
 from numflow.cli.tables import print_table
-from numflow.errors import RequestError
+from numflow.errors import RequestError, TokenizerError
+
+MAX_TOKENS = 256
 
 
 @grouped
 def generate(
-    prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt; without it (and without -f) "
-                                                 "standard input is read.")] = None,
+    prompt: Annotated[str | None, typer.Argument(show_default=False, help="The prompt; the text of -f, or of a file or "
+                                                 "pipe at standard input, goes below it.")] = None,
     model: options.Model = None,
     file: options.ReadFile = None,
-    max_tokens: options.MaxTokens = 256,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = MAX_TOKENS,
     sampling: Sampling = Sampling(),
     stop_: options.Stop = None,
     json_schema: options.JsonSchema = None,
@@ -41,34 +44,52 @@ def generate(
     A model that has a chat template gets the prompt as one user message and answers it; --raw continues the text
     as it stands. Models without a template always continue.
     """
-    text = _prompt(prompt, file)
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
+    if trace:
+        _check_trace(settings, max_tokens=max_tokens != MAX_TOKENS, draft=draft, stats=stats)
+    if raw and system is not None:
+        raise RequestError("--system has no effect with --raw: the text is continued as it is")
+    text = read_prompt(prompt, file, "numflow generate")
     with loaded(model, how, draft=draft) as (ready, notice):
+        chat = not raw and ready.has_template
+        asked = _asked(ready, text, system, chat)
         if trace:
-            ready.trace(text)  # what happens once, such as reading weights from disk, is not of interest
-            rows = ready.trace(text)
+            rows = ready.trace(asked, chat)
             notice.clear()
             _print_trace(rows, json)
             return
-        run = ready.generate(text, max_tokens, stream=streams(settings), chat=not raw and ready.has_template,
-                             **settings)
+        run = ready.generate(asked, max_tokens, stream=streams(settings), chat=chat, **settings)
         result = run.result if streams(settings) else run
         _show(run if streams(settings) else _texts(result), notice, quiet=json)
         if json:
-            print_json({"model": ready.network.name, **_facts(result, ready.load_s)})
+            print_json({"model": asked_name(model), "spec": ready.network.name,
+                        **_facts(result, ready.load_s, _tokenizer(ready))})
         if stats:
             print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
                   + _guesses(result.stats), file=sys.stderr)
 
 
-def _prompt(prompt, file) -> str:
-    if prompt is not None and file is not None:
-        raise RequestError("give the prompt as an argument or with --file, not both")
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and file is None and sys.stdin.isatty():
-        raise RequestError('no prompt: numflow generate "..." (or -f FILE, or standard input)')
-    return read_text(file or "-").removesuffix("\n")
+def _check_trace(settings: dict, **more: Any) -> None:
+    """Refuse what a trace, which chooses no token, would leave without effect."""
+    for name in (*settings, *(name for name, given in more.items() if given)):
+        raise RequestError(f"--trace shows one step and chooses no token: {name} has no effect, leave it out")
+
+
+def _asked(model, text: str, system: str | None, chat: bool) -> str | list[dict]:
+    """The prompt, below a system message if there is one."""
+    if system is None:
+        return text
+    if not chat:
+        raise RequestError(f"{model.network.name} has no chat template: leave --system out, and say it in the prompt")
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+def _tokenizer(model):
+    """The model's tokenizer, or None: a model of ids alone."""
+    try:
+        return model.tokenizer
+    except TokenizerError:
+        return None
 
 
 def _texts(result) -> list[str]:
@@ -78,17 +99,23 @@ def _texts(result) -> list[str]:
     return ["\n\n".join(f"[{number}]\n{one.text}" for number, one in enumerate(result.choices, 1))]
 
 
-def _facts(result, load_s: float) -> dict:
+def _facts(result, load_s: float, tokenizer) -> dict:
     """A generation as JSON; several texts are under "choices"."""
     facts = {"text": result.text, "ids": result.ids, "finish_reason": result.finish_reason,
              "stats": {**result.stats, "load_s": load_s}}
     facts |= {} if result.score is None else {"score": result.score}
     if result.logprobs is not None:
-        facts["logprobs"] = [{"id": one.id, "logprob": one.logprob, "top": [
-            {"id": id, "logprob": logprob} for id, logprob in one.top]} for one in result.logprobs]
+        facts["logprobs"] = [{**_token(tokenizer, one.id, one.logprob), "top": [
+            _token(tokenizer, id, logprob) for id, logprob in one.top]} for one in result.logprobs]
     if len(result.choices) > 1:
-        facts["choices"] = [_facts(replace(one, choices=[]), load_s) for one in result.choices]
+        facts["choices"] = [_facts(replace(one, choices=[]), load_s, tokenizer) for one in result.choices]
     return facts
+
+
+def _token(tokenizer, id: int, logprob: float) -> dict:
+    from numflow.server.logprobs import finite, token_text
+
+    return {"id": id, "text": token_text(tokenizer, id)[0], "logprob": finite(logprob)}
 
 
 def _guesses(stats: dict) -> str:
@@ -111,9 +138,10 @@ def _show(run, notice, quiet: bool) -> None:
 
 
 def stats_line(stats: dict, finish_reason: str) -> str:
-    """Times of a generation in one line."""
+    """Times of a generation in one line. The prompt's part ends with the first token, so one token has no speed."""
+    speed = f" in {stats['decode_s']:.3f} s ({stats['decode_tok_s']:.1f} tok/s)" if stats["decode_tok_s"] else ""
     return (f"prompt {stats['prompt_tokens']} tokens in {stats['prefill_s']:.3f} s ({stats['prefill_tok_s']:.1f} tok/s)"
-            f", {stats['new_tokens']} new in {stats['decode_s']:.3f} s ({stats['decode_tok_s']:.1f} tok/s), "
+            f", {stats['new_tokens']} new{speed}, "
             f"loaded in {stats['load_s']:.2f} s, ended by {finish_reason}")
 
 
@@ -123,5 +151,10 @@ def _print_trace(rows, json: bool) -> None:
         return
     total = sum(row.microseconds for row in rows)
     print_table(["#", "label", "op", "shapes", "kernel", ">µs"],
-                [(row.index, row.label, row.op, row.shapes, row.kernel, f"{row.microseconds:.1f}") for row in rows])
-    print(f"{len(rows)} steps, {total / 1000:.3f} ms")
+                [(row.index, row.label, row.op, row.shapes, *_kernel(row)) for row in rows])
+    print(f"{len(rows)} steps, {total / 1000:.3f} ms; times are medians of several runs")
+
+
+def _kernel(row) -> tuple[str, str]:
+    """A step's kernel and time; of one that another step's kernel does, that step."""
+    return (row.kernel, f"{row.microseconds:.1f}") if row.within is None else (f"in step {row.within}", "-")

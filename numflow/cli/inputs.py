@@ -1,9 +1,16 @@
-"""Texts that a command reads: from files, and from standard input."""
+"""Texts that a command reads: arguments, files, and standard input. Nothing that is handed over is dropped."""
 
+import errno
+import os
+import stat
 import sys
+import time
 from pathlib import Path
 
 from numflow.errors import RequestError
+
+STDIN = "-"
+PATIENCE = 5.0  # seconds that a pipe which nothing asked for may stay silent, such as one inherited from a service
 
 
 def read_text(file: Path | str) -> str:
@@ -12,27 +19,125 @@ def read_text(file: Path | str) -> str:
     Raises:
         RequestError: it cannot be read, or is not UTF-8.
     """
-    name = "standard input" if str(file) == "-" else str(file)
+    name = "standard input" if str(file) == STDIN else str(file)
     try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else Path(file).read_bytes()
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{name}: not UTF-8 text (byte {error.start})") from None
+        return _decoded(_standard_input() if str(file) == STDIN else Path(file).read_bytes(), name)
     except OSError as error:
         raise RequestError(f"{name}: {error.strerror}") from None
 
 
-def read_lines(texts: list[str], file: Path | None) -> list[str]:
-    """The texts given as arguments, else the lines of a file or of standard input that are not empty.
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name}: not UTF-8 text (byte {error.start})") from None
+
+
+def read_prompt(prompt: str | None, file: Path | None, command: str) -> str:
+    """The prompt of a command: an instruction, the text of a file or of standard input, or one below the other.
 
     Raises:
-        RequestError: both or nothing is given, or the file cannot be read.
+        RequestError: there is neither, or it cannot be read.
     """
-    if texts and file is not None:
-        raise RequestError("give texts as arguments or with --file, not both")
-    if not texts and file is None and sys.stdin.isatty():
-        raise RequestError("no text: give it as an argument, with -f FILE, or on standard input")
-    found = texts or [line for line in read_text(file or "-").splitlines() if line.strip()]
+    if prompt == STDIN:
+        prompt, file = None, file or Path(STDIN)
+    if prompt is None and file is None:
+        if at_terminal():
+            raise RequestError(f'no prompt: {command} "..." (or -f FILE, or standard input)')
+        file = Path(STDIN)
+    text = (read_text(file) if file is not None else piped_text()).removesuffix("\n")
+    if prompt is None:
+        return text
+    return f"{prompt}\n\n{text}" if text.strip() else prompt
+
+
+def read_lines(texts: list[str], file: Path | None) -> list[str]:
+    """Texts given as arguments, then the lines of a file, else of standard input, that are not empty.
+
+    Raises:
+        RequestError: there is no text, or the file cannot be read.
+    """
+    if not texts and file is None:
+        if at_terminal():
+            raise RequestError("no text: give it as an argument, with -f FILE, or on standard input")
+        file = Path(STDIN)
+    more = piped_text() if file is None else read_text(file)
+    found = [*texts, *(line for line in more.splitlines() if line.strip())]
     if not found:
         raise RequestError("no text: the input is empty")
     return found
+
+
+def at_terminal() -> bool:
+    """Whether nobody but a person at the keyboard could give the input; also where there is no input at all."""
+    return sys.stdin is None or sys.stdin.isatty()
+
+
+def piped_text() -> str:
+    """What a file or a pipe at standard input holds; "" where there is neither, or a pipe stays silent.
+
+    A pipe may be one that a service or a scheduler leaves open for ever, so it is not waited for without end: `-` is.
+
+    Raises:
+        RequestError: it is not UTF-8.
+    """
+    if sys.stdin is None or not _has_input():
+        return ""
+    try:
+        content = _standard_input()
+    except OSError as error:
+        if error.errno in (None, errno.EBADF):  # open for writing only, as some launchers leave it, or a stand-in
+            return ""
+        raise RequestError(f"standard input: {error.strerror}") from None
+    return _decoded(content, "standard input")
+
+
+def _has_input() -> bool:
+    """Whether reading standard input gives something or its end, now or soon."""
+    try:
+        descriptor = sys.stdin.fileno()
+        kind = os.fstat(descriptor).st_mode
+    except (OSError, ValueError):
+        return not sys.stdin.closed  # an object in memory
+    if stat.S_ISREG(kind):
+        return True
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        return False  # a terminal, /dev/null
+    if _readable(descriptor, PATIENCE):
+        return True
+    print(f"nothing came on standard input in {PATIENCE:.0f} s: going on without it (-f - waits for it)",
+          file=sys.stderr, flush=True)
+    return False
+
+
+def _readable(descriptor: int, seconds: float | None) -> bool:
+    """Whether reading would not wait, after so many seconds at most."""
+    if sys.platform == "win32":  # where select knows sockets only
+        import ctypes
+        import msvcrt
+
+        handle, ready, end = msvcrt.get_osfhandle(descriptor), ctypes.c_ulong(), time.monotonic() + (seconds or 0)
+        peek = ctypes.windll.kernel32.PeekNamedPipe
+        while peek(handle, None, 0, None, ctypes.byref(ready), None) and not ready.value:
+            if seconds is not None and time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+    import select
+
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def _standard_input() -> bytes:
+    """All that comes until the end of standard input."""
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "is closed")
+    parts = []
+    while True:
+        part = sys.stdin.buffer.read()
+        if part is None:  # a pipe that does not wait, with nothing in it yet
+            _readable(sys.stdin.fileno(), None)
+        elif part:
+            parts.append(part)
+        else:
+            return b"".join(parts)

@@ -7,7 +7,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.running import print_json
-from numflow.cli.tables import print_fields, print_table
+from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import NumflowError
 
 
@@ -45,7 +45,7 @@ def inspect(
     _print_types(built, checkpoint)
     print()
     if placed is not None:
-        print("\n".join(placed[0]), end="\n\n")
+        print(printable("\n".join(placed[0]), keep="\n"), end="\n\n")
         _print_placed(placed[1])
         print()
     print_network(built, checkpoint, full)

@@ -76,8 +76,9 @@ Seed = Annotated[int | None, typer.Option(metavar="N", show_default="random", he
 Stats = Annotated[bool, typer.Option("--stats", help="Print times and speeds on standard error.")]
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False,
-                  help="Texts; without them the lines of -f or of standard input.")]
+                  help="Texts; the lines of -f, or of a file or pipe at standard input, follow them.")]
 LinesFile = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", show_default=False,
                       help="One text per line; - is standard input.")]
 ReadFile = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", show_default=False,
-                     help="Read the prompt from a file; - is standard input.")]
+                     help="A file whose text is the prompt, or goes below it; - is standard input.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", show_default=False, help="A system message.")]

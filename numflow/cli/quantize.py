@@ -9,7 +9,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.inputs import read_text
 from numflow.cli.running import print_json
-from numflow.cli.tables import print_fields, print_table
+from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import RequestError
 
 Target = Annotated[Path, typer.Argument(metavar="DST", show_default=False, help="The file to write.")]
@@ -96,12 +96,12 @@ def quantize(
     for pattern in report["idle"]:
         print(f"the recipe's pattern {pattern!r} fits no matrix")
     if report["uncalibrated"]:
-        print(report["uncalibrated"])
+        print(printable(report["uncalibrated"]))
     if imatrix is None and _could_be_calibrated(report):
         print("found without calibration: at so few bits --imatrix TEXT keeps far more of the model in the same size")
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
-        print(f"{name} stays as it is: {why}")
+        print(printable(f"{name} stays as it is: {why}"))
     bits = f", {report['bits_per_weight']:.4f} bits per weight of its quantised matrices" if report["weights"] else ""
     print(f"{target}: {megabytes(target.stat().st_size)}{bits}")
 

@@ -1,6 +1,7 @@
 """Loading a model for a command, and telling about kernels that are being compiled."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numflow.cli.groups import Execution
+
+
+# Characters that command a terminal, and that JSON may hold as they are; they stand in its strings alone.
+_UNSAFE = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CompileNotice:
@@ -64,13 +69,20 @@ def loaded(model: str | None, how: "Execution", purpose: str = "generate",
     more: further arguments of numflow.load.
     """
     import numflow
-    from numflow import registry
 
     with (compile_notice(how.compiles) as notice,
-          numflow.load(model or registry.default_model(purpose), **how.arguments(), **more) as ready):
+          numflow.load(asked_name(model, purpose), **how.arguments(), **more) as ready):
         yield ready, notice
+
+
+def asked_name(model: str | None, purpose: str = "generate") -> str:
+    """A model's name as it was asked for; that of the default model if none was."""
+    from numflow import registry
+
+    return model or registry.default_model(purpose)
 
 
 def print_json(value: Mapping[str, Any] | list) -> None:
     """One JSON value on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

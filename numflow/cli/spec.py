@@ -9,7 +9,7 @@ from numflow.cli import options
 from numflow.cli.failures import guarded
 from numflow.cli.inspect import print_network
 from numflow.cli.running import print_json
-from numflow.cli.tables import print_table
+from numflow.cli.tables import print_table, printable
 from numflow.errors import RequestError, SpecError
 
 app = typer.Typer(help="List, show, check and draft specification files.", no_args_is_help=True, rich_markup_mode=None)
@@ -39,8 +39,8 @@ def show(name: Name) -> None:
     from numflow.spec import load_spec
 
     for number, path in enumerate(load_spec(name).chain):
-        print(f"{'' if number == 0 else chr(10)}# {path}")
-        print(path.read_text(encoding="utf-8").rstrip())
+        print(f"{'' if number == 0 else chr(10)}# {printable(path)}")
+        print(printable(path.read_text(encoding="utf-8").rstrip(), keep="\n\t"))
 
 
 @app.command()
@@ -64,7 +64,7 @@ def check(
         opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline))
         print_network(network.build(found, opened), opened, full=False)
         print()
-    print(f"{found.path} is right" + (f" and fits {checkpoint}" if checkpoint else ""))
+    print(printable(f"{found.path} is right" + (f" and fits {checkpoint}" if checkpoint else "")))
 
 
 @app.command()
@@ -86,7 +86,7 @@ def new(
         raise RequestError(f"{output} is there already and is kept")
     drafted = draft(formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)))
     if output is None:
-        print(drafted.text.rstrip(), flush=True)
+        print(printable(drafted.text.rstrip(), keep="\n\t"), flush=True)
     else:
         try:
             with open(output, "x", encoding="utf-8") as file:

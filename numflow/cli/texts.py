@@ -7,8 +7,8 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
-from numflow.cli.inputs import read_lines
-from numflow.cli.running import loaded, print_json
+from numflow.cli.inputs import STDIN, piped_text, read_lines, read_prompt
+from numflow.cli.running import asked_name, loaded, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
@@ -46,7 +46,7 @@ def embed(
         _save(vectors, npy)
         return
     if json:
-        print_json({"model": ready.network.name, "embeddings": vectors.tolist()})
+        print_json({"model": asked_name(model, "embed"), "spec": ready.network.name, "embeddings": vectors.tolist()})
         return
     for vector in vectors:
         print(*(f"{value:.6g}" for value in vector))
@@ -64,14 +64,16 @@ def _save(vectors, path: Path) -> None:
 
 @grouped
 def fill_mask(
-    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help='Text with gaps: "Paris is [MASK]."')],
     model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
                                        help="A masked language model: a file, a folder, a name, or ORG/NAME.")],
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", show_default=False, help='Text with gaps: "Paris is '
+                                               '[MASK]."; without it standard input is read.')] = None,
     top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
     """Show the likeliest words for the gaps of a text."""
+    text = _only_text(text)
     with loaded(model, how) as (ready, notice):
         gaps = ready.fill_mask(text, top_k)
         notice.clear()
@@ -80,6 +82,15 @@ def fill_mask(
         return
     print_table([">gap", ">probability", "word", "text"],
                 [(number, f"{f.probability:.4f}", f.token, f.text) for number, gap in enumerate(gaps, 1) for f in gap])
+
+
+def _only_text(text: str | None) -> str:
+    """The one text, of the argument or of standard input."""
+    if text is None or text == STDIN:
+        return read_prompt(None, None, "numflow fill-mask")
+    if piped_text().strip():
+        raise RequestError("one text is filled at a time: give it as an argument or on standard input, not both")
+    return text
 
 
 @grouped

@@ -176,7 +176,8 @@ class Program:
         stamps = Stamps(bound.table, bound.ends)
         self.pool.run(stamps.table, len(stamps.table))
         del arrays
-        return [TraceRow(index, step.label, step.op, self._shapes(step), kernel.location, microseconds)
+        return [TraceRow(index, step.label, step.op, self._shapes(step), kernel.location, microseconds,
+                         bound.done_by.get(index))
                 for index, ((step, _), kernel, microseconds) in enumerate(
                     zip(bound.steps, bound.kernels, stamps.microseconds.tolist(), strict=True))]
 

@@ -1,6 +1,7 @@
 """A model ready to run: logits, hidden states and generation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -331,18 +332,26 @@ class Model:
         goes_on = request.continues and any(int(id) not in self.tokenizer.special_ids for id in request.prompt)
         return self.tokenizer.stream(continues=goes_on)
 
-    def trace(self, prompt: str | Sequence[int] = ()) -> list[TraceRow]:
+    def trace(self, prompt: str | Sequence[int] | Sequence[Mapping] = (), chat: bool = False,
+              repeat: int = 5) -> list[TraceRow]:
         """One decoding step after a prompt, a row per step of the network.
+
+        Times are medians of `repeat` runs, one after the other; a first one, in which threads wake up and weights come
+        from the disk, does not count.
+
+        prompt, chat: as of `generate`.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        request = self._requests.make(prompt, Settings(max_tokens=1))
+        request = self._requests.make(prompt, Settings(max_tokens=1, chat=chat))
         encoder_ids = request.prompt if self.runner.has_encoder else None
         with self.runner.open(len(request.prefix), encoder_ids) as sequence:
             if len(request.prefix) > 1:
                 sequence.last(request.prefix[:-1])
-            return self.runner.trace(sequence, request.prefix[-1:])
+            runs = [self.runner.trace(sequence, request.prefix[-1:]) for _ in range(repeat + 1)][1:]
+        return [replace(same[0], microseconds=float(np.median([row.microseconds for row in same])))
+                for same in zip(*runs, strict=True)]
 
     def close(self) -> None:
         """Free the executor's memory and threads, and those of a draft model that was loaded with it."""

@@ -184,9 +184,12 @@ class PlanProgram:
         """The same run, a row per step of every device, one device after the other; labels begin with the device."""
         self._owners(entry, None)
         traces = self._all("trace", batch, entry)
-        rows = [replace(row, label=f"{part.name}: {row.label}")
-                for part, trace in zip(self.parts, traces, strict=True) for row in trace]
-        return [replace(row, index=index) for index, row in enumerate(rows)]
+        rows: list[TraceRow] = []
+        for part, trace in zip(self.parts, traces, strict=True):
+            first = len(rows)
+            rows += [replace(row, index=first + row.index, label=f"{part.name}: {row.label}",
+                             within=None if row.within is None else first + row.within) for row in trace]
+        return rows
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy KV blocks, on every device."""

@@ -47,6 +47,12 @@ class RecordingTokenizer(FakeTokenizer):
     def __init__(self):
         self.prompts: list[str] = []
 
+    def token_bytes(self, id):
+        return bytes([id])
+
+    def token_text(self, id):
+        return {BOS: "<s>", EOS: "</s>"}.get(id) or chr(id)
+
     def encode(self, text, parse_special=True):
         self.prompts.append(text)
         return super().encode(text, parse_special)

@@ -22,6 +22,8 @@ def fail_with(error):
 
 @pytest.mark.parametrize("error, code, line", [
     (FormatError("x.gguf: cut off\n at byte 12"), 1, "error: x.gguf: cut off at byte 12"),
+    (FormatError("x.gguf: no tensor a\x1b[31mb\x9b"), 1, r"error: x.gguf: no tensor a\x1b[31mb\x9b"),
+    (OSError(28, "No space left on device"), 1, "error: No space left on device"),
     (KeyboardInterrupt(), 130, "interrupted"),
     (PermissionError(13, "Permission denied", "x.gguf"), 1, "error: x.gguf: Permission denied"),
     (MemoryError(), 1, "error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less"),
@@ -66,3 +68,19 @@ def test_a_reader_that_leaves_is_no_error():
 def test_an_error_in_a_process_of_its_own():
     out, err = (process := numflow("generate", "-m", "./gone.gguf", "text")).communicate(timeout=60)
     assert (process.returncode, out, err) == (1, "", "error: no file or folder gone.gguf\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", [["models"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_standard_output(arguments, unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "numflow", *arguments], cwd=REPO, text=True, stdout=full,
+                              stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+def test_standard_output_may_be_closed():
+    command = f'"{sys.executable}" -m numflow --version >&-'
+    done = subprocess.run(command, cwd=REPO, text=True, shell=True, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -52,8 +52,32 @@ def test_where_a_prompt_comes_from(run, loader, tmp_path, arguments, stdin):
     assert loader.tokenizer.prompts == ["from anywhere"]
 
 
+@pytest.mark.parametrize("arguments, stdin", [
+    (["Sum up:"], "the text\n"), (["Sum up:", "-f", "FILE"], None), (["Sum up:", "-f", "FILE"], "something else"),
+    (["Sum up:", "-f", "-"], "the text")])
+def test_an_instruction_goes_above_the_text(run, loader, tmp_path, arguments, stdin):
+    file = tmp_path / "text"
+    file.write_text("the text\n", encoding="utf-8")
+    assert run("generate", "--raw", *(str(file) if a == "FILE" else a for a in arguments), stdin=stdin).code == 0
+    assert loader.tokenizer.prompts == ["Sum up:\n\nthe text"]
+
+
+@pytest.mark.parametrize("stdin", [b"", b" \n\n"])
+def test_an_empty_input_changes_nothing(run, loader, stdin):
+    run("generate", "--raw", "Sum up:", stdin=stdin)
+    assert loader.tokenizer.prompts == ["Sum up:"]
+
+
+def test_a_system_message(run, loader):
+    run("generate", "--system", "Be brief.", "Say hello")
+    assert loader.tokenizer.prompts == ["<system>Be brief.<user>Say hello<assistant>"]
+    assert "--system has no effect with --raw" in run("generate", "--raw", "--system", "Be brief.", "x").err
+    loader.tokenizer.chat_template = None
+    done = run("generate", "--system", "Be brief.", "x")
+    assert done.code == 1 and "has no chat template: leave --system out" in done.err
+
+
 @pytest.mark.parametrize("arguments, stdin, complaint", [
-    (["x", "-f", "y"], None, "give the prompt as an argument or with --file, not both"),
     (["-f", "gone.txt"], None, "gone.txt: No such file"),
     ([], b"caf\xe9", "standard input: not UTF-8 text (byte 3)"),
     (["x", "-n", "-1"], None, "max_tokens should be"), (["x", "--temperature", "-1"], None, "temperature should be"),
@@ -75,7 +99,7 @@ def test_json(run, loader):
     done = run("generate", "--json", "x")
     found = json.loads(done.out)
     assert found["text"] == ANSWER and bytes(found["ids"]).decode() == ANSWER
-    assert (found["finish_reason"], found["model"]) == ("stop", "fake")
+    assert (found["finish_reason"], found["model"], found["spec"]) == ("stop", "smollm2-135m-instruct", "fake")
     assert found["stats"]["new_tokens"] == len(found["ids"])
     assert {"prefill_tok_s", "decode_tok_s", "first_token_s", "load_s"} <= found["stats"].keys()
 
@@ -84,6 +108,11 @@ def test_stats_go_to_standard_error(run, loader):
     done = run("generate", "--stats", "-n", "5", "x")
     assert done.out == "Hello\n"
     assert done.err.startswith("prompt 19 tokens in ") and ", 5 new in " in done.err and "by length" in done.err
+
+
+def test_one_token_has_no_speed(run, loader):
+    done = run("generate", "--stats", "-n", "1", "x")
+    assert ", 1 new, loaded in" in done.err
 
 
 def test_options_reach_the_library(run, loader):
@@ -121,6 +150,8 @@ def test_several_texts(run, loader):
     assert [one["text"] for one in found["choices"]] == [ANSWER, ANSWER] == [found["text"]] * 2
     assert [one["id"] for one in found["logprobs"]] == found["ids"]
     assert [one["top"][0]["id"] for one in found["logprobs"]] == found["ids"]
+    assert "".join(one["text"] for one in found["logprobs"][:5]) == "Hello"
+    assert [one["top"][0]["text"] for one in found["logprobs"][:5]] == list("Hello")
     beams = json.loads(run("generate", "x", "--set", "num_beams=2", "--json").out)
     assert beams["text"] == ANSWER and beams["score"] < 0
 
@@ -182,16 +213,31 @@ def test_ctrl_c_keeps_what_was_written(run, loader, monkeypatch):
     assert loader.programs[0].closed
 
 
+ROWS = [TraceRow(0, "token_embd", "embed", "[1] -> [1, 4]", "numflow/cpu/embed.py:12", 1.25),
+        TraceRow(1, "norm", "rms_norm", "[1, 4] -> [1, 4]", "numflow/cpu/linear.py:345", 0.0, 2),
+        TraceRow(2, "output", "linear", "[1, 4] -> [1, 9]", "numflow/cpu/linear.py:345", 1000.0)]
+
+
 def test_trace_prints_the_walk_of_a_token(run, loader, monkeypatch):
-    rows = [TraceRow(0, "token_embd", "embed", "[1] -> [1, 4]", "numflow/cpu/embed.py:12", 1.25),
-            TraceRow(1, "output", "linear", "[1, 4] -> [1, 9]", "numflow/cpu/linear.py:345", 1000.0)]
-    monkeypatch.setattr(Model, "trace", lambda self, prompt: rows)
+    seen = []
+    monkeypatch.setattr(Model, "trace", lambda self, prompt, chat: seen.append((prompt, chat)) or ROWS)
     lines = run("generate", "--trace", "x").out.splitlines()
-    assert lines == ["#  label       op      shapes            kernel                         µs",
-                     "0  token_embd  embed   [1] -> [1, 4]     numflow/cpu/embed.py:12       1.2",
-                     "1  output      linear  [1, 4] -> [1, 9]  numflow/cpu/linear.py:345  1000.0", "2 steps, 1.001 ms"]
-    found = json.loads(run("generate", "--trace", "--json", "x").out)
-    assert [row["op"] for row in found] == ["embed", "linear"]
+    assert lines[:4] == ["#  label       op        shapes            kernel                         µs",
+                         "0  token_embd  embed     [1] -> [1, 4]     numflow/cpu/embed.py:12       1.2",
+                         "1  norm        rms_norm  [1, 4] -> [1, 4]  in step 2                       -",
+                         "2  output      linear    [1, 4] -> [1, 9]  numflow/cpu/linear.py:345  1000.0"]
+    assert lines[4].startswith("3 steps, 1.001 ms")
+    found = json.loads(run("generate", "--trace", "--json", "--raw", "x").out)
+    assert [(row["op"], row["within"]) for row in found] == [("embed", None), ("rms_norm", 2), ("linear", None)]
+    assert seen == [("x", True), ("x", False)]
+
+
+@pytest.mark.parametrize("arguments", [
+    ["-n", "7"], ["--temperature", "0.5"], ["--stop", "x"], ["--logprobs", "3"], ["--stats"], ["--draft", "m"],
+    ["--regex", "a"]])
+def test_trace_ignores_no_option(run, loader, arguments):
+    done = run("generate", "--trace", *arguments, "x")
+    assert done.code == 1 and "has no effect" in done.err and loader.options == []
 
 
 def test_chat_keeps_the_history(run, loader):

@@ -63,7 +63,7 @@ def test_embed_options_and_json(run, model, tmp_path):
     file.write_text("one\n\nfour\n")
     done = run("embed", "-f", file, "-m", "m", "--no-normalize", "--pooling", "cls", "--truncate",
                "--prompt", "query", "--json")
-    assert json.loads(done.out) == {"model": "fake", "embeddings": [[3, 0.5], [4, 0.5]]}
+    assert json.loads(done.out) == {"model": "m", "spec": "fake", "embeddings": [[3, 0.5], [4, 0.5]]}
     assert model.calls[0] == (["one", "four"], False, "cls", True, "query")
     assert model.options[0]["name"] == "m"
 
@@ -79,7 +79,7 @@ def test_embed_to_a_file(run, model, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, stdin, complaint", [
-    (["x", "-f", "y"], None, "as arguments or with --file, not both"), ([], "\n \n", "the input is empty"),
+    ([], "\n \n", "the input is empty"),
     (["-f", "gone"], None, "gone: No such file")])
 def test_no_texts(run, model, arguments, stdin, complaint):
     done = run("embed", *arguments, stdin=stdin)
@@ -94,6 +94,21 @@ def test_fill_mask(run, model):
     found = json.loads(run("fill-mask", "a [MASK] b [MASK]", "-m", "m", "--json").out)
     assert [gap[0]["token"] for gap in found] == ["big", "old"]
     assert run("fill-mask", "x").code == 2
+
+
+def test_fill_mask_reads_standard_input(run, model):
+    assert run("fill-mask", "-m", "m", stdin="a [MASK] b\n").code == 0
+    assert model.calls[0] == ("a [MASK] b", 5)
+    assert "not both" in run("fill-mask", "-m", "m", "a [MASK]", stdin="b [MASK]\n").err
+    assert run("fill-mask", "-m", "m", "a [MASK]", stdin="\n").code == 0
+
+
+@pytest.mark.parametrize("arguments, stdin", [(["one"], "four\n\nfive\n"), (["one", "-f", "FILE"], None)])
+def test_no_text_is_dropped(run, model, tmp_path, arguments, stdin):
+    file = tmp_path / "texts"
+    file.write_text("four\nfive\n")
+    run("embed", *(file if a == "FILE" else a for a in arguments), stdin=stdin)
+    assert model.calls[0][0] == ["one", "four", "five"]
 
 
 def test_translate(run, model):

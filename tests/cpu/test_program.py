@@ -7,6 +7,7 @@ import pytest
 
 from numflow.cpu import attention as attention_op
 from numflow.cpu.attention import bias_by_distance
+from numflow.cpu.clock import Stamps
 from numflow.cpu.kernel import on_compile
 from numflow.cpu.program import Program
 from numflow.errors import RequestError
@@ -219,6 +220,14 @@ def test_trace_names_every_step_and_its_kernel():
     assert rows[3].shapes == f"[3, {WIDTH}] -> [3, {HEADS * HEAD_DIM}]"
     assert all(row.kernel.startswith("numflow/cpu/") and row.microseconds > 0 for row in rows)
     np.testing.assert_array_equal(made.run(batch((3, 1))), program().run(batch((0, 4)))[3:])
+
+
+def test_trace_says_which_step_does_another_and_waits_for_sleeping_threads_first():
+    made = program()
+    rows, done_by = made.trace(batch((0, 3))), made.done_by()
+    assert done_by and {row.index: row.within for row in rows if row.within is not None} == done_by
+    first, second = Stamps(made._bound["main"].table, made._bound["main"].ends).table[:2]
+    assert (first[0], first[1], first[2], second[2]) == (second[0], second[1], 1, 0)  # a barrier, then the clock anew
 
 
 def test_an_operand_is_made_once_for_all_its_matrices():

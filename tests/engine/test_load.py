@@ -1,6 +1,7 @@
 """From files to a running model, on the reference executor, and `bench` over it."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,12 +125,16 @@ def test_published_logits_step_by_step(name):
             assert model.generate(prompt, max_tokens=12, ignore_eos=True).ids == case["greedy"][i]
 
 
-def test_trace_is_one_step_of_decoding(folder):
+def test_trace_is_one_step_of_decoding(folder, monkeypatch):
     with load(folder, backend="reference") as model:
         rows = model.trace([1, 2, 3])
         assert [row.op for row in rows] == [step.op for step in model.network.entries["main"]]
         assert rows[-1].shapes.endswith("[1, 50]")
         assert len(model.trace()) == len(rows)
+        runs = []
+        monkeypatch.setattr(model.runner, "trace", lambda sequence, ids: runs.append(ids) or [
+            replace(rows[0], microseconds=[900.0, 3.0, 1.0, 2.0, 80.0, 1.5][len(runs) - 1])])
+        assert [row.microseconds for row in model.trace([1, 2, 3])] == [2.0] and len(runs) == 6
         assert model.runner.blocks.used == 0
 
 
