@@ -10,6 +10,7 @@ from pathlib import Path
 from numflow.cli import options
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields
+from numflow.distribution import NAME, install
 
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
@@ -38,7 +39,7 @@ def doctor(json: options.Json = False) -> None:
 def _python() -> dict[str, object]:
     import numflow
 
-    versions = {name: _version(name) or "missing: install numflow again" for name in PACKAGES}
+    versions = {name: _version(name) or f"missing: install {NAME} again" for name in PACKAGES}
     return {"numflow": f"{numflow.__version__} in {Path(numflow.__file__).parent}",
             "python": f"{platform.python_version()} in {sys.executable}", "system": platform.platform(), **versions}
 
@@ -111,6 +112,6 @@ def _extras() -> dict[str, object]:
     state = {}
     for extra, packages in EXTRAS.items():
         missing = [package for package in packages if _version(package) is None]
-        state[f"extra {extra}"] = f"not installed: {', '.join(missing)} (pip install 'numflow[{extra}]')" \
+        state[f"extra {extra}"] = f"not installed: {', '.join(missing)} ({install(extra)})" \
             if missing else "installed"
     return state

@@ -8,6 +8,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields
+from numflow.distribution import install
 from numflow.errors import DeviceError, RequestError
 
 
@@ -32,7 +33,7 @@ def bench_serve(
     try:
         from numflow.server.load import Load, run
     except ImportError as error:
-        raise DeviceError(f"this needs {error.name}: pip install 'numflow[server]'") from None
+        raise DeviceError(f"this needs {error.name}: {install('server')}") from None
 
     report = run(Load(url, clients, seconds, requests, prompt_words, max_tokens, model,
                       os.environ.get("NUMFLOW_API_KEY"), limit=limit)).report()

@@ -8,6 +8,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.running import compile_notice
+from numflow.distribution import install
 from numflow.errors import DeviceError, RequestError
 
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
@@ -67,7 +68,7 @@ def serve(
     try:
         from numflow.server.listen import serve as run
     except ImportError as error:
-        raise DeviceError(f"serving needs {error.name}: pip install 'numflow[server]'") from None
+        raise DeviceError(f"serving needs {error.name}: {install('server')}") from None
     from numflow.server.config import make_config, read_config
     from numflow.server.logs import start_logging
     from numflow.server.service import Service

@@ -13,11 +13,12 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from numflow.distribution import install
 from numflow.errors import DeviceError
 
-INSTALL = "install numflow with the extra 'cuda'"
+INSTALL = install("cuda")
 ELSE = "--device cpu runs models without"  # the way out where there is no GPU
-INSTALL_NCCL = "pip install 'numflow[nccl]'"
+INSTALL_NCCL = install("nccl")
 PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
             "nvidia-nvjitlink", "nccl4py", "nvidia-nccl-cu13", "numba", "llvmlite", "numpy")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.distribution import install
 from numflow.errors import DeviceError, RequestError
 
 KINDS = ("json_schema", "regex", "grammar")
@@ -163,7 +164,7 @@ def _library():
     try:
         import llguidance
     except ImportError:
-        raise DeviceError("structured output needs llguidance: pip install 'numflow[structured]'") from None
+        raise DeviceError(f"structured output needs llguidance: {install('structured')}") from None
     return llguidance
 
 

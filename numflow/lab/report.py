@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from numflow.distribution import install
 from numflow.engine.measure.bench import host
 from numflow.errors import DeviceError
 
@@ -66,7 +67,7 @@ class Lab:
         try:
             import matplotlib
         except ImportError:
-            raise DeviceError("experiments draw with matplotlib: pip install 'numflow[report]'") from None
+            raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from numflow.distribution import install
 from numflow.errors import DeviceError
 
 CONNECT_S = 5.0
@@ -20,7 +21,7 @@ def connected() -> Any:
     try:
         import ray
     except ImportError:
-        raise DeviceError("actors need the package ray: pip install 'numflow[ray]'") from None
+        raise DeviceError(f"actors need the package ray: {install('ray')}") from None
     if not ray.is_initialized():
         logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
         address = os.environ.get("RAY_ADDRESS")

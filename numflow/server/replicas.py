@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
+from numflow.distribution import install
 from numflow.errors import DeviceError
 from numflow.partition.devices import CPU, parse_devices
 from numflow.partition.ray_cluster import connected, environment, room
@@ -100,8 +101,7 @@ class Replicas:
         try:
             from ray import serve
         except ImportError as error:
-            raise DeviceError(f"replicas need Ray Serve, which needs {error.name}: pip install 'numflow[ray]'") \
-                from None
+            raise DeviceError(f"replicas need Ray Serve, which needs {error.name}: {install('ray')}") from None
         # Errors of tasks are not among them: these are exceptions of the replica's own code.
         self._gone = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.WorkerCrashedError,
                       serve.exceptions.ReplicaUnavailableError)

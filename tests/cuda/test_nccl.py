@@ -173,7 +173,7 @@ def test_who_meets_by_nccl(monkeypatch):
 
 def test_without_the_library(monkeypatch):
     def missing():
-        raise DeviceError("NCCL needs the package nccl4py (No module): pip install 'numflow[nccl]'")
+        raise DeviceError("NCCL needs the package nccl4py (No module): pip install 'numflow-llm[nccl]'")
 
     monkeypatch.setattr(compat, "nccl", missing)
     device = _gpus(2, FakeDriver(2))[0]
