@@ -17,6 +17,7 @@ from numflow.errors import (
     ModelNotFoundError,
     NetworkError,
     NumflowError,
+    OutOfMemoryError,
     QueueFullError,
     RequestError,
     SpecError,
@@ -26,6 +27,7 @@ from numflow.errors import (
 
 if TYPE_CHECKING:
     from numflow.engine.aio import AsyncEngine
+    from numflow.engine.budget import Budget
     from numflow.engine.engine import Engine
     from numflow.engine.generation import Generation
     from numflow.engine.load import load
@@ -34,14 +36,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "Model", "Generation", "Engine", "AsyncEngine", "NumflowError", "SpecError", "FormatError",
+    "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
     "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
-    "QueueFullError", "DeviceError", "DeviceLostError",
+    "QueueFullError", "DeviceError", "DeviceLostError", "OutOfMemoryError",
     "__version__",
 ]
 
 _LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation",
-         "Engine": "numflow.engine.engine", "AsyncEngine": "numflow.engine.aio"}
+         "Engine": "numflow.engine.engine", "AsyncEngine": "numflow.engine.aio",
+         "Budget": "numflow.engine.budget"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,13 @@
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
     │   └── QueueFullError       too many requests wait already: try again later
     └── DeviceError              an executor, a device or an optional package that is not there
-        └── DeviceLostError      a device went away and is back, without the keys and values that it held
+        ├── DeviceLostError      a device went away and is back, without the keys and values that it held
+        └── OutOfMemoryError     memory of this machine or of a device does not suffice; also a MemoryError
 """
 
+import reprlib
 from difflib import get_close_matches
+from errno import ENOMEM
 
 
 class NumflowError(Exception):
@@ -70,10 +73,35 @@ class DeviceLostError(DeviceError):
     cache is lost, so sequences have to be read again from their first token."""
 
 
+class OutOfMemoryError(DeviceError, MemoryError):
+    """Memory, of this machine or of a device, does not suffice for what is wanted now."""
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory has run out, as Python, NumPy, the system or a device say it."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+
+
+def quoted(value: object, most: int = 100) -> str:
+    """What somebody gave, as messages show it: of a long text, list or map only the beginning."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _number(value: int, level: int) -> str:
+    return repr(value) if abs(value) < 10**50 else f"a number of {value.bit_length()} bits"
+
+
+_SHORT = reprlib.Repr()  # looks at no more of a value than it shows
+_SHORT.repr_int = _number  # type: ignore[method-assign]  # Python's own refuses long ones
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 12
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
+
+
 def did_you_mean(word: str, known) -> str:
     """`"; did you mean 'x'?"` for the nearest of `known`, else the list of them, ready to append."""
     known = sorted(str(k) for k in known)
-    near = get_close_matches(str(word), known, n=1, cutoff=0.6)
+    near = get_close_matches(str(word)[:100], known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""

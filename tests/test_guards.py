@@ -117,9 +117,10 @@ def test_no_assertion_on_the_clock():
 
 def test_public_names():
     assert set(numflow.__all__) == {
-        "load", "Model", "Generation", "Engine", "AsyncEngine", "QueueFullError", "NumflowError", "SpecError",
+        "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "QueueFullError", "NumflowError", "SpecError",
         "FormatError", "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError",
-        "DownloadError", "RequestError", "DeviceError", "DeviceLostError", "__version__"}
+        "DownloadError", "RequestError", "DeviceError", "DeviceLostError", "OutOfMemoryError",
+        "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lod'"):

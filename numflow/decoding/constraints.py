@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,13 +36,29 @@ class Constraints:
             forced = np.full_like(scores, NEVER)
             forced[self.forced_last] = 0
             return forced
-        out = self._repeats(before) + [ids[-1] for ids in self.banned if _ends_with(before, ids[:-1])]
+        out = self._repeats(before) + self._completing(before)
         if new < self.min_tokens:
             out += self.ends
         if out:
             scores = scores.copy()
             scores[[id for id in out if id < len(scores)]] = NEVER  # tokenizers may have more ids than the model
         return scores
+
+    @cached_property
+    def _bans(self) -> dict[int, dict[tuple[int, ...], list[int]]]:
+        """The banned sequences: length of what comes before the last token -> it -> the last tokens."""
+        bans: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        for *first, last in self.banned:
+            bans.setdefault(len(first), {}).setdefault(tuple(first), []).append(last)
+        return bans
+
+    def _completing(self, before) -> list[int]:
+        """Tokens that would complete a banned sequence: a look into a table for each length that sequences have."""
+        found: list[int] = []
+        for size, lasts in self._bans.items():
+            if size <= len(before):
+                found += lasts.get(tuple(int(id) for id in before[len(before) - size:]), ())
+        return found
 
     def _repeats(self, before) -> list[int]:
         """Tokens that would complete a sequence that has been."""
@@ -51,7 +68,3 @@ class Constraints:
         ids = np.asarray(before)
         windows = np.lib.stride_tricks.sliding_window_view(ids, size)
         return windows[(windows[:, :-1] == ids[len(ids) - size + 1:]).all(1), -1].tolist()
-
-
-def _ends_with(ids, end) -> bool:
-    return not end or (len(ids) >= len(end) and tuple(ids[-len(end):]) == tuple(end))

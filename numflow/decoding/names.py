@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from numflow.decoding.settings import is_count
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, quoted
 
 POOL_SIZE, MAX_K = 50, 8
 _NUCLEUS = {"samplers": ("temperature", "top_p", "top_k"), "top_k": MAX_K}
@@ -41,24 +41,25 @@ def inferflow(algorithm: str | Mapping[str, Any]) -> dict[str, Any]:
     given = _parsed(algorithm)
     name = given.pop("name", "") or "std"
     if not isinstance(name, str):
-        raise RequestError(f"decoding_alg: name should be text, is {name!r}")
+        raise RequestError(f"decoding_alg: name should be text, is {quoted(name)}")
     short = "std" if name == "auto" else name.removeprefix("sample.")
     if short not in ALGORITHMS:
-        raise RequestError(f"there is no decoding_alg {name!r}{did_you_mean(short, ALGORITHMS)}")
+        raise RequestError(f"there is no decoding_alg {quoted(name)}{did_you_mean(short, ALGORITHMS)}")
     own = ALGORITHMS[short]
     settings = {"temperature": 1.0, "pool_size": POOL_SIZE, **own}
     for key, value in given.items():
         key = "top_k" if key == "max_k" and "top_k" in own else key
         if key not in {*own, "pool_size", "eos_bypassing_max", "min_k"} - {"samplers"}:
             known = {*own, "pool_size", "eos_bypassing_max"} - {"samplers"}
-            raise RequestError(f"decoding_alg {name!r} has no parameter {key!r}{did_you_mean(key, known)}")
+            raise RequestError(f"decoding_alg {quoted(name)} has no parameter {quoted(key)}{did_you_mean(key, known)}")
         settings[key] = value
     if settings.pop("min_k", 1) != 1:
         raise RequestError("decoding_alg: min_k has no effect in the original but as 1")
     if short == "greedy":  # the best of any pool is the same
         settings |= {"temperature": 0.0}
         if not is_count(settings["pool_size"]):
-            raise RequestError(f"decoding_alg: pool_size should be a whole number from 0, is {settings['pool_size']!r}")
+            raise RequestError("decoding_alg: pool_size should be a whole number from 0, is "
+                               f"{quoted(settings['pool_size'])}")
         del settings["pool_size"]
     return settings
 
@@ -67,10 +68,10 @@ def _parsed(algorithm) -> dict[str, Any]:
     if isinstance(algorithm, Mapping):
         return dict(algorithm)
     if not isinstance(algorithm, str):
-        raise RequestError(f"decoding_alg should be a name or a JSON object, is {algorithm!r}")
+        raise RequestError(f"decoding_alg should be a name or a JSON object, is {quoted(algorithm)}")
     if not algorithm.strip().startswith("{"):
         return {"name": algorithm.strip()}
     try:
         return dict(json.loads(algorithm))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(f"decoding_alg is no JSON object: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, quoted
 
 # The filters in the order in which they are applied, unless `samplers` says otherwise -> the value that does nothing.
 FILTERS = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "tfs_z": 1.0, "typical_p": 1.0, "top_p": 1.0}
@@ -76,7 +76,7 @@ class Sampling:
     def __post_init__(self):
         for name, (good, wanted) in _RULES.items():
             if not good(getattr(self, name)):
-                raise RequestError(f"{name} should be {wanted}, is {getattr(self, name)!r}")
+                raise RequestError(f"{name} should be {wanted}, is {quoted(getattr(self, name))}")
         self._check_order()
         self._check_company()
 
@@ -95,11 +95,11 @@ class Sampling:
         return [name for name in names if getattr(self, name) != DEFAULTS[name]]
 
     def _check_order(self):
-        for name in self.samplers:
+        for at, name in enumerate(self.samplers):
             if name not in FILTERS:
-                raise RequestError(f"samplers has {name!r}, which is none{did_you_mean(name, FILTERS)}")
-        if len(set(self.samplers)) < len(self.samplers):
-            raise RequestError(f"samplers names one twice: {', '.join(self.samplers)}")
+                raise RequestError(f"samplers has {quoted(name)}, which is none{did_you_mean(name, FILTERS)}")
+            if name in self.samplers[:at]:
+                raise RequestError(f"samplers names one twice: {name}")
         for name in self.given(*FILTERS):
             if name not in self.samplers and getattr(self, name) != FILTERS[name]:
                 raise RequestError(f"{name}={getattr(self, name)} has no effect: samplers leaves it out")
@@ -112,7 +112,7 @@ class Sampling:
         if self.fsd is True and (others := [*filters, *self.given("mirostat")]):
             self._contradiction(others[0], "fsd=True, which draws nothing")
         if self.fsd and self.mirostat:
-            self._contradiction("mirostat", f"fsd={self.fsd!r}")
+            self._contradiction("mirostat", f"fsd={quoted(self.fsd)}")
         if self.fsd == "random" and self.temperature == 0:
             raise RequestError('fsd="random" draws tokens: give a temperature above 0')
         if self.greedy:

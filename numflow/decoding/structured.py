@@ -5,7 +5,9 @@ grammar that cannot be used is an error, and so is a text that has left it.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,19 @@ from numflow.errors import DeviceError, RequestError
 KINDS = ("json_schema", "regex", "grammar")
 # White space between the parts of JSON: a model that may write any amount of it sometimes never stops.
 WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
+KEPT = 8  # compiled grammars that may come again, as in the prompts of one request
+
+
+def source(kind: str, content: str | Mapping[str, Any]) -> str:
+    """The text of a schema, an expression or a grammar.
+
+    Raises:
+        RequestError: a schema that is no JSON.
+    """
+    try:
+        return content if isinstance(content, str) else json.dumps(content)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(f"{kind}: {_one_line(error)}") from None
 
 
 class Grammars:
@@ -32,6 +47,8 @@ class Grammars:
         self._library = library
         self._tokenizer = library.LLTokenizer(
             library.TokenizerWrapper(_Vocabulary(tokenizer, self.end)), n_vocab=self.end + 1, eos_token=self.end)
+        self._compiled: OrderedDict[str, Any] = OrderedDict()  # the latest last
+        self._lock = Lock()
 
     def compile(self, kind: str, content: str | Mapping[str, Any], ends: Iterable[int]) -> "Matcher":
         """A matcher at the beginning of a text.
@@ -43,9 +60,15 @@ class Grammars:
             RequestError: the grammar is wrong, or asks for something that cannot be enforced.
         """
         grammar = self._grammar(kind, content)
-        if problem := self._library.LLMatcher.validate_grammar(grammar, self._tokenizer):
-            raise RequestError(f"{kind}: {_one_line(problem)}")
-        return Matcher(self._library.LLMatcher(self._tokenizer, grammar, log_level=0), self, frozenset(ends))
+        with self._lock:  # one at a time: several of the largest kind would take all processors
+            if grammar not in self._compiled:
+                if problem := self._library.LLMatcher.validate_grammar(grammar, self._tokenizer):
+                    raise RequestError(f"{kind}: {_one_line(problem)}")
+                self._compiled[grammar] = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+                if len(self._compiled) > KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return Matcher(self._compiled[grammar].deep_copy(), self, frozenset(ends))
 
     def _grammar(self, kind, content) -> str:
         matcher = self._library.LLMatcher
@@ -55,13 +78,13 @@ class Grammars:
                 if not isinstance(schema, (Mapping, bool)):
                     raise ValueError("a schema should be a JSON object")
                 options = {"whitespace_pattern": WHITE_SPACE}
-                return matcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+                return matcher.grammar_from_json_schema(source(kind, schema), defaults=options)
             if not isinstance(content, str) or not content:
                 raise ValueError("should be text that is not empty")
             if kind == "regex":
                 return matcher.grammar_from_regex(content)
             return self._library.grammar_from("gbnf", content)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise RequestError(f"{kind}: {_one_line(error)}") from None
 
 
@@ -169,4 +192,5 @@ def _library():
 
 
 def _one_line(message: object) -> str:
-    return " ".join(str(message).split())[:400]
+    """A message of llguidance without the backtrace that it has where the library gave up."""
+    return " ".join(str(message).partition("<backtrace>")[0].split())[:400]

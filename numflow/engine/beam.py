@@ -12,7 +12,7 @@ from numflow.decoding.chain import processed
 from numflow.decoding.constraints import NEVER, Constraints
 from numflow.decoding.select import largest
 from numflow.decoding.settings import Sampling
-from numflow.errors import RequestError
+from numflow.errors import RequestError, quoted
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Beams:
 
     def __post_init__(self):
         if not isinstance(self.num_beams, (int, np.integer)) or isinstance(self.num_beams, bool) or self.num_beams < 1:
-            raise RequestError(f"num_beams should be a whole number from 1, is {self.num_beams!r}")
+            raise RequestError(f"num_beams should be a whole number from 1, is {quoted(self.num_beams)}")
         if not isinstance(self.length_penalty, (int, float)) or not np.isfinite(self.length_penalty):
-            raise RequestError(f"length_penalty should be a number, is {self.length_penalty!r}")
+            raise RequestError(f"length_penalty should be a number, is {quoted(self.length_penalty)}")
         if self.early_stopping not in (True, False, "never"):
-            raise RequestError(f'early_stopping should be True, False or "never", is {self.early_stopping!r}')
+            raise RequestError(f'early_stopping should be True, False or "never", is {quoted(self.early_stopping)}')
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import numpy as np
 
 from numflow.engine.batch import Text, outputs
 from numflow.engine.recipe import POOLINGS, Dense, Recipe
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, quoted
 
 
 def embed(model, recipe: Recipe, texts: str | Sequence[str], normalize: bool | None, pooling: str | None,
           truncate: bool, prompt: str | None) -> np.ndarray:
     """See Model.embed."""
     if not isinstance(texts, str) and not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"embed needs a text or a list of texts, has {texts!r:.80}")
+        raise RequestError(f"embed needs a text or a list of texts, has {quoted(texts)}")
     modes = _modes(model, recipe, pooling)
     layers = _layers(recipe, normalize)
     before = _prompt(model, recipe, prompt)
@@ -60,11 +60,11 @@ def _modes(model, recipe, pooling) -> tuple[str, ...]:
                                f"and its specification no pooling); pass pooling=, one of {', '.join(POOLINGS)}")
         return recipe.pooling
     if pooling not in POOLINGS:
-        raise RequestError(f"no pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")
+        raise RequestError(f"no pooling {quoted(pooling)}{did_you_mean(pooling, POOLINGS)}")
     first = next((layer.weight.shape[1] for layer in recipe.layers if isinstance(layer, Dense)), None)
     if first is not None and len(recipe.pooling) != 1:
         raise RequestError(f"{model.network.name} has a layer after its pooling that needs {first} columns: pooling "
-                           f"{pooling!r} alone does not make them")
+                           f"{quoted(pooling)} alone does not make them")
     return (pooling,)
 
 
@@ -80,7 +80,7 @@ def _prompt(model, recipe, prompt) -> str:
     if prompt is None:
         return "" if recipe.prompt is None else recipe.prompts[recipe.prompt]
     if prompt not in recipe.prompts:
-        raise RequestError(f"{model.network.name} has no prompt {prompt!r}{did_you_mean(prompt, recipe.prompts)}")
+        raise RequestError(f"{model.network.name} has no prompt {quoted(prompt)}{did_you_mean(prompt, recipe.prompts)}")
     return recipe.prompts[prompt]
 
 

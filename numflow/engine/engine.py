@@ -3,9 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from numflow.engine.budget import Budget
 from numflow.engine.core import IDLE_S
 from numflow.engine.handle import Handle
 from numflow.engine.job import Job, Sink
@@ -13,7 +13,7 @@ from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.model import Model
 from numflow.engine.request import Request, Settings
 from numflow.engine.schedule.scheduler import Limits
-from numflow.errors import QueueFullError, RequestError
+from numflow.errors import QueueFullError, RequestError, quoted
 from numflow.sizes import parse_bytes
 
 Prompt = str | Sequence[int] | Sequence[Mapping]
@@ -37,6 +37,7 @@ class Engine:
     batching:     "dynamic", or "static": a new batch starts when the last one has ended (for experiments).
     preemption:   what becomes of keys and values when memory runs out: "swap" (to the host's memory) or "recompute".
     prefix_cache: keep keys and values of finished texts, so that requests that begin alike start sooner.
+    budget:       the most that one request may ask for; None: Budget().
 
     Raises:
         RequestError: a value out of range, or the model has an engine or requests already.
@@ -44,13 +45,14 @@ class Engine:
 
     def __init__(self, model: Model, max_batch: int = 32, kv_memory: int | str | None = None, *, max_queue: int = 1024,
                  max_step_tokens: int = 512, batching: str = "dynamic", preemption: str = "swap",
-                 prefix_cache: bool = True):
+                 prefix_cache: bool = True, budget: Budget | None = None):
         for name, value, least in (("max_batch", max_batch, 1), ("max_queue", max_queue, 0),
                                    ("max_step_tokens", max_step_tokens, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RequestError(f"{name} should be a whole number from {least}, is {value!r}")
+                raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
         limits = Limits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
         self.model, self.max_queue, self._core = model, max_queue, model.core
+        self.budget = budget or Budget()
         program = model.program
         budget = None
         if kv_memory is not None:
@@ -84,23 +86,28 @@ class Engine:
                 seed: int | None = None, **decoding: Any) -> Request:
         """A checked request, ready for `start`. max_tokens None: as many as context and KV memory hold."""
         settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | decoding
-        request = self.model.request(prompt, Settings.of(settings))
-        limit = self._core.runner.blocks.limit
-        if max_tokens is not None or limit is None:
-            return request
-        lanes = request.beams.num_beams if request.beams else request.samples
-        room = limit // lanes * self._core.scheduler.block_size - len(request.prefix)
-        constraints = request.constraints
-        if not max(1, constraints.min_tokens) <= room < constraints.max_tokens:
-            return request
-        return replace(request, constraints=replace(constraints, max_tokens=room))
+        return self._checked(self.model.request(prompt, Settings.of(settings), self.budget))
+
+    def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
+                             **settings: Any) -> list[Request]:
+        """Checked requests, ready for `start`: a translation of each text; see Model.translate."""
+        made = self.model.translation_requests(texts, source, target, self.budget, **settings)
+        return [self._checked(request) for request in made]
+
+    def _checked(self, request: Request) -> Request:
+        """The same request, if its beams may run: all of them run side by side."""
+        lanes = self._core.scheduler.limits.lanes
+        if request.beams is not None and request.beams.num_beams > lanes:
+            raise RequestError(f"num_beams={request.beams.num_beams} is more than the {lanes} sequences that may run "
+                               "side by side (max_batch)")
+        return request
 
     def start(self, request: Request, n: int, priority: int, sink: Sink) -> Job:
         """Queue a checked request whose pieces go to `sink`."""
         for name, value, least in (("n", n, 1), ("priority", priority, None)):
             if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
                 raise RequestError(f"{name} should be a whole number{'' if least is None else f' from {least}'}, "
-                                   f"is {value!r}")
+                                   f"is {quoted(value)}")
         if n > 1 and request.beams is not None:
             raise RequestError(f"a beam search has one result: leave out n={n} or num_beams")
         job = Job(request, self.model.text_decoder, n, priority, sink, self._core.runner.has_encoder)

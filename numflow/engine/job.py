@@ -13,6 +13,7 @@ from numflow.engine.drafting import MAX_DRAFTS
 from numflow.engine.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.request import Request
 from numflow.engine.schedule.lane import Group, Lane
+from numflow.engine.schedule.prefix import START
 from numflow.engine.search import Search, searches
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
@@ -144,7 +145,7 @@ class Job:
         width = request.beams.num_beams if request.beams else count
         self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
                            len(request.prompt) if encoder else 0,
-                           root=tuple(request.prompt.tolist()) if encoder else 0)
+                           root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""

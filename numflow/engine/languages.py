@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from numflow.engine.request import Request, Requests, Settings
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, quoted
 
 MAX_TOKENS = 256  # of a translation, where the model's files say nothing
 
@@ -33,7 +33,7 @@ class Languages:
         alike = [known for known in self.ids if known.partition("_")[0] == code]
         if len(alike) != 1:
             hint = f"; it could be {', '.join(alike)}" if alike else did_you_mean(code, self.ids)
-            raise RequestError(f"the model knows no language {code!r}{hint}")
+            raise RequestError(f"the model knows no language {quoted(code)}{hint}")
         return self.ids[alike[0]]
 
 
@@ -100,11 +100,12 @@ def decoder_ids(known: Languages, start: int, language: int) -> tuple[list[int],
     return ([language], 0) if start in known.ids.values() else ([start, language], 1)
 
 
-def translations(tokenizer, known: Languages, requests: Requests, texts, source, target, settings) -> list[Request]:
+def translations(tokenizer, known: Languages, requests: Requests, texts, source, target, settings,
+                 budget) -> list[Request]:
     """A request for each text; see Model.translate."""
     texts = [texts] if isinstance(texts, str) else texts
     if not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"translate needs a text or a list of texts, has {texts!r:.80}")
+        raise RequestError(f"translate needs a text or a list of texts, has {quoted(texts)}")
     own, (reads, writes), counted = requests.defaults, chosen(known, source, target), 0
     given = dict(settings)
     if writes is not None:
@@ -114,4 +115,6 @@ def translations(tokenizer, known: Languages, requests: Requests, texts, source,
     given.setdefault("max_tokens", MAX_TOKENS if own.max_length is None else max(1, own.max_length - 1 - counted))
     if not {"temperature", "stop"} & settings.keys():
         given.setdefault("num_beams", own.num_beams)
-    return [requests.make(encoder_ids(tokenizer, known, text, reads), Settings.of(given), counted) for text in texts]
+    chosen_settings = Settings.of(given)
+    return [requests.make(encoder_ids(tokenizer, known, text, reads), chosen_settings, counted, budget)
+            for text in texts]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.select import largest
-from numflow.errors import RequestError
+from numflow.errors import RequestError, quoted
 
 
 class Filling(NamedTuple):
@@ -22,7 +22,7 @@ def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
     if model.runner.causal:
         raise RequestError(f"{model.network.name} is no masked language model: it cannot fill gaps")
     if not isinstance(top_k, (int, np.integer)) or isinstance(top_k, bool) or not 1 <= top_k <= model.vocabulary:
-        raise RequestError(f"top_k should be a whole number 1 .. {model.vocabulary}, is {top_k!r}")
+        raise RequestError(f"top_k should be a whole number 1 .. {model.vocabulary}, is {quoted(top_k)}")
     tokenizer = model.tokenizer
     if tokenizer.mask_id is None:
         raise RequestError(f"the tokenizer of {model.network.name} has no mask token")

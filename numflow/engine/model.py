@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numflow.engine.batch import Text, outputs
+from numflow.engine.budget import Budget
 from numflow.engine.core import Core
 from numflow.engine.decode import stream as stream_tokens
 from numflow.engine.decode import together
@@ -302,23 +303,24 @@ class Model:
         return results[0] if isinstance(texts, str) else results
 
     def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
-                             **settings: Any) -> list[Request]:
-        """What `translate` runs, checked, for an engine.
+                             budget: Budget | None = None, **settings: Any) -> list[Request]:
+        """What `translate` runs, checked, for an engine. budget: the most that each may ask for; None: anything.
 
         Raises:
             RequestError, TokenizerError: as `translate` does.
         """
         if not self.runner.has_encoder:
             raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
-        return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings)
+        return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings, budget)
 
-    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings) -> Request:
-        """A checked request, for an engine.
+    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings,
+                budget: Budget | None = None) -> Request:
+        """A checked request, for an engine. budget: the most that it may ask for; None: anything.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        return self._requests.make(prompt, settings)
+        return self._requests.make(prompt, settings, budget=budget)
 
     def text_decoder(self, request: Request):
         """Text decoder of a request's new tokens, None without a tokenizer.

@@ -1,8 +1,9 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numflow.decoding.settings import Sampling, is_count
 from numflow.decoding.speculative import StepTimes
 from numflow.decoding.structured import KINDS, Grammars
 from numflow.engine.beam import Beams
+from numflow.engine.budget import SALT_CHARACTERS, Budget
 from numflow.engine.defaults import Defaults
 from numflow.engine.drafters import ModelDraft, NgramDraft
 from numflow.engine.drafting import MAX_DRAFTS, Draft
@@ -21,9 +23,10 @@ from numflow.engine.measure.scoring import prompt_logprobs
 from numflow.engine.prompt import Prompts
 from numflow.engine.sequence import Runner
 from numflow.engine.settings import BREAKERS, Settings
-from numflow.errors import RequestError, TokenizerError
+from numflow.errors import RequestError, TokenizerError, quoted
 
 SPECULATIONS = ("ngram", "draft", "off")
+BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lists that are remembered
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Request:
     grammar:   what the text must follow, at its beginning.
     prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
     drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
+    shared:    keys and values of its text are found again by requests that have the same here, and by no others.
     """
 
     prompt: np.ndarray
@@ -54,6 +58,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     echo: str | None = None
     drafting: Callable[[Sampler], Draft] | None = None
+    shared: Hashable = ""
 
     def sampler(self, index: int = 0) -> Sampler:
         """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
@@ -78,7 +83,7 @@ class Requests:
         self._bos = bos
         self._defaults = defaults
         self._grammars: Grammars | None = None
-        self._breaker_ids: dict[tuple[str, ...], frozenset[int]] = {}
+        self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_with)
         self._step_times = StepTimes()
         self.draft: Any = None
 
@@ -87,10 +92,11 @@ class Requests:
         """What the model's own files say."""
         return self._defaults()
 
-    def make(self, prompt, settings: Settings, counted: int = 0) -> Request:
+    def make(self, prompt, settings: Settings, counted: int = 0, budget: Budget | None = None) -> Request:
         """A request for a prompt: text, ids or messages.
 
         counted: how many of the last decoder_ids are tokens that the model is forced to generate.
+        budget:  the most that it may ask for; None: anything.
 
         Raises:
             RequestError, TokenizerError: as Model.generate says.
@@ -100,7 +106,9 @@ class Requests:
             raise RequestError(f"{self._name} is an encoder: it cannot generate text")
         if "logits" not in runner.network.outputs:
             raise RequestError(f"{self._name} computes no logits: it has no output head")
-        max_tokens = runner.context if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
+        if budget is not None:
+            budget.check(settings)
+        max_tokens = None if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
         stops = self._stops(settings.stop)
         beams = self._beams(settings, stops)
         text, ids = prompt, self._prompts.ids(prompt, settings.chat)
@@ -112,13 +120,16 @@ class Requests:
             prefix = runner.check(first, "decoder_ids")
         elif settings.decoder_ids is not None:
             raise RequestError(f"{self._name} has no encoder: it takes no decoder_ids")
+        samples, n = self._samples(settings, beams)
+        if max_tokens is None:
+            max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
         constraints = self._constraints(settings, max_tokens, len(prefix))
         grammar = self._grammar(settings, constraints)
-        samples, n = self._samples(settings, beams)
         return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
                        self._prompt_logprobs(settings, prompt), self._echo(settings, text, prompt),
-                       self._drafting(settings, beams, prompt, len(prefix) + constraints.max_tokens))
+                       self._drafting(settings, beams, prompt, len(prefix) + constraints.max_tokens),
+                       _salt(settings.cache_salt))
 
     @property
     def _name(self) -> str:
@@ -127,7 +138,7 @@ class Requests:
     def _stops(self, stop) -> tuple[str, ...]:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(text, str) and text for text in stops):
-            raise RequestError(f"stop should be texts that are not empty, is {stop!r}")
+            raise RequestError(f"stop should be texts that are not empty, is {quoted(stop)}")
         if stops:
             self._tokenizer()  # stop strings need one: say so before anything runs
         return stops
@@ -156,21 +167,22 @@ class Requests:
         changes: dict = {"logprobs": 0} if ranked and settings.logprobs is None else {}
         texts = settings.dry_sequence_breakers
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise RequestError(f"dry_sequence_breakers should be texts that are not empty, is {texts!r}")
+            raise RequestError(f"dry_sequence_breakers should be texts that are not empty, is {quoted(texts)}")
+        if long := next((text for text in texts if len(text.encode("utf-8", "replace")) > BREAKER_BYTES), None):
+            raise RequestError(f"dry_sequence_breakers has a text of more than {BREAKER_BYTES} bytes: {quoted(long)}")
         if settings.dry_multiplier:
-            changes["dry_breakers"] = self._breakers(tuple(texts)) if self.tokenizer else frozenset()
+            some = self.tokenizer and texts
+            changes["dry_breakers"] = self._breakers(frozenset(texts)) if some else frozenset()
         elif tuple(texts) != BREAKERS:
             raise RequestError("dry_sequence_breakers has no effect without dry_multiplier")
         return settings.sampling(**changes)
 
-    def _breakers(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """Tokens that have one of the texts in them; remembered, as the whole vocabulary is looked at."""
-        if texts not in self._breaker_ids:
-            tokenizer, wanted = self.tokenizer, [text.encode() for text in texts]
-            known = (id for id in range(tokenizer.vocab_size) if tokenizer.vocabulary.text(id) is not None)
-            self._breaker_ids[texts] = frozenset(
-                id for id in known if any(text in tokenizer.token_bytes(id) for text in wanted))
-        return self._breaker_ids[texts]
+    def _tokens_with(self, texts: frozenset[str]) -> frozenset[int]:
+        """Tokens that have one of the texts in them. The whole vocabulary is looked at."""
+        tokenizer = self.tokenizer
+        wanted = re.compile(b"|".join(re.escape(text.encode("utf-8", "replace")) for text in sorted(texts)))
+        known = (id for id in range(tokenizer.vocab_size) if tokenizer.vocabulary.text(id) is not None)
+        return frozenset(id for id in known if wanted.search(tokenizer.token_bytes(id)))
 
     def _grammar(self, settings, constraints) -> Grammar | None:
         given = [(kind, getattr(settings, kind)) for kind in KINDS if getattr(settings, kind) is not None]
@@ -189,7 +201,7 @@ class Requests:
         samples = n if settings.best_of is None else settings.best_of
         for name, value, least in (("n", n, 1), ("best_of", samples, n)):
             if not is_count(value, least):
-                raise RequestError(f"{name} should be a whole number from {least}, is {value!r}")
+                raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
         if beams is not None:
             if n > beams.num_beams:
                 raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
@@ -211,7 +223,7 @@ class Requests:
 
     def _echo(self, settings, prompt, ids) -> str | None:
         if not isinstance(settings.echo, bool):
-            raise RequestError(f"echo should be a switch, is {settings.echo!r}")
+            raise RequestError(f"echo should be a switch, is {quoted(settings.echo)}")
         if not settings.echo:
             return None
         if settings.chat or self._runner.has_encoder:
@@ -223,15 +235,15 @@ class Requests:
         if how is None:
             how = "draft" if self.draft is not None and beams is None else "off"
         if how not in SPECULATIONS:
-            raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {how!r}")
+            raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
         if how == "draft" and self.draft is None:
             raise RequestError('speculate="draft" needs a draft model: load the model with draft=')
         if how != "off" and beams is not None:
-            raise RequestError(f"a beam search does not speculate: leave out speculate={how!r} or num_beams")
+            raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
         if count is not None and how == "off":
             raise RequestError(f"draft_tokens={count} has no effect without speculate")
         if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):
-            raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {count!r}")
+            raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {quoted(count)}")
         if how == "off":
             return None
         times, most = self._step_times, count or 0
@@ -258,6 +270,14 @@ class Requests:
         start, forced = self.first_ids()
         return ([start], 0) if forced is None else ([start, forced], 1)
 
+    def _room(self, prefix: int, lanes: int) -> int:
+        """New tokens that context and KV memory hold, where a request gives no limit."""
+        limit = self._runner.blocks.limit
+        room = self._runner.context
+        if limit is not None:
+            room = min(room, limit // lanes * self._runner.program.block_size - prefix)
+        return room if room > 0 else self._runner.context  # then it cannot run at all, and is told so
+
     def _constraints(self, settings, max_tokens, prefix) -> Constraints:
         own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
         stops = _ids("stop_token_ids", settings.stop_token_ids, self._runner)
@@ -269,8 +289,7 @@ class Requests:
             raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
         size = own.no_repeat_ngram if size is None else _count("no_repeat_ngram", size)
         banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
-        banned += tuple(_ids("banned_tokens", [ids] if is_count(ids) else ids, self._runner)
-                        for ids in settings.banned_tokens)
+        banned += _banned(settings.banned_tokens, self._runner)
         forced = own.forced_last if ends else None
         if forced is not None:
             self._runner.check([forced], "forced_eos_token_id of the model's files")
@@ -294,10 +313,28 @@ class Requests:
 
 
 def _ids(name: str, ids, runner) -> tuple[int, ...]:
-    return tuple(runner.check(ids, name).tolist()) if len(ids) or name == "banned_tokens" else ()
+    return tuple(runner.check(ids, name).tolist()) if len(ids) else ()
+
+
+def _banned(given, runner) -> tuple[tuple[int, ...], ...]:
+    """Sequences of ids, checked; a single id is one."""
+    sequences = [[ids] if is_count(ids) else ids for ids in given]
+    if all(isinstance(ids, (list, tuple)) and ids and all(is_count(id) for id in ids) for ids in sequences):
+        longest = max(map(len, sequences), default=0)
+        if longest <= runner.context and max((max(ids) for ids in sequences), default=0) < runner.vocabulary:
+            return tuple(tuple(map(int, ids)) for ids in sequences)
+    return tuple(tuple(runner.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
+
+
+def _salt(value) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not 0 < len(value) <= SALT_CHARACTERS:
+        raise RequestError(f"cache_salt should be a text of 1 .. {SALT_CHARACTERS} characters, is {quoted(value)}")
+    return value
 
 
 def _count(name: str, value) -> int:
     if not is_count(value):
-        raise RequestError(f"{name} should be a whole number from 0, is {value!r}")
+        raise RequestError(f"{name} should be a whole number from 0, is {quoted(value)}")
     return int(value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numflow.decoding.names import inferflow
 from numflow.decoding.settings import Sampling
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, quoted
 
 BREAKERS = ("\n", ":", '"', "*")
 
@@ -36,6 +36,7 @@ class Settings(Sampling):
                      latest tokens earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if
                      the model has one. The text is the same kind of text.
     draft_tokens:    tokens guessed at once, at most; None: as many as pay.
+    cache_salt:      a text; the prefix cache shares keys and values only between requests that have the same one.
 
     None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
     """
@@ -62,6 +63,7 @@ class Settings(Sampling):
     grammar: str | None = None
     speculate: str | None = None
     draft_tokens: int | None = None
+    cache_salt: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -77,7 +79,7 @@ class Settings(Sampling):
         algorithm = own.pop("decoding_alg", None)
         for name in own:
             if name not in known:
-                raise RequestError(f"there is no setting {name!r} for generating"
+                raise RequestError(f"there is no setting {quoted(name)} for generating"
                                    f"{did_you_mean(name, [*known, 'decoding_alg'])}")
         if algorithm is not None:
             own = _with_algorithm(algorithm, own)
@@ -102,7 +104,8 @@ def _with_algorithm(algorithm, given: dict[str, Any]) -> dict[str, Any]:
         given = {name: value for name, value in given.items() if name != "temperature"}  # 1 changes nothing
     for name, value in given.items():
         if name == "temperature" and (value == 0) != (found["temperature"] == 0):
-            raise RequestError(f"temperature={value} contradicts decoding_alg {algorithm!r}: leave out one of them")
+            raise RequestError(f"temperature={value} contradicts decoding_alg {quoted(algorithm)}: leave out one of "
+                               "them")
     return found | given
 
 

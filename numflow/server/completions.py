@@ -49,7 +49,7 @@ class _Answer:
         if self._body.echo and model.runner.has_encoder:
             raise bad_request("echo repeats a prompt that the text continues; this model writes a text of its own",
                               "echo", "unsupported")
-        self._running.check_count(len(self._prompts) * self._n)  # before anything is made of them
+        self._running.check_count(len(self._prompts) * max(self._n, self._body.best_of or 1))  # before anything is made
 
         def make(engine: Engine) -> list[Checked]:
             encode = self._served.tokenizer.encode

@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from numflow.engine.budget import Budget
 from numflow.engine.settings import Settings
 from numflow.errors import RequestError, did_you_mean
 from numflow.server.options import MODEL, SERVICE, Option
@@ -19,7 +20,7 @@ class ModelConfig:
     """One model of the service. What was not given is not in the mappings.
 
     load, engine: keyword arguments of numflow.load and of the engine. prompt: how requests become prompts.
-    own: names of options that are this model's alone, not those of all.
+    own: names of options that are this model's alone, not those of all. budget: the most that one request may ask for.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelConfig:
     engine: Mapping[str, Any] = field(default_factory=dict)
     prompt: Mapping[str, Any] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ def make_config(tables: Mapping[str, Any], source: str = "configuration", servic
                      for at, (name, values) in enumerate(found.items()))
     except RequestError as error:
         raise RequestError(f"{source}: {error}") from None
-    defaults = {name: option.default for name, option in SERVICE.items()}
-    return Config(MappingProxyType(defaults | chosen), made)
+    whole = {name: option.default for name, option in SERVICE.items()} | chosen
+    budget = Budget(**{limit.name: whole[limit.name] for limit in fields(Budget)})
+    return Config(MappingProxyType(whole), tuple(replace(model, budget=budget) for model in made))
 
 
 def _shared() -> dict[str, Option]:

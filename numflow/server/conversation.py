@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numflow.engine.prompt import Conversation
+from numflow.errors import quoted
 from numflow.server.errors import bad_request
 from numflow.server.reply import END_THINK, THINK, Splitter
 from numflow.server.schemas import ChatRequest, Message, Tool, ToolChoice
@@ -73,7 +74,8 @@ def _tools(served: Served, body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
     if isinstance(choice, ToolChoice):
         named = [tool for tool in tools if tool.function.name == choice.function.name]
         if not named:
-            raise bad_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+            raise bad_request(f"tool_choice names {quoted(choice.function.name)}, which is none of the tools",
+                              "tool_choice")
         return tools, named[:1]
     return tools, []
 
@@ -103,7 +105,7 @@ def _message(message: Message, place: str) -> dict[str, Any]:
     if isinstance(content, list):
         for at, part in enumerate(content):
             if part.type != "text" or part.text is None:
-                raise bad_request(f"{place}.content[{at}] is of type {part.type!r:.40}; models here read text only",
+                raise bad_request(f"{place}.content[{at}] is of type {quoted(part.type)}; models here read text only",
                                   f"{place}.content[{at}]", "unsupported")
         content = "".join(part.text or "" for part in content)
     if content is None and not message.tool_calls:

@@ -12,6 +12,7 @@ from numflow.errors import (
     NumflowError,
     RequestError,
     TokenizerError,
+    no_memory,
 )
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "invalid_request_error",
@@ -19,6 +20,9 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 # What Inferflow calls these cases, in `ret_code` of its own interface.
 NATIVE_CODES = {429: "error.busy", 413: "error.too_long_request", 503: "error.busy"}
+
+
+MOST = 2000  # characters of a message
 
 
 class ApiError(Exception):
@@ -83,13 +87,13 @@ def of_error(error: Exception) -> ApiError:
     """Any exception as an answer; what is not meant for users is not shown."""
     if isinstance(error, ApiError):
         return error
+    if no_memory(error):
+        return ApiError(503, "out of memory; try again later, or with a shorter prompt or fewer tokens",
+                        code="out_of_memory", headers={"Retry-After": "10"})
     if isinstance(error, (RequestError, TokenizerError)):
         return bad_request(one_line(error))
     if isinstance(error, ModelNotFoundError):
         return ApiError(404, one_line(error), param="model", code="model_not_found")
-    if isinstance(error, MemoryError):
-        return ApiError(503, "out of memory; try again later, or with a shorter prompt or fewer tokens",
-                        code="out_of_memory", headers={"Retry-After": "10"})
     if isinstance(error, DownloadError):
         return ApiError(503, one_line(error), code="model_unavailable", headers={"Retry-After": "30"})
     if isinstance(error, DeviceLostError):
@@ -103,5 +107,5 @@ def of_error(error: Exception) -> ApiError:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message without line ends."""
-    return " ".join(str(error).split())
+    """An exception's message without line ends; what is very long is cut."""
+    return " ".join(str(error)[:MOST].split())

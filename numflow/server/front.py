@@ -53,7 +53,7 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Re
     config, kind = service.config, request.headers.get("content-type")
     body = await read_body(request, config.max_body, config.body_timeout)
     call = Call(request.method, request.url.path, request.url.query.encode(), body, request.state.id,
-                [(b"content-type", kind.encode("latin-1"))] if kind else [])
+                [(b"content-type", kind.encode("latin-1"))] if kind else [], request.state.owner)
     answer = replicas.ask(call)
     try:
         head = await service.jobs.run(request.receive, _first(answer))

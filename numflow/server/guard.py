@@ -84,24 +84,27 @@ class Guard:
         if origin is not None and origin not in self._origins and urlsplit(origin).netloc != headers.get("host"):
             raise ApiError(403, "pages of other origins may not call this service; cors_origins lists those that may",
                            code="origin_not_allowed")
-        if self._keys and not self._known(headers.get("authorization", "")):
+        owner = self._owner(headers.get("authorization", "")) if self._keys else scope["state"].get("owner", "")
+        if owner is None:
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key",
                            headers={"WWW-Authenticate": 'Basic realm="numflow", charset="UTF-8"'})
+        scope["state"]["owner"] = owner  # clients with different keys share no keys and values (prefix cache)
         if self._service.draining:
             raise shutting_down()
 
-    def _known(self, authorization: str) -> bool:
+    def _owner(self, authorization: str) -> str | None:
+        """A name for the key that was given, which tells nothing of it; None if it is none of ours."""
         kind, _, value = authorization.partition(" ")
         given = value.strip().encode("utf-8", "replace")
         if kind.lower() == "basic":
             try:
                 given = base64.b64decode(given, validate=True).partition(b":")[2]
             except binascii.Error:
-                return False
+                return None
         elif kind.lower() != "bearer":
-            return False
+            return None
         equal = [hmac.compare_digest(given, key) for key in self._keys]  # each one, so that time tells nothing
-        return any(equal)
+        return f"key {equal.index(True)}" if any(equal) else None
 
     def _record(self, scope, sent, seconds: float) -> None:
         """A line of the log. It has no text of prompts unless the service is told so."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from numflow.engine.budget import Budget
 from numflow.errors import RequestError
 from numflow.sizes import parse_bytes
 
@@ -81,7 +82,14 @@ SERVICE = {
     "max_connections": Option(_count, 1024, "Connections at a time; more get 503."),
     "max_queue": Option(_count, 256, "Requests that may wait; more get 429.", ("max_waiting",)),
     "max_prompt_tokens": Option(_from_zero, 0, "Tokens of a prompt; 0: as the model's context."),
-    "max_choices": Option(_count, 128, "Answers of one request: prompts times n."),
+    "max_choices": Option(_count, Budget.max_choices, "Answers of one request: prompts times n (or best_of)."),
+    "max_beams": Option(_count, Budget.max_beams, "Beams of one search (num_beams)."),
+    "max_logprobs": Option(_from_zero, Budget.max_logprobs, "Alternatives that are told beside a token."),
+    "max_breakers": Option(_count, Budget.max_breakers, "Different texts in dry_sequence_breakers."),
+    "max_bans": Option(_count, Budget.max_bans, "Entries of banned_tokens, and of stop_token_ids."),
+    "max_bias": Option(_count, Budget.max_bias, "Entries of logit_bias."),
+    "max_stops": Option(_count, Budget.max_stops, "Stop strings."),
+    "max_grammar": Option(_bytes, Budget.max_grammar, "Bytes of a JSON schema, a regular expression or a grammar."),
     "request_timeout": Option(_seconds, 600, "Seconds that a request may take, waiting included."),
     "body_timeout": Option(_seconds, 30, "Seconds for a request to arrive."),
     "write_timeout": Option(_seconds, 60, "Seconds until a client that reads nothing is given up."),

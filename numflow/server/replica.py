@@ -19,7 +19,7 @@ _TOLD_S = 30.0  # that a replica without its models lives on, so that it can be 
 
 @dataclass(frozen=True)
 class Call:
-    """A request on its way to a replica. Who may ask has been checked. id: as in the log."""
+    """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has."""
 
     method: str
     path: str
@@ -27,12 +27,13 @@ class Call:
     body: bytes
     id: str
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    owner: str = ""
 
     def scope(self) -> dict[str, Any]:
         """As an ASGI application gets it."""
         return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
                 "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": self.query,
-                "root_path": "", "client": None, "server": ("replica", 80),
+                "root_path": "", "client": None, "server": ("replica", 80), "state": {"owner": self.owner},
                 "headers": [(b"x-request-id", self.id.encode()), (b"host", b"replica"), *self.headers]}
 
 

@@ -35,7 +35,8 @@ class Served:
             self.prompts = self._prompts()
             self.chat_template = self._chat_template()
             self.tool_format = find_format(self.chat_template, config.prompt.get("tool_format"))
-            self.engine = Engine(self.model, max_queue=queue, **config.engine) if self.generates else None
+            self.engine = Engine(self.model, max_queue=queue, budget=config.budget, **config.engine) \
+                if self.generates else None
             if self.engine is None and (idle := config.own & config.engine.keys()):
                 raise RequestError(f"{min(idle)} has no effect: {config.name} does not write text")
         except BaseException:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -25,6 +26,8 @@ from numflow.server.wire import EventStream, Json, event, parse, read_body
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
+LONG = 1 << 15  # bytes of a body that is read in a thread
+READERS = 2  # such threads at a time
 
 
 class Service:
@@ -39,6 +42,7 @@ class Service:
         self.draining = False
         self.failure: BaseException | None = None
         self._hub: Hub | None = None
+        self._readers = asyncio.Semaphore(READERS)
 
     @property
     def hub(self) -> Hub:
@@ -63,7 +67,10 @@ class Service:
         data = await read_body(request, self.config.max_body, self.config.body_timeout)
         if self.config.log_prompts:
             request.state.body = {"body": data.decode("utf-8", "replace")}
-        return parse(kind, data, self.config.lenient)
+        if len(data) < LONG:
+            return parse(kind, data, self.config.lenient)
+        async with self._readers:
+            return await asyncio.to_thread(parse, kind, data, self.config.lenient)
 
     async def leased(self, request: Request, name: str | None) -> Lease:
         """The model that a request wants, loaded."""
@@ -150,6 +157,8 @@ class Generating:
         engine = self.served.need_engine()
         requests = await asyncio.to_thread(make, engine)
         self.check_count(sum(checked.samples for checked in requests))
+        owner = getattr(self.request.state, "owner", "")
+        requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]
         retry = self.service.metrics.seconds_per_request(self.served.name)
         for checked in requests:
             self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
@@ -163,7 +172,7 @@ class Generating:
         """
         most = self.service.config.max_choices
         if answers > most:
-            raise bad_request(f"{answers} answers are asked for at once; the limit is {most}", "n")
+            raise bad_request(f"{answers} answers are asked for at once; the limit is {most} (max_choices)", "n")
 
     def check(self, ids: Sequence[int], param: str) -> None:
         """A prompt's length.

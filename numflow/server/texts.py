@@ -19,7 +19,7 @@ from numflow.server.schemas import (
 )
 from numflow.server.served import Served
 from numflow.server.service import Generating, Service
-from numflow.server.wire import Json
+from numflow.server.wire import Json, dump_long
 
 
 async def embeddings(service: Service, request: Request) -> Json:
@@ -32,17 +32,17 @@ async def embeddings(service: Service, request: Request) -> Json:
     def work(served: Served):
         vectors = served.model.embed(texts, normalize=True if body.normalize is None else body.normalize,
                                      pooling=body.pooling, truncate=bool(body.truncate), prompt=body.prompt)
-        return served.name, vectors, sum(len(served.tokenizer.encode(text)) for text in texts)
+        if body.dimensions not in (None, vectors.shape[1]):
+            raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {served.name} cannot be cut",
+                              "dimensions", "unsupported")
+        shown = _base64 if body.encoding_format == "base64" else _plain
+        tokens = sum(len(served.tokenizer.encode(text)) for text in texts)
+        return dump_long({"object": "list", "model": served.name,
+                          "data": [{"object": "embedding", "index": index, "embedding": shown(vector)}
+                                   for index, vector in enumerate(vectors)],
+                          "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
-    name, vectors, tokens = await service.in_thread(request, body.model, work)
-    if body.dimensions not in (None, vectors.shape[1]):
-        raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {name} cannot be cut", "dimensions",
-                          "unsupported")
-    shown = _base64 if body.encoding_format == "base64" else _plain
-    return Json({"object": "list", "model": name,
-                 "data": [{"object": "embedding", "index": index, "embedding": shown(vector)}
-                          for index, vector in enumerate(vectors)],
-                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+    return Json(await service.in_thread(request, body.model, work))
 
 
 def _plain(vector: np.ndarray) -> Any:
@@ -71,7 +71,9 @@ async def tokenize(service: Service, request: Request) -> Json:
             ids = served.tokenizer.encode(body.text, body.add_special is not False, body.parse_special is not False)
         found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
                                  "max_model_len": served.model.context}
-        return {**found, "pieces": [served.tokenizer.token_text(id) for id in ids]} if body.with_pieces else found
+        if body.with_pieces:
+            found["pieces"] = [served.tokenizer.token_text(id) for id in ids]
+        return dump_long(found)
 
     return Json(await service.in_thread(request, body.model, work))
 
@@ -111,8 +113,8 @@ async def translate(service: Service, request: Request) -> Json:
     settings = {name: value for name, value in given.items() if value is not None}
     running = Generating(service, request, await service.leased(request, body.model))
     try:
-        await running.start(lambda engine: engine.model.translation_requests(texts, body.source, body.target,
-                                                                             **settings))
+        running.check_count(len(texts))
+        await running.start(lambda engine: engine.translation_requests(texts, body.source, body.target, **settings))
         await running.finish()
     finally:
         running.close()

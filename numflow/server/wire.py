@@ -17,6 +17,7 @@ from numflow.server.jobs import ClientGone, Jobs
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+PIECE = 2048  # items of a list that are written in one go
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -30,13 +31,24 @@ def event(value: Any) -> bytes:
     return b"data: " + dump(value) + b"\n\n"
 
 
+def dump_long(value: Any) -> bytes:
+    """As `dump`, for a thread: what is long is written piece by piece, so that others run in between."""
+    if isinstance(value, dict):
+        return b"{" + b",".join(dump(name) + b":" + dump_long(item) for name, item in value.items()) + b"}"
+    if isinstance(value, list) and len(value) > PIECE:
+        return b"[" + b",".join(dump(value[at:at + PIECE])[1:-1] for at in range(0, len(value), PIECE)) + b"]"
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        return b"[" + b",".join(map(dump_long, value)) + b"]"
+    return dump(value)
+
+
 class Json(Response):
-    """A JSON answer."""
+    """A JSON answer: of an object, or of the bytes that it has become already."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return dump(content)
+        return content if isinstance(content, bytes) else dump(content)
 
 
 def error_response(error: ApiError, native: bool = False) -> Json:
@@ -100,10 +112,11 @@ def _explained(kind: type[BaseModel], faults: Sequence[Mapping[str, Any]]) -> Ap
         near = did_you_mean(str(fault["loc"][-1]), _names(kind)) if len(fault["loc"]) == 1 else ""
         return bad_request(f"there is no field {field!r:.100}{near}", field[:100], "unknown_field")
     if fault["type"] == "missing":
-        return bad_request(f"{field} is missing", field, "missing_field")
+        return bad_request(f"{field:.100} is missing", field[:100], "missing_field")
     wanted = dict.fromkeys(one_line(other["msg"]).removeprefix("Input should be ") for other in faults
                            if _path(other["loc"]) == field)
-    return bad_request(f"{field or 'the request'} should be {', or '.join(wanted)}", field or None, "invalid_value")
+    return bad_request(f"{field[:100] or 'the request'} should be {', or '.join(wanted)}", field[:100] or None,
+                       "invalid_value")
 
 
 def _names(kind: type[BaseModel]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numflow.errors import TokenizerError, did_you_mean
+from numflow.errors import TokenizerError, did_you_mean, quoted
 from numflow.tokenizer.vocabulary import Vocabulary, check_text
 from numflow.tokenizer.wrapping import Wrapping
 
@@ -159,7 +159,7 @@ class Tokenizer:
             TokenizerError: the model has none.
         """
         if name not in ROLES:
-            raise TokenizerError(f"no token role {name!r}{did_you_mean(name, ROLES)}")
+            raise TokenizerError(f"no token role {quoted(name)}{did_you_mean(name, ROLES)}")
         id = getattr(self.roles, name)
         if id is None:
             raise TokenizerError(f"this model has no {name} token")
