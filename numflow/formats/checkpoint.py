@@ -62,6 +62,7 @@ class Checkpoint:
               "generation_config", "vocab.json", "merges.txt", "vocab.txt", "special_tokens_map", "chat_template",
               "added_tokens", "source.spm", "target.spm", "modules", "pooling", "tokenizer.bin", and "weights" (list of
               weight files). `folder.SIDE_FILES` has the file names.
+    unpacked: where the files that came inside the model's file are; None: its files lie where `path` is.
     """
 
     path: Path
@@ -70,6 +71,12 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
     files: Mapping[str, Any] = field(default_factory=dict)
+    unpacked: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the model are that no role names."""
+        return self.unpacked or (self.path if self.path.is_dir() else self.path.parent)
 
     @property
     def nbytes(self) -> int:

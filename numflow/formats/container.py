@@ -39,6 +39,8 @@ _NAMINGS = ("hf", "gguf", "llama2c")
 class _Files(dict):
     """Paths by role, in a folder that lives as long as this table."""
 
+    folder: Path | None = None
+
 
 class _Tensors(dict):
     """The tensors of a container by name, and the file's size and date when it was opened."""
@@ -88,7 +90,7 @@ def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[s
     files = _unpacked(path, stored, names)
     files["weights"] = [path]
     tensors = _Tensors(tensors, path, stored.get(REPORT))
-    return Checkpoint(path, "safetensors", info["naming"], tensors, config, files)
+    return Checkpoint(path, "safetensors", info["naming"], tensors, config, files, files.folder)
 
 
 def identity(checkpoint: Checkpoint) -> str | None:
@@ -153,12 +155,13 @@ def _typed(path: Path, tensor: Tensor, entry: Any) -> Tensor:
     return Tensor(tensor.name, tuple(shape), kind, lambda: tensor.raw().reshape(-1, expected[-1]))
 
 
-def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]) -> dict[str, Any]:
+def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]) -> _Files:
     """The attached files by role, written to a folder of their own that goes when the table of them does."""
     files = _Files()
     if not names:
         return files
     folder = Path(tempfile.mkdtemp(prefix="numflow-"))
+    files.folder = folder
     weakref.finalize(files, shutil.rmtree, folder, ignore_errors=True)
     for name, role in names.items():
         parts = PurePosixPath(name).parts

@@ -27,14 +27,15 @@ def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
     if spec is not None:
         return load_spec(spec)
     if "spec" in checkpoint.files:
-        return load_spec(checkpoint.files["spec"])
+        return load_spec(checkpoint.files["spec"], enclosed=True)
     return detect(checkpoint, lambda candidate: TensorNames(candidate, checkpoint).has)
 
 
 def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
     """The spec's values for this checkpoint, and its tensor names."""
     names = TensorNames(spec, checkpoint)
-    return Resolved(spec, checkpoint.config, checkpoint.naming, names.has), names
+    file = str(checkpoint.files.get("config", "")) if checkpoint.naming == "hf" else f"the header of {checkpoint.path}"
+    return Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file), names
 
 
 def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: bool = True) -> Network:

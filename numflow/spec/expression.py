@@ -2,6 +2,8 @@
 
 Python's expression syntax, walked over its syntax tree with an allow-list, so nothing but arithmetic, comparisons,
 conditionals, look-ups in lists and a handful of functions exists. Names are the spec's parameters, plus `layer`.
+Specs come with model files, so nothing here can be made to run long or to make something large: every value that an
+operator or a function makes is measured before it exists, and every step is counted.
 """
 
 import ast
@@ -44,11 +46,25 @@ _COMPARE = {
 }
 _UNARY = {ast.USub: operator.neg, ast.Not: operator.not_, ast.UAdd: operator.pos}
 _LONGEST = 500
-_LARGEST_POWER = 64
+_DEEPEST = 40
+_MOST_ITEMS = 10_000  # of a list or text that an expression makes, all the way down
+_MOST_BITS = 1024  # of an integer, where float64 ends too
 
 
 class ExpressionError(ValueError):
     """The text is not an expression of this language, or cannot be computed; says why."""
+
+
+class Steps:
+    """What is left of the steps that all expressions of a spec may take together; an item looked at is a step."""
+
+    def __init__(self, most: int = 5_000_000):
+        self.most = self.left = most
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ExpressionError(f"the expressions of this spec take more than {self.most} steps")
 
 
 @lru_cache(maxsize=4096)
@@ -64,21 +80,29 @@ def parse(text: str) -> ast.expr:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"{text!r} is no expression ({getattr(error, 'msg', error)})") from None
-    for node in ast.walk(tree):
-        if not _allowed(node):
-            raise ExpressionError(f"{text!r}: {type(node).__name__.lower()} is not part of the expression language")
+    level, depth = [tree], 0
+    while level:
+        for node in level:
+            if not _allowed(node):
+                raise ExpressionError(f"{text!r}: {type(node).__name__.lower()} is not part of the expression language")
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+        if depth > _DEEPEST:
+            raise ExpressionError(f"{text[:60]!r}...: nested more than {_DEEPEST} deep")
     return tree
 
 
-def evaluate(text: str, name: Callable[[str], Any], functions: dict[str, Callable] | None = None) -> Any:
+def evaluate(text: str, name: Callable[[str], Any], functions: dict[str, Callable] | None = None,
+             steps: Steps | None = None) -> Any:
     """The value of `text`; `name(word)` gives the value of a name, `functions` adds to FUNCTIONS.
+
+    steps: counts what is done over several expressions.
 
     Raises:
         ExpressionError: the text is wrong or the arithmetic fails (division by zero, wrong types, ...).
     """
     tree = parse(text)
     try:
-        return _value(tree, name, {**FUNCTIONS, **(functions or {})})
+        return _Evaluation(name, {**FUNCTIONS, **(functions or {})}, steps or Steps()).value(tree)
     except (ArithmeticError, TypeError, ValueError, IndexError, KeyError) as error:
         if isinstance(error, ExpressionError):
             raise
@@ -112,46 +136,108 @@ def _allowed(node: ast.AST) -> bool:
     )
 
 
-def _value(node: ast.expr, name: Callable[[str], Any], functions: dict[str, Callable]) -> Any:
-    def go(child):
-        return _value(child, name, functions)
+class _Evaluation:
+    """One walk over a syntax tree."""
 
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return CONSTANTS[node.id] if node.id in CONSTANTS else name(node.id)
-        case ast.BinOp():
-            left, right = go(node.left), go(node.right)
-            if isinstance(node.op, ast.Pow) and abs(right) > _LARGEST_POWER:
-                raise ExpressionError(f"power of {right} is too large")
-            return _BINARY[type(node.op)](left, right)
-        case ast.UnaryOp():
-            return _UNARY[type(node.op)](go(node.operand))
-        case ast.BoolOp():
-            values = iter(node.values)
-            result = go(next(values))
-            for child in values:
-                if bool(result) == isinstance(node.op, ast.Or):
-                    return result
-                result = go(child)
-            return result
-        case ast.Compare():
-            left = go(node.left)
-            for op, child in zip(node.ops, node.comparators, strict=True):
-                right = go(child)
-                if not _COMPARE[type(op)](left, right):
-                    return False
-                left = right
-            return True
-        case ast.IfExp():
-            return go(node.body) if go(node.test) else go(node.orelse)
-        case ast.Subscript():
-            return go(node.value)[go(node.slice)]
-        case ast.List() | ast.Tuple():
-            return [go(child) for child in node.elts]
-        case ast.Call():
-            if node.func.id not in functions:
-                raise ExpressionError(f"no function {node.func.id!r}; there are {', '.join(sorted(functions))}")
-            return functions[node.func.id](*(go(child) for child in node.args))
-    raise ExpressionError(f"{type(node).__name__} is not part of the expression language")
+    def __init__(self, name: Callable[[str], Any], functions: dict[str, Callable], steps: Steps):
+        self.name, self.functions, self.steps = name, functions, steps
+
+    def value(self, node: ast.expr) -> Any:
+        self.steps.take(1)
+        go = self.value
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return CONSTANTS[node.id] if node.id in CONSTANTS else self.name(node.id)
+            case ast.BinOp():
+                return self._binary(type(node.op), go(node.left), go(node.right))
+            case ast.UnaryOp():
+                return _UNARY[type(node.op)](go(node.operand))
+            case ast.BoolOp():
+                return self._either(node)
+            case ast.Compare():
+                return self._compared(node)
+            case ast.IfExp():
+                return go(node.body) if go(node.test) else go(node.orelse)
+            case ast.Subscript():
+                return go(node.value)[go(node.slice)]
+            case ast.List() | ast.Tuple():
+                return self._made([go(child) for child in node.elts])
+            case ast.Call():
+                if node.func.id not in self.functions:
+                    known = ", ".join(sorted(self.functions))
+                    raise ExpressionError(f"no function {node.func.id!r}; there are {known}")
+                arguments = [go(child) for child in node.args]
+                self._looked_at(*arguments)
+                return self.functions[node.func.id](*arguments)
+        raise ExpressionError(f"{type(node).__name__} is not part of the expression language")
+
+    def _binary(self, op: type, left: Any, right: Any) -> Any:
+        """Arithmetic of numbers; lists and texts can be joined, and lists repeated, within bounds."""
+        lists = [value for value in (left, right) if isinstance(value, (list, tuple, str))]
+        if not lists:
+            return _BINARY[op](*_checked_size(op, left, right))
+        if op is ast.Mult and len(lists) == 1 and isinstance(lists[0], list):
+            count = right if lists[0] is left else left
+            if isinstance(count, int) and max(1, items(lists[0], _MOST_ITEMS)) * count > _MOST_ITEMS:
+                raise ExpressionError(f"makes a list of more than {_MOST_ITEMS} items")
+        elif op is not ast.Add or len(lists) != 2:
+            raise TypeError(f"{op.__name__.lower()} is for numbers, found {type(lists[0]).__name__}")
+        return self._made(_BINARY[op](left, right))
+
+    def _either(self, node: ast.BoolOp) -> Any:
+        values = iter(node.values)
+        result = self.value(next(values))
+        for child in values:
+            if bool(result) == isinstance(node.op, ast.Or):
+                return result
+            result = self.value(child)
+        return result
+
+    def _compared(self, node: ast.Compare) -> bool:
+        left = self.value(node.left)
+        for op, child in zip(node.ops, node.comparators, strict=True):
+            right = self.value(child)
+            self._looked_at(left, right)
+            if not _COMPARE[type(op)](left, right):
+                return False
+            left = right
+        return True
+
+    def _made(self, value: Any) -> Any:
+        count = items(value, _MOST_ITEMS)
+        if count > _MOST_ITEMS:
+            raise ExpressionError(f"makes a list of more than {_MOST_ITEMS} items")
+        self.steps.take(count)
+        return value
+
+    def _looked_at(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, (list, tuple, str, dict)):
+                self.steps.take(items(value, self.steps.left))
+
+
+def _checked_size(op: type, left: Any, right: Any) -> tuple[Any, Any]:
+    """Two numbers whose product or power is no integer beyond all use."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = {ast.Mult: left.bit_length() + right.bit_length(), ast.Pow: left.bit_length() * max(right, 1),
+                ast.Add: max(left.bit_length(), right.bit_length()) + 1}.get(op, 0)
+        if bits > _MOST_BITS:
+            raise ExpressionError(f"makes an integer of more than {_MOST_BITS} bits")
+    return left, right
+
+
+def items(value: Any, most: int) -> int:
+    """Items of a list or text, and of what is inside it, however often it is there; above `most`, some number above."""
+    if isinstance(value, str):
+        total = len(value)
+    elif isinstance(value, (list, tuple, dict)):
+        total = len(value)
+        for item in value.values() if isinstance(value, dict) else value:
+            if total > most:
+                break
+            total += items(item, most - total)
+    else:
+        return 0
+    return total

@@ -1,5 +1,6 @@
 """Read a specification file: TOML, `extends`, and strict checks that name file, key and what was expected."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,13 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import ModelNotFoundError, SpecError, did_you_mean
+from numflow.errors import ModelNotFoundError, SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.expression import ExpressionError, parse
 from numflow.spec.paths import specs_dir
 from numflow.spec.schema import MODULES, SECTIONS, Option
 
 _DEPTH = 8
+_MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB
 _PYTHON_TYPES = {"int": int, "float": (int, float), "bool": bool, "text": str, "choice": str, "list": list}
 
 
@@ -23,11 +25,13 @@ class Spec:
 
     name:  the file's stem. chain: the files it was read from, itself first.
     table: the merged TOML tables.
+    enclosed: it came inside a model's file, so that whoever made that file wrote it.
     """
 
     name: str
     chain: tuple[Path, ...]
     table: Mapping[str, Any] = field(repr=False)
+    enclosed: bool = False
 
     @property
     def path(self) -> Path:
@@ -46,13 +50,22 @@ class Spec:
         return self.table.get(name, {})
 
 
-def load_spec(path_or_name: str | Path) -> Spec:
+def load_spec(path_or_name: str | Path, enclosed: bool = False) -> Spec:
     """Read a spec by path ("my.toml") or by the name of a shipped one ("family_7b").
+
+    enclosed: it came inside a model's file: it extends what came with it and shipped specs, and reads nothing else.
 
     Raises:
         ModelNotFoundError: no such file or name.
         SpecError: unreadable, unknown key, wrong type, circular `extends`.
     """
+    try:
+        return _load(path_or_name, enclosed)
+    except RecursionError:
+        raise SpecError(f"{path_or_name}: tables or lists are nested too deeply") from None
+
+
+def _load(path_or_name: str | Path, enclosed: bool) -> Spec:
     path = _find(path_or_name, None)
     chain: list[Path] = []
     tables = []
@@ -65,7 +78,7 @@ def load_spec(path_or_name: str | Path) -> Spec:
         parent = table.get("extends")
         if parent is None:
             break
-        path = _find(parent, path)
+        path = _find_enclosed(parent, path) if enclosed else _find(parent, path)
     merged: dict[str, Any] = {}
     for table in reversed(tables):
         _merge(merged, {k: v for k, v in table.items() if k not in ("extends", "detect")}, "")
@@ -74,7 +87,7 @@ def load_spec(path_or_name: str | Path) -> Spec:
     merged["detect"] = tables[0].get("detect", {})
     if "gguf" in merged:
         merged["gguf"]["written"] = tables[0].get("gguf", {}).get("written", {})
-    return Spec(chain[0].stem, tuple(chain), merged)
+    return Spec(chain[0].stem, tuple(chain), merged, enclosed)
 
 
 def list_specs(directory: Path | None = None) -> list[Spec]:
@@ -92,16 +105,35 @@ def detect_tables() -> dict[str, Mapping[str, Any]]:
 def _find(path_or_name: str | Path, beside: Path | None) -> Path:
     """A path as given, relative to the file that extends it, or the name of a shipped spec."""
     text = str(path_or_name)
-    folders = [Path("."), *([beside.parent] if beside else []), specs_dir()]
-    for folder in folders:
-        for candidate in (folder / text, folder / f"{text}.toml"):
-            if candidate.is_file():
-                return candidate.resolve()
-    known = [p.stem for p in specs_dir().glob("*.toml") if not p.stem.startswith("_")]
-    near = did_you_mean(Path(text).stem, known)
+    if found := _in([Path("."), *([beside.parent] if beside else []), specs_dir()], text):
+        return found
     if beside:
-        raise SpecError(f"{beside}: extends {text!r}, which is neither a file nor a shipped spec{near}")
-    raise ModelNotFoundError(f"no specification file or shipped spec {text!r}{near}")
+        raise SpecError(f"{beside}: extends {quoted(text)}, which is neither a file nor a shipped spec{_near(text)}")
+    raise ModelNotFoundError(f"no specification file or shipped spec {quoted(text)}{_near(text)}")
+
+
+def _find_enclosed(text: str, beside: Path) -> Path:
+    """What a spec inside a model's file extends: by the last part of its name, a file that came with it or a shipped
+    spec, wherever the file was when the model's file was made."""
+    if found := _in([beside.parent, specs_dir()], re.split(r"[\\/]", text)[-1]):
+        return found
+    raise SpecError(f"{beside}: extends {quoted(text)}, which is neither in the model's file nor a shipped spec"
+                    f"{_near(text)}")
+
+
+def _in(folders: list[Path], name: str) -> Path | None:
+    for folder in folders:
+        for candidate in (folder / name, folder / f"{name}.toml"):
+            try:
+                if candidate.is_file():
+                    return candidate.resolve()
+            except (OSError, ValueError):  # a name that no file can have
+                return None
+    return None
+
+
+def _near(text: str) -> str:
+    return did_you_mean(Path(text[-100:]).stem, [p.stem for p in specs_dir().glob("*.toml") if p.stem[0] != "_"])
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -122,7 +154,11 @@ def _parse(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _tables(path: Path, modified: int) -> dict[str, Any]:
     """A file's tables, never changed by anyone: families are parsed once for all that extend them."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise SpecError(f"{path}: longer than {_MOST_BYTES} bytes, so no specification")
+    return tomllib.loads(data.decode("utf-8"))
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], at: str) -> None:
@@ -201,7 +237,7 @@ def check_option(path: Path, where: str, option: Option, value: Any) -> None:
         SpecError: naming file, key, what was expected and what was found.
     """
     if isinstance(value, dict):
-        _known(path, where, value, schema.SOURCE_KEYS)
+        _check_source(path, where, value)
         return
     if isinstance(value, str) and (option.kind in ("int", "float", "bool", "list")
                                    or (option.kind == "choice" and value.startswith("="))):
@@ -213,10 +249,12 @@ def check_option(path: Path, where: str, option: Option, value: Any) -> None:
     wrong = not isinstance(value, _PYTHON_TYPES[option.kind]) or (
         isinstance(value, bool) and option.kind in ("int", "float"))
     if wrong:
-        raise SpecError(f"{path}: {where}: expected {_article(option.kind)}, found {value!r}")
+        raise SpecError(f"{path}: {where}: expected {_article(option.kind)}, found {quoted(value)}")
     if option.kind == "choice" and value not in option.choices:
-        raise SpecError(f"{path}: {where}: expected one of {', '.join(option.choices)}, found {value!r}"
+        raise SpecError(f"{path}: {where}: expected one of {', '.join(option.choices)}, found {quoted(value)}"
                         f"{did_you_mean(value, option.choices)}")
+    if option.kind in ("int", "float") and not option.holds(value):
+        raise SpecError(f"{path}: {where}: expected {option.range}, found {quoted(value)}")
 
 
 def _check_metadata(path: Path, where: str, table: Any) -> None:
@@ -235,7 +273,8 @@ def _check_model(path: Path, table: Any) -> None:
     for key, value in table.items():
         _expect(path, f"model.{key}", value, str, "text")
     if table.get("type", "decoder") not in schema.MODEL_TYPES:
-        raise SpecError(f"{path}: model.type: expected one of {', '.join(schema.MODEL_TYPES)}, found {table['type']!r}")
+        raise SpecError(f"{path}: model.type: expected one of {', '.join(schema.MODEL_TYPES)}, found "
+                        f"{quoted(table['type'])}")
 
 
 def _check_detect(path: Path, table: Any) -> None:
@@ -255,12 +294,21 @@ def _check_parameters(path: Path, table: Any) -> None:
         if not name.isidentifier():
             raise SpecError(f"{path}: {where}: a parameter's name is a word of letters, digits and _")
         if isinstance(source, dict):
-            _known(path, where, source, schema.SOURCE_KEYS)
-            for key in ("config", "gguf", "llama2c"):
-                if key in source:
-                    _texts(path, f"{where}.{key}", source[key])
-            if isinstance(source.get("default"), str):
-                check_option(path, f"{where}.default", Option("float", None, ""), source["default"])
+            _check_source(path, where, source)
+
+
+def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
+    """A table that says where a value is found."""
+    _known(path, where, source, schema.SOURCE_KEYS)
+    for key in ("config", "gguf", "llama2c"):
+        if key in source:
+            _texts(path, f"{where}.{key}", source[key])
+    if "map" in source:
+        _expect(path, f"{where}.map", source["map"], dict, "a table of words")
+    if isinstance(source.get("default"), dict):
+        raise SpecError(f"{path}: {where}.default: expected a value or an expression, found a table")
+    if where.startswith("parameters.") and isinstance(source.get("default"), str):
+        check_option(path, f"{where}.default", Option("float", None, ""), source["default"])
 
 
 def _known(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) -> None:
@@ -268,19 +316,19 @@ def _known(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) 
     for key in keys:
         if key not in allowed:
             place = f"{where}.{key}" if where else key
-            raise SpecError(f"{path}: unknown key {place!r}{did_you_mean(key, allowed)}")
+            raise SpecError(f"{path}: unknown key {quoted(place)}{did_you_mean(key, allowed)}")
 
 
 def _expect(path: Path, where: str, value: Any, kind: type, what: str) -> None:
     if not isinstance(value, kind):
-        raise SpecError(f"{path}: {where}: expected {what}, found {value!r}")
+        raise SpecError(f"{path}: {where}: expected {what}, found {quoted(value)}")
 
 
 def _texts(path: Path, where: str, value: Any) -> None:
     values = value if isinstance(value, list) else [value]
     for item in values:
         if not isinstance(item, str):
-            raise SpecError(f"{path}: {where}: expected text or a list of texts, found {value!r}")
+            raise SpecError(f"{path}: {where}: expected text or a list of texts, found {quoted(value)}")
 
 
 def _article(kind: str) -> str:

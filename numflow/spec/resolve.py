@@ -1,29 +1,36 @@
 """A spec held against a checkpoint's configuration: every parameter and option gets its value."""
 
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from numflow.errors import SpecError, did_you_mean
+from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec import schema
-from numflow.spec.expression import ExpressionError, evaluate
+from numflow.spec.expression import ExpressionError, Steps, evaluate
 from numflow.spec.reader import Spec
 from numflow.spec.schema import SECTIONS, Option
 
 _MISSING = object()
+_DEEPEST = 20  # values that one value depends on, one through the other
+_NOTHING = {"int": 0, "float": 0.0, "bool": False}  # what `none` means
 
 
 class Resolved:
     """Values of a spec's parameters and options for one checkpoint.
 
-    config, naming, architecture: what the checkpoint says of itself (Checkpoint.config, .naming).
+    config, naming: what the checkpoint says of itself (Checkpoint.config, .naming).
     has: whether the checkpoint holds a tensor, by standard name ("output.weight"), given layer and stack.
+    file: where `config` was read from, for messages.
     """
 
     def __init__(self, spec: Spec, config: Mapping[str, Any], naming: str,
-                 has: Callable[[str, int | None, str], bool] = lambda name, layer, stack: False):
+                 has: Callable[[str, int | None, str], bool] = lambda name, layer, stack: False, file: str = ""):
         self.spec, self.config, self.naming, self.has = spec, config, naming, has
-        self._values: dict[str, Any] = {}
+        self.file = file or ("config.json" if naming == "hf" else f"{naming} metadata")
+        self._values: dict[str, tuple[Any, set[str]]] = {}
         self._open: list[str] = []
+        self._found: set[str] = set()  # keys of the configuration that the value in the making comes from
+        self._steps = Steps()
 
     # Parameters
 
@@ -34,19 +41,36 @@ class Resolved:
             SpecError: undefined, circular, or found nowhere and without a default.
         """
         if name in self._values:
-            return self._values[name]
+            value, found = self._values[name]
+            self._found |= found
+            return value
         table = self.spec.section("parameters")
         if name not in table:
             raise SpecError(f"{self.spec.path}: no parameter {name!r}{did_you_mean(name, table)}")
-        if name in self._open:
-            raise SpecError(f"{self.spec.path}: parameters.{name} depends on itself ({' -> '.join(self._open)})")
-        self._open.append(name)
-        try:
+        before, self._found = self._found, set()
+        with self._opened(f"parameters.{name}"):
             value = self._source(f"parameters.{name}", table[name], None, "")
+        self._values[name] = value, self._found
+        self._found |= before
+        return value
+
+    @contextmanager
+    def _opened(self, where: str):
+        """Around what finds the value of a parameter or option, which may not need that very value."""
+        if where in self._open:
+            raise SpecError(f"{self.spec.path}: {where} depends on itself ({' -> '.join(self._open)[:300]})")
+        if len(self._open) >= _DEEPEST:
+            raise SpecError(f"{self.spec.path}: {where}: more than {_DEEPEST} values depend on one another")
+        self._open.append(where)
+        try:
+            yield
         finally:
             self._open.pop()
-        self._values[name] = value
-        return value
+
+    def _wrong(self, where: str, expected: str) -> SpecError:
+        """What is wrong with a value, and which keys of which file it comes from."""
+        keys = f" (from {', '.join(sorted(self._found))[:200]} of {self.file})" if self._found else ""
+        return SpecError(f"{self.spec.path}: {where}: {expected}{keys}")
 
     def _source(self, where: str, source: Any, layer: int | None, stack: str, kind: str = "") -> Any:
         """A literal, an expression (text; after "=" for a "choice", never for "text"), or what a source table finds."""
@@ -60,12 +84,12 @@ class Resolved:
         for key in keys:
             value = self._look_up(key)
             if value is not None:
+                self._found.add(key)
                 return self._mapped(where, key, source, value)
         default = source.get("default", _MISSING)
         if default is _MISSING:
-            place = "config.json" if self.naming == "hf" else f"{self.naming} metadata"
             wanted = " or ".join(map(repr, keys)) or f"any key of {self.naming!r}"
-            raise SpecError(f"{self.spec.path}: {where}: {place} has no {wanted}, and there is no default")
+            raise SpecError(f"{self.spec.path}: {where}: {self.file} has no {wanted}, and there is no default")
         return self._source(where, default, layer, stack, kind)
 
     def keys(self, source: Mapping[str, Any]) -> list[str]:
@@ -93,9 +117,10 @@ class Resolved:
         table = source.get("map")
         if table is None:
             return value
-        word = value if isinstance(value, str) else str(value).lower()
+        word = value if isinstance(value, str) else quoted(value).lower()
         if word not in table:
-            raise SpecError(f"{self.spec.path}: {where}: {key} is {value!r}{did_you_mean(word, table)}")
+            raise SpecError(f"{self.spec.path}: {where}: {key} of {self.file} is {quoted(value)}"
+                            f"{did_you_mean(word, table)}")
         return table[word]
 
     def evaluate(self, where: str, text: str, layer: int | None = None, stack: str = "") -> Any:
@@ -115,9 +140,15 @@ class Resolved:
                             f"{did_you_mean(word, known)}")
 
         try:
-            return evaluate(text, name, {"has": lambda tensor: self.has(tensor, layer, stack)})
+            return evaluate(text, name, {"has": lambda tensor: self._has(tensor, layer, stack)}, self._steps)
         except ExpressionError as error:
-            raise SpecError(f"{self.spec.path}: {where}: {error}") from None
+            raise self._wrong(where, str(error)) from None
+
+    def _has(self, tensor: Any, layer: int | None, stack: str) -> bool:
+        if not isinstance(tensor, str):
+            raise TypeError(f"has() takes the name of a tensor, found {quoted(tensor)}")
+        self._steps.take(100)
+        return self.has(tensor, layer, stack)
 
     # Options
 
@@ -133,10 +164,14 @@ class Resolved:
             if key in table.get(section, {}):
                 value, where = table[section][key], f"{place}{section}.{key}"
                 break
-        value = self._source(where, value, layer, stack, option.kind)
+        before, self._found = self._found, set()
+        with self._opened(where):
+            value = self._source(where, value, layer, stack, option.kind)
         if isinstance(value, (list, tuple)) and option.kind != "list" and layer is not None:
             value = self._of_layer(where, value, layer)
-        return self._checked(where, option, value)
+        value = self._checked(where, option, value)
+        self._found |= before
+        return value
 
     def _tables(self, stack: str):
         """Where an option may be set, most specific first."""
@@ -149,29 +184,42 @@ class Resolved:
 
     def _of_layer(self, where: str, values: list, layer: int) -> Any:
         if layer >= len(values):
-            raise SpecError(f"{self.spec.path}: {where}: a list of {len(values)} values, but there is a layer {layer}")
+            raise self._wrong(where, f"a list of {len(values)} values, but there is a layer {layer}")
         return values[layer]
 
     def _checked(self, where: str, option: Option, value: Any) -> Any:
+        """The value as one of the option's kind, within its range."""
         if option.kind == "choice":
-            value = schema.ACTIVATION_ALIASES.get(value, value) if "silu" in option.choices else value
-            if value not in option.choices:
-                expected = f"one of {', '.join(option.choices)}"
-                raise SpecError(f"{self.spec.path}: {where}: expected {expected}, found {value!r}")
-            return value
-        if value is None:
-            return {"int": 0, "float": 0.0, "bool": False}.get(option.kind) if option.default is not None else None
-        if option.kind == "int":
-            if not isinstance(value, bool) and isinstance(value, (int, float)) and value == int(value):
-                return int(value)
-        elif option.kind == "float":
-            if isinstance(value, (int, float)):
-                return float(value)
-        elif option.kind == "bool":
-            return bool(value)
-        elif isinstance(value, (str, list, tuple)):
-            return value
-        raise SpecError(f"{self.spec.path}: {where}: expected {option.kind}, found {value!r}")
+            word = value if isinstance(value, str) else quoted(value)
+            word = schema.ACTIVATION_ALIASES.get(word, word) if "silu" in option.choices else word
+            if word not in option.choices:
+                raise self._wrong(where, f"expected one of {', '.join(option.choices)}, found {quoted(value)}")
+            return word
+        if value is None and option.kind in _NOTHING:
+            if option.default is None:
+                return None
+            value = _NOTHING[option.kind]
+        match option.kind:
+            case "int" | "float":
+                fits = isinstance(value, (int, float)) and option.holds(value)
+                if option.kind == "float" and fits:
+                    return float(value)
+                if fits and not isinstance(value, bool) and value == int(value):
+                    return int(value)
+                raise self._wrong(where, f"expected {option.range}, found {quoted(value)}")
+            case "bool" if isinstance(value, (int, float, list, tuple)):
+                return bool(value)
+            case "list" if isinstance(value, (list, tuple)):
+                wrong = next((v for v in value if not isinstance(v, (int, float)) or not option.holds(v)), None)
+                if wrong is not None:
+                    raise self._wrong(where, f"expected a list of numbers, each {option.range}, found {quoted(wrong)}")
+                return value
+            case "list" if value is None:
+                return None
+            case "text" if isinstance(value, str):
+                return value
+        kind = {"bool": "true or false", "list": "a list of numbers"}.get(option.kind, option.kind)
+        raise self._wrong(where, f"expected {kind}, found {quoted(value)}")
 
 
 def _as_option(word: str) -> tuple[str, str]:

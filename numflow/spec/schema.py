@@ -5,6 +5,7 @@ An option's value is a literal of its kind; for numbers and switches also an exp
 `{config = "hidden_act", gguf = "...", default = "silu", map = {swish = "silu"}}`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +16,43 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Option:
-    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words."""
+    """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
+
+    least, most: of a number, or of every number of a list; above: it is to be larger than that.
+    """
 
     kind: str
     default: Any
     what: str
     choices: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is finite and within the range."""
+        return self.least <= value <= self.most and value > self.above and (isinstance(value, int)
+                                                                            or math.isfinite(value))
+
+    @property
+    def range(self) -> str:
+        """What messages call the numbers that are allowed: "a whole number of 1 or more"."""
+        kind = "a whole number" if self.kind == "int" else "a finite number"
+        parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
+        parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []
+        parts += [f"up to {self.most:.15g}"] if self.most < math.inf else []
+        return " ".join([kind, *parts])
 
 
-def _int(default, what):
-    return Option("int", default, what)
+def _int(default, what, least=1, most=2**31 - 1):
+    return Option("int", default, what, (), least, most)
 
 
-def _float(default, what):
-    return Option("float", default, what)
+def _float(default, what, least=-1e6, most=1e6, above=-math.inf):
+    """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
+    if above > -math.inf:
+        least = -math.inf
+    return Option("float", default, what, (), least, most, above)
 
 
 def _bool(default, what):
@@ -43,8 +67,9 @@ def _text(default, what):
     return Option("text", default, what)
 
 
-def _list(default, what):
-    return Option("list", default, what)
+def _list(default, what, above=-math.inf):
+    """A list of numbers."""
+    return Option("list", default, what, (), above=above)
 
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
@@ -57,7 +82,7 @@ ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "ge
 
 SECTIONS: dict[str, dict[str, Option]] = {
     "stack": {
-        "layers": _int("layers", "layers of this stack"),
+        "layers": _int("layers", "layers of this stack", 0, 2000),
         "width": _int("hidden", "columns of the residual stream"),
         "context": _int("context", "positions the model was made for"),
     },
@@ -68,14 +93,14 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "scale": _float(1.0, "embeddings are multiplied by it"),
         "norm": _bool("has('token_embd_norm.weight')", "a norm after the embeddings are summed"),
         "position": _choice(("none", "learned", "sinusoidal"), "none", "what is added for the position"),
-        "position_offset": _int(0, "added to the position before the look-up"),
+        "position_offset": _int(0, "added to the position before the look-up", 0, 1 << 20),
         "sinusoid": _choice(("halves", "interleaved"), "halves", "sines then cosines, or alternating"),
-        "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models"),
+        "sinusoid_span": _int(0, "frequencies are 10000^(-i / (half - span)); 1 in fairseq's models", 0),
         "token_types": _bool("has('token_types.weight')", "segment embeddings are added"),
     },
     "norm": {
         "kind": _choice(("rms", "layer"), "rms", "x / rms(x), or (x - mean) / std"),
-        "eps": _float("norm_eps", "added to the mean square or the variance"),
+        "eps": _float("norm_eps", "added to the mean square or the variance", above=0, most=1),
         "offset": _float(0.0, "added to the stored weights (1 where the file stores w - 1)"),
     },
     "block": {
@@ -94,46 +119,48 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "qkv": _choice(("separate", "concat", "groups"), "separate",
                        "three matrices; one of [q k v]; one of [q..q k v] per key/value head"),
         "scale": _float("1 / sqrt(attention_head_dim)", "multiplies q . k"),
-        "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off"),
+        "softcap": _float(0.0, "scores become cap * tanh(score / cap); 0 = off", 0, 1e30),
         "window": _int(0, "a query sees this many latest keys, itself included, and as many ahead if not causal; "
-                       "0 = all"),
+                       "0 = all", 0),
         "causal": _bool(True, "queries see no later keys"),
         "q_norm": _choice(("none", "head", "full"), "none", "norm of queries and keys: per head, or over all columns"),
-        "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before anything else; 0 = off"),
+        "clip": _float(0.0, "queries, keys and values are cut at -clip and clip before anything else; 0 = off", 0,
+                       1e30),
         "norm_after_rope": _bool(False, "the q/k norm comes after the rotation"),
         "alibi": _bool(False, "linear position bias; slopes from the number of heads"),
-        "alibi_max": _float(8.0, "exponent of the smallest slope"),
+        "alibi_max": _float(8.0, "exponent of the smallest slope", above=0, most=1000),
         "alibi_scale": _float(1.0, "multiplies the slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
         "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x))"),
-        "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none"),
+        "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none", 0),
         "bucket_distance": _int(128, "distance of the last bucket"),
     },
     "latent": {
-        "rank": _int(0, "rank of the compressed key/value (multi-head latent attention); 0 = ordinary attention"),
-        "q_rank": _int(0, "rank of the compressed query; 0 = a plain query matrix"),
-        "rope_dim": _int(0, "columns of a head that are rotated, shared by all heads on the key side"),
-        "nope_dim": _int(0, "columns of a head that are not rotated"),
+        "rank": _int(0, "rank of the compressed key/value (multi-head latent attention); 0 = ordinary attention", 0),
+        "q_rank": _int(0, "rank of the compressed query; 0 = a plain query matrix", 0),
+        "rope_dim": _int(0, "columns of a head that are rotated, shared by all heads on the key side", 0),
+        "nope_dim": _int(0, "columns of a head that are not rotated", 0),
     },
     "rope": {
         "enabled": _bool(True, "rotary position embedding"),
         "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
         "dims": _int("attention_head_dim", "columns of a head that are rotated, from the first"),
-        "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)"),
+        "base": _float("rope_theta", "inv_freq[i] = base^(-2i / dims)", above=0, most=1e30),
         "scaling": _choice(("none", "linear", "dynamic", "yarn", "llama3", "longrope"), "none",
                            "how frequencies are stretched for long contexts"),
-        "factor": _float(1.0, "how many times the original context"),
+        "factor": _float(1.0, "how many times the original context", above=0),
         "original_context": _int("context", "context the model was first trained with"),
-        "low_freq_factor": _float(1.0, "llama3"),
-        "high_freq_factor": _float(4.0, "llama3"),
-        "beta_fast": _float(32.0, "yarn"),
-        "beta_slow": _float(1.0, "yarn"),
+        "low_freq_factor": _float(1.0, "llama3", above=0),
+        "high_freq_factor": _float(4.0, "llama3", above=0),
+        "beta_fast": _float(32.0, "yarn", above=0),
+        "beta_slow": _float(1.0, "yarn", above=0),
         "truncate": _bool(True, "yarn: round the borders of the ramp to whole dimensions"),
-        "attention_factor": _float(0.0, "multiplies cos and sin; 0 = the scaling's own rule"),
-        "mscale": _float(0.0, "yarn"),
-        "mscale_all_dim": _float(0.0, "yarn"),
-        "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context"),
-        "long_factor": _list("none", "longrope: the same, beyond it"),
+        "attention_factor": _float(0.0, "multiplies cos and sin; 0 = the scaling's own rule", 0),
+        "mscale": _float(0.0, "yarn", 0),
+        "mscale_all_dim": _float(0.0, "yarn", 0),
+        "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context",
+                              above=0),
+        "long_factor": _list("none", "longrope: the same, beyond it", above=0),
     },
     "ffn": {
         "width": _int("ffn_width", "columns between the two matrices"),
@@ -141,14 +168,14 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "gated": _bool(True, "act(gate(x)) * up(x) rather than act(up(x))"),
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up as two matrices or one, and in which order of rows"),
-        "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped"),
+        "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped", 0, 1e30),
         "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
     },
     "moe": {
         "enabled": _bool(False, "this layer routes its tokens to experts"),
-        "experts": _int("experts", "how many there are"),
-        "top_k": _int("experts_per_token", "how many each token uses"),
-        "width": _int("expert_width", "columns between an expert's two matrices"),
+        "experts": _int("experts", "how many there are", 0),
+        "top_k": _int("experts_per_token", "how many each token uses", 0),
+        "width": _int("expert_width", "columns between an expert's two matrices", 0),
         "score": _choice(("softmax", "sigmoid", "softmax_topk"), "softmax",
                          "probabilities over all experts, independent ones, or softmax over the chosen only"),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
@@ -159,7 +186,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                           "gate and up of an expert as two matrices or one"),
         "transposed": _bool(False, "expert matrices are stored [inputs, outputs]"),
-        "shared_width": _int(0, "width of the expert that every token uses; 0 = none"),
+        "shared_width": _int(0, "width of the expert that every token uses; 0 = none", 0),
         "shared_layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                                  "gate and up of the shared expert as two matrices or one"),
         "shared_gate": _bool("has('ffn_gate_inp_shexp.weight')", "the shared expert is multiplied by sigmoid(gate(x))"),
@@ -168,7 +195,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "norm": _bool(True, "a norm after the last layer"),
         "tied": _bool("not has('output.weight')", "the output matrix is the embedding table"),
         "scale": _float(1.0, "the hidden state is multiplied by it before the output matrix"),
-        "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off"),
+        "softcap": _float(0.0, "logits become cap * tanh(logits / cap); 0 = off", 0, 1e30),
         "normalize": _bool(False, "rows of the output matrix are divided by their length"),
         "transform": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES, "none"), "none",
                              "masked-LM head: dense, this activation, norm, before the output matrix"),
@@ -190,11 +217,11 @@ SECTIONS: dict[str, dict[str, Option]] = {
     "generation": {
         "template": _text("", "prompt template: literal text and {query}, {bos}, {#ID}, {token} pieces"),
         "system_prompt": _text("", "default of the system message"),
-        "temperature": _float(0.0, "default"),
-        "top_k": _int(0, "default"),
-        "top_p": _float(1.0, "default"),
-        "decoder_start": _int("decoder_start_token", "encoder-decoder: the first token given to the decoder"),
-        "forced_bos": _int("forced_bos_token", "encoder-decoder: the first token that is generated"),
+        "temperature": _float(0.0, "default", 0),
+        "top_k": _int(0, "default", 0),
+        "top_p": _float(1.0, "default", 0, 1),
+        "decoder_start": _int("decoder_start_token", "encoder-decoder: the first token given to the decoder", -1),
+        "forced_bos": _int("forced_bos_token", "encoder-decoder: the first token that is generated", -1),
         "pooling": _choice(("none", "mean", "cls", "last"), "none", "how embeddings are made of hidden states"),
     },
 }

@@ -1,11 +1,12 @@
 """Which of a checkpoint's files describes its tokenizer."""
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import TokenizerError, did_you_mean
+from numflow.errors import TokenizerError, did_you_mean, quoted
 from numflow.tokenizer.names import names
 from numflow.tokenizer.tokenizer import ROLES, Tokenizer
 
@@ -48,14 +49,26 @@ def load_tokenizer(checkpoint: Any, options: Mapping[str, Any] | None = None) ->
     return reader.load(path, checkpoint, options)
 
 
+def named_file(checkpoint: Any, name: str) -> Path:
+    """The file of the model's folder, or of what came inside its file, that a spec names.
+
+    Raises:
+        TokenizerError: there is none, or the name leads elsewhere.
+    """
+    # Both systems' ways to leave a folder, on either: whoever wrote a model's file may not choose what is read.
+    if {"..", ""} & set(re.split(r"[\\/]", name)) or ":" in name or "\0" in name:
+        raise TokenizerError(f"[tokenizer] file: {quoted(name)} is not the name of a file in the model's folder")
+    path = checkpoint.folder / name
+    if not path.is_file():
+        raise TokenizerError(f"[tokenizer] file: no file {path}")
+    return path
+
+
 def _chosen(checkpoint: Any, options: Mapping[str, Any]) -> tuple[str, Path]:
     """The role of the file that decides, and its path."""
     role = names()["kinds"][options["kind"]] if "kind" in options else None
     if "file" in options:
-        base = Path(checkpoint.path)
-        path = (base if base.is_dir() else base.parent) / options["file"]
-        if not path.is_file():
-            raise TokenizerError(f"[tokenizer] file: no file {path}")
+        path = named_file(checkpoint, options["file"])
         role = role or _BY_SUFFIX.get(path.suffix)
         if role is None:
             raise TokenizerError(f"[tokenizer] file: cannot tell what {path.name!r} is; set `kind` to one of "
@@ -77,8 +90,9 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         if key not in OPTIONS:
             raise TokenizerError(f"[tokenizer] {key}: no such option{did_you_mean(key, OPTIONS)}")
         if not isinstance(value, OPTIONS[key]):
-            raise TokenizerError(f"[tokenizer] {key}: should be of type {OPTIONS[key].__name__}, is {value!r}")
+            raise TokenizerError(f"[tokenizer] {key}: should be of type {OPTIONS[key].__name__}, is {quoted(value)}")
     kinds = (*names()["kinds"], "gguf")
     if options.get("kind", "gguf") not in kinds:
-        raise TokenizerError(f"[tokenizer] kind: {options['kind']!r} is unknown{did_you_mean(options['kind'], kinds)}")
+        raise TokenizerError(f"[tokenizer] kind: {quoted(options['kind'])} is unknown"
+                             f"{did_you_mean(options['kind'], kinds)}")
     return options

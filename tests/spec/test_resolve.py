@@ -72,8 +72,9 @@ def test_words_are_mapped_and_activations_have_aliases(tmp_path):
         ),
         ("[parameters]\na = 'b'\nb = 'a'\n[attention]\nheads = 'a'", {}, ["depends on itself"]),
         ("[parameters]\nheads = 4\n[attention]\nheads = 'haeds'", {}, ["attention.heads", "'haeds'", "'heads'"]),
-        ("[attention]\nheads = { config = 'n' }", {"n": "many"}, ["attention.heads", "int", "'many'"]),
-        ("[attention]\nheads = { config = 'n' }", {"n": 2.5}, ["attention.heads", "int", "2.5"]),
+        ("[attention]\nheads = { config = 'n' }", {"n": "many"},
+         ["attention.heads", "a whole number of 1 or more", "'many'", "from n of config.json"]),
+        ("[attention]\nheads = { config = 'n' }", {"n": 2.5}, ["attention.heads", "a whole number", "2.5"]),
         ("[attention]\nheads = '1 / 0'", {}, ["attention.heads", "division"]),
         ("[attention]\nheads = 'layer'", {}, ["'layer' has no value here"]),
     ],
@@ -104,7 +105,7 @@ def test_a_word_may_be_computed_and_a_number_translated(tmp_path):
     r = resolved(tmp_path, text, {"rule": 2})
     assert (r.option("attention", "qkv"), r.option("moe", "score")) == ("concat", "sigmoid")
     assert r.option("generation", "template") == "= {query}"
-    with pytest.raises(SpecError, match="moe.score: rule is 3"):
+    with pytest.raises(SpecError, match="moe.score: rule of config.json is 3"):
         resolved(tmp_path, text, {"rule": 3}).option("moe", "score")
     with pytest.raises(SpecError, match="expected one of separate, concat, groups, found 4"):
         resolved(tmp_path, "[attention]\nqkv = '= 2 + 2'", {}).option("attention", "qkv")

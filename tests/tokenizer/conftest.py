@@ -43,9 +43,16 @@ NASTY = {
 }
 
 
-def checkpoint(files, format="safetensors", naming="hf", config=None, path="."):
+class _Checkpoint(SimpleNamespace):
     """What load_tokenizer uses of a Checkpoint."""
-    return SimpleNamespace(path=Path(path), format=format, naming=naming, config=config or {}, files=files)
+
+    @property
+    def folder(self):
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+def checkpoint(files, format="safetensors", naming="hf", config=None, path="."):
+    return _Checkpoint(path=Path(path), format=format, naming=naming, config=config or {}, files=files)
 
 
 def gguf(config):

@@ -34,6 +34,8 @@ from numflow.network.calibration import Calibration
 from numflow.network.quantise import Plan, check_calibration, encoded, plan_of, uncalibrated
 from numflow.network.upright import upright
 from numflow.quant.recipe import Recipe
+from numflow.spec import Spec
+from numflow.tokenizer.load import named_file
 
 _SLACK = 64  # bytes that a tensor's numbers may need more in the report than zeros do
 Written = Callable[[int, int], None]
@@ -66,7 +68,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
     rows = [Row(tensor, plan, calibration, threads, tensor.name in used) for tensor in source.tensors.values()]
     specs = [container.Attached(path, f"spec/{path.name}", "" if i else "spec") for i, path in enumerate(chosen.chain)]
-    files = [*container.attached(source.files), *specs]
+    files = [*container.attached(source.files), *specs, *_tokenizer(source, chosen)]
     attached = {file.name: file_bytes(file.path) for file in files}
     config = container.json_entry(container.CONFIG, dict(source.config))
     metadata = container.metadata_of(source.naming, {row.tensor.name: (row.kind, row.tensor.shape) for row in rows},
@@ -89,6 +91,14 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     entries += [config, Entry(container.REPORT, "U8", (size,), size, finished_report)]
     write(target, entries, metadata, step_of(written, sum(entry.nbytes for entry in entries)))
     return report
+
+
+def _tokenizer(source: Checkpoint, chosen: Spec) -> list[container.Attached]:
+    """The tokenizer file that the specification names, where no role does."""
+    name = chosen.section("tokenizer").get("file", "")
+    path = named_file(source, name) if name else None
+    known = {Path(file) for role, file in source.files.items() if role != "weights"}
+    return [container.Attached(path, name, container.ROLE_OF_NONE)] if path and path not in known else []
 
 
 def step_of(written: Written, total: int) -> Callable[[int], None]:
