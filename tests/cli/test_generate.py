@@ -1,6 +1,5 @@
 """`generate` and `chat` over a model that answers what the test says."""
 
-import builtins
 import dataclasses
 import inspect
 import io
@@ -10,7 +9,6 @@ import re
 import numpy as np
 import pytest
 
-from numflow.cli import chat as chat_module
 from numflow.cli.chat import chat
 from numflow.cli.generate import generate
 from numflow.engine.load import load
@@ -238,83 +236,6 @@ def test_trace_prints_the_walk_of_a_token(run, loader, monkeypatch):
 def test_trace_ignores_no_option(run, loader, arguments):
     done = run("generate", "--trace", *arguments, "x")
     assert done.code == 1 and "has no effect" in done.err and loader.options == []
-
-
-def test_chat_keeps_the_history(run, loader):
-    done = run("chat", "--system", "Be kind", stdin="one\n\n  two\n/reset\nthree\n/exit\nfour\n")
-    assert (done.code, done.out, done.err) == (0, f"{ANSWER}\n" * 3, "")
-    assert loader.tokenizer.prompts == [
-        "<system>Be kind<user>one<assistant>",
-        f"<system>Be kind<user>one<assistant>{ANSWER}<user>two<assistant>",
-        "<system>Be kind<user>three<assistant>"]
-
-
-def test_chat_ends_with_the_input_and_names_its_commands(run, loader):
-    done = run("chat", stdin="/help me\n")
-    assert (done.code, done.out) == (0, "")
-    assert done.err == f"no command /help: {chat_module.HELP}\n"
-
-
-def test_chat_takes_strategies(run, loader):
-    loader.answer = b"abababababababab"
-    done = run("chat", "--decoding", "fsd", "--speculate", "ngram", "--set", "stop_token_ids=[98]", stdin="x\n")
-    assert (done.code, done.out) == (0, "a\n")
-    done = run("chat", "--set", "n=2", stdin="x\n")
-    assert (done.code, done.err.count("\n")) == (1, 1) and "one answer at a time" in done.err
-
-
-def test_chat_needs_a_template(run, loader):
-    loader.tokenizer.chat_template = None
-    done = run("chat", stdin="x\n")
-    assert (done.code, done.err) == (1, "error: fake has no chat template; `numflow generate` continues text with it\n")
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """Standard input is a terminal, at which these lines are typed; an exception is what the keyboard does."""
-    def type_lines(*lines):
-        left = list(lines)
-
-        def answer(prompt):
-            if not left:
-                raise EOFError
-            if isinstance(left[0], BaseException):
-                raise left.pop(0)
-            return left.pop(0)
-
-        monkeypatch.setattr("io.TextIOWrapper", Terminal)
-        monkeypatch.setattr(builtins, "input", answer)
-
-    return type_lines
-
-
-def test_chat_goes_on_after_a_question_that_is_too_long(run, loader, terminal):
-    terminal("y" * 600, "short")
-    done = run("chat")
-    assert done.code == 0
-    assert done.err.splitlines()[1].startswith("error: ") and "context" in done.err
-    assert loader.tokenizer.prompts[-1] == "<user>short<assistant>"
-
-
-def test_ctrl_c_in_chat_stops_the_answer_only(run, loader, terminal, monkeypatch):
-    terminal("one", "two")
-    original, interrupted = type(loader)._next, []
-
-    def interrupt(self, history):
-        if len(history) > 25 and not interrupted:
-            interrupted.append(True)
-            raise KeyboardInterrupt
-        return original(self, history)
-
-    monkeypatch.setattr(type(loader), "_next", interrupt)
-    done = run("chat")
-    assert (done.code, done.out) == (0, f"Hello\n{ANSWER}\n")
-    assert loader.tokenizer.prompts[-1] == "<user>one<assistant>Hello<user>two<assistant>"
-
-
-def test_ctrl_c_at_the_prompt_ends_chat(run, loader, terminal):
-    terminal(KeyboardInterrupt())
-    assert run("chat").code == 130
 
 
 def test_an_empty_answer_is_an_empty_line(run, loader):

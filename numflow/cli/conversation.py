@@ -1,0 +1,238 @@
+"""A conversation with a model: its turns, the commands that change them, and what is done when the context is full."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from numflow.cli.generate import stats_line
+from numflow.cli.inputs import read_text
+from numflow.cli.strategies import strategy, streams
+from numflow.cli.tables import print_fields
+from numflow.errors import RequestError, did_you_mean
+
+ROLES = ("system", "user", "assistant")
+# word -> (what follows it, what it does); the method of the same name does it.
+COMMANDS = {
+    "help": ("", "this list"),
+    "system": ("[TEXT]", 'show or change the system message; "" removes it'),
+    "set": ("[NAME=VALUE]", "show or change a setting, such as temperature=0.7; NAME= is the default again"),
+    "regen": ("", "answer the last question anew"),
+    "undo": ("", "take back the last question and its answer"),
+    "trim": ("", "drop the oldest turns, so that a full context has room again"),
+    "save": ("FILE", "write the conversation to a JSON file"),
+    "load": ("FILE", "go on with a conversation from such a file"),
+    "stats": ("", "times of the last answer, and how full the context is"),
+    "reset": ("", "start anew, with the same system message"),
+    "exit": ("", "leave; also /bye, /quit and Ctrl-D"),
+}
+ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
+
+
+class Conversation:
+    """The turns so far, each a question and its answer, and the settings that the next answer gets.
+
+    notice: what says that kernels are compiled. trims: drop the oldest turns whenever the context is full.
+    interactive: Ctrl-C stops an answer, not the program.
+    """
+
+    def __init__(self, model, notice, system: str | None, settings: dict[str, Any], stats: bool, trims: bool,
+                 interactive: bool):
+        self._model, self._notice = model, notice
+        self._settings, self._shows_stats, self._trims, self._interactive = settings, stats, trims, interactive
+        self._system_text, self._turns = system, list[tuple[str, str]]()
+        self._waiting: str | None = None  # a question that the context had no room for
+        self._last: str | None = None
+
+    def take(self, text: str) -> bool:
+        """Answer a question, or do what a command says. False: the conversation is over.
+
+        Raises:
+            NumflowError: that cannot be done; the turns are as before.
+        """
+        found = re.match(r"/([a-z]+|\?)(?=\s|$)\s*", text)
+        if not found or "\n" in text:
+            if text:
+                self._ask(text)
+            return True
+        word, rest = ALIASES.get(found[1], found[1]), text[found.end():]
+        if word not in COMMANDS:
+            raise RequestError(f"no command /{word}{did_you_mean(word, COMMANDS)} (/help explains them)")
+        if word == "exit":
+            return False
+        if rest and not COMMANDS[word][0]:
+            raise RequestError(f"/{word} stands alone, without {rest!r:.60}")
+        getattr(self, f"_{word}")(*([rest] if COMMANDS[word][0] else []))
+        return True
+
+    def _messages(self, *more: str) -> list[dict[str, str]]:
+        """All of it as the template takes it. more: a question without answer."""
+        texts = [("system", self._system_text)] if self._system_text else []
+        texts += [pair for question, answer in self._turns for pair in (("user", question), ("assistant", answer))]
+        return [{"role": role, "content": text} for role, text in [*texts, *(("user", text) for text in more)]]
+
+    def _ids(self, *more: str) -> list[int]:
+        """Its tokens in the model's template."""
+        return self._model.prompts.conversation(self._messages(*more))
+
+    def _ask(self, question: str) -> None:
+        """Print the answer to a question and keep both."""
+        self._waiting, ids = None, self._ids(question)
+        if len(ids) > self._model.context:
+            if not self._trims:
+                self._waiting = question
+                raise RequestError(f"the conversation has {len(ids)} tokens, the model's context holds "
+                                   f"{self._model.context}: /trim drops the oldest turns (--trim does so by itself), "
+                                   "/reset starts anew")
+            ids = self._make_room(question)
+        text, reason = self._answer(ids)
+        if text or reason is not None:
+            self._turns.append((question, text))
+        else:
+            print("(stopped before the first word: the question is taken back)", file=sys.stderr)
+
+    def _answer(self, ids: list[int]) -> tuple[str, str | None]:
+        """The answer as far as it came, and why it ended; None: it was stopped."""
+        run, reason = self._model.generate(ids, stream=True, **self._settings), None
+        try:
+            for piece in run:
+                self._notice.clear()
+                print(piece, end="", flush=True)
+            reason = run.result.finish_reason
+        except KeyboardInterrupt:
+            run.close()
+            if not self._interactive:
+                raise
+        finally:
+            print(flush=True)
+        if reason is not None:
+            self._remember(run.result, reason)
+        return run.result.text, reason
+
+    def _remember(self, result, reason: str) -> None:
+        """Keep the times of an answer, and say so if it filled the context."""
+        self._last = stats_line({**result.stats, "load_s": self._model.load_s}, reason)
+        if self._shows_stats:
+            print(self._last, file=sys.stderr)
+        full = result.stats["prompt_tokens"] + result.stats["new_tokens"] >= self._model.context
+        if reason == "length" and full and not self._trims:
+            print(f"(the context of {self._model.context} tokens is full: /trim drops the oldest turns, /reset starts "
+                  "anew)", file=sys.stderr)
+
+    def _make_room(self, *question: str) -> list[int]:
+        """Drop the oldest turns until an answer has room too, or half of the context is free; the tokens left."""
+        context = self._model.context
+        most = context - min(self._settings.get("max_tokens") or context, context // 2)
+        turns, ids = self._turns, self._ids(*question)
+        while self._turns and len(ids) > most:
+            self._turns = self._turns[1:]
+            ids = self._ids(*question) if self._turns or question else []
+        if len(ids) > context:
+            self._turns = turns
+            raise RequestError(f"the question alone has {len(ids)} tokens, the model's context holds {context}: "
+                               "shorten it")
+        print(f"(the oldest {len(turns) - len(self._turns)} of {len(turns)} turns are dropped)", file=sys.stderr)
+        return ids
+
+    def _trim(self) -> None:
+        waiting = self._waiting
+        if not self._turns and waiting is None:
+            raise RequestError("there is nothing to drop")
+        self._make_room(*([] if waiting is None else [waiting]))
+        if waiting is not None:
+            self._ask(waiting)
+
+    def _help(self) -> None:
+        print_fields((f"/{word} {after}".rstrip(), what) for word, (after, what) in COMMANDS.items())
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._system_text = None if text == '""' else text
+        else:
+            print(self._system_text or "(no system message)")
+
+    def _set(self, pair: str) -> None:
+        from numflow.engine.settings import Settings
+
+        if not pair:
+            print_fields(self._settings.items())
+            return
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        others = {key: old for key, old in self._settings.items() if key != name}
+        settings = others if equals and not value.strip() else others | strategy([pair])
+        Settings.of(settings)
+        if not streams(settings):
+            raise RequestError(f"a conversation has one answer at a time: {name} stays as it is")
+        self._settings = settings
+
+    def _regen(self) -> None:
+        if not self._turns:
+            raise RequestError("there is no answer yet")
+        turns = self._turns
+        try:
+            self._turns = turns[:-1]
+            self._ask(turns[-1][0])
+        finally:
+            if self._turns == turns[:-1]:  # there is no new answer: the old one stays
+                self._turns = turns
+
+    def _undo(self) -> None:
+        if not self._turns:
+            raise RequestError("there is nothing to take back")
+        question, _ = self._turns.pop()
+        print(f"(taken back: {' '.join(question.split())[:60]})", file=sys.stderr)
+
+    def _save(self, file: str) -> None:
+        path = _path("save", file)
+        if path.exists():
+            _read(path)  # over another conversation, not over anything else
+        try:
+            path.write_text(json.dumps({"messages": self._messages()}, indent=1, ensure_ascii=False) + "\n",
+                            encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"{path}: {error.strerror}") from None
+        print(f"({len(self._turns)} turns in {path})", file=sys.stderr)
+
+    def _load(self, file: str) -> None:
+        self._system_text, self._turns = _read(_path("load", file))
+        self._waiting = None
+        print(f"({len(self._turns)} turns)", file=sys.stderr)
+
+    def _stats(self) -> None:
+        print(self._last or "(no answer yet)")
+        print(f"conversation: {len(self._ids()) if self._turns else 0} of {self._model.context} tokens, "
+              f"{len(self._turns)} turns")
+
+    def _reset(self) -> None:
+        self._turns, self._waiting = [], None
+
+
+def _path(word: str, file: str) -> Path:
+    if not file:
+        raise RequestError(f"/{word} needs the name of a file")
+    return Path(file).expanduser()
+
+
+def _read(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
+    """System message and turns of a file.
+
+    Raises:
+        RequestError: it is no conversation that `save` writes.
+    """
+    try:
+        found = json.loads(read_text(path))
+    except ValueError as error:
+        raise RequestError(f"{path}: not JSON ({error})") from None
+    messages = found.get("messages") if isinstance(found, dict) else found
+    if not isinstance(messages, list) or not all(
+            isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
+            for one in messages):
+        raise RequestError(f"{path}: no conversation: expected \"messages\", each with a role "
+                           f"({', '.join(ROLES)}) and a content")
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    if [one["role"] for one in messages] != ["user", "assistant"] * (len(messages) // 2):
+        raise RequestError(f"{path}: messages should be of user and assistant in turns, after a system message at most")
+    texts = [one["content"] for one in messages]
+    return system, list(zip(texts[::2], texts[1::2]))
