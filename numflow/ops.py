@@ -142,6 +142,8 @@ class Batch:
     logit_rows  i32 [R]     rows whose hidden state and logits are wanted
     types       i32 [T]     token types (segment ids), zeros unless the model has them
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
+    limits      i32 [B]     tokens that each sequence may come to hold, which choose its rotary frequencies where they
+                            depend on the length; None: what it holds after this run
 
     Self-attention of sequence b sees its cached tokens 0 .. positions[row] (causal), or all of 0 .. last position
     (bidirectional, where the whole sequence is in the batch). In the "encode" entry `cross_blocks` is written.
@@ -155,6 +157,7 @@ class Batch:
     types: np.ndarray | None = None
     cross_blocks: np.ndarray | None = None
     cross_lengths: np.ndarray | None = None
+    limits: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -200,8 +203,10 @@ OPS = {op.name: op for op in (
     Op("layer_norm", "y = (x - mean) / sqrt(var + eps) * weight + bias, groups as in rms_norm",
        ("x",), ("y",), ("weight?", "bias?"), {"eps": REQUIRED, "groups": 1}),
     Op("linear", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
-    Op("rope_angles", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first",
-       (), ("y",), ("inv_freq",), {"scale": 1.0}),
+    Op("rope_angles", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: rows of a "
+       "sequence with a limit (Batch.limits) above it take `long` and long_scale in place of inv_freq and scale; "
+       "without `long`, inv_freq[i] * s^(-i / (F - 1)), s = stretch * limit / border - (stretch - 1), and long_scale",
+       (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
     Op("rope", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
        ("x", "angles"), ("y",), (), {**_HEADS, "pairing": "half", "start": 0}),

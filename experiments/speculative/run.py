@@ -211,7 +211,7 @@ def first_layers(path, layers, threads):
     own = {name: tensor for name, tensor in checkpoint.tensors.items()
            if not name.startswith("blk.") or int(name.split(".")[1]) < layers}
     checkpoint = replace(checkpoint, tensors=own)
-    return bound(network.build(network.choose_spec(checkpoint, None), checkpoint, None), checkpoint, threads)
+    return bound(network.build(network.choose_spec(checkpoint, None), checkpoint), checkpoint, threads)
 
 
 def step_seconds(model):

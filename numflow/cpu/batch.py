@@ -10,10 +10,13 @@ FIELDS = {"tokens": field.TOKENS, "positions": field.POSITIONS, "types": field.T
           "cross_blocks": field.CROSS_BLOCKS, "cross_lengths": field.CROSS_LENGTHS}
 
 
-def fill_header(header: np.ndarray, arrays: dict[str, np.ndarray], routes: int) -> None:
-    """Write a checked batch (network.batch.checked) into the header, which points to its arrays from then on."""
-    for name, array in arrays.items():
-        header[FIELDS[name]] = array.__array_interface__["data"][0]
+def fill_header(header: np.ndarray, arrays: dict[str, np.ndarray], frequencies: np.ndarray, routes: int) -> None:
+    """Write a checked batch (network.batch.checked) and its rotary frequencies (network.by_length) into the header,
+    which points to these arrays from then on."""
+    for name, address in FIELDS.items():
+        header[address] = arrays[name].__array_interface__["data"][0]
+    header[field.FREQUENCIES] = frequencies.__array_interface__["data"][0]
+    header[field.FREQUENCIES_STRIDE] = frequencies.shape[1]
     tokens = arrays["tokens"].size
     header[field.N_TOKENS], header[field.N_LOGIT_ROWS] = tokens, arrays["logit_rows"].size
     header[field.N_ROUTES], header[field.N_SEQUENCES] = tokens * routes, arrays["lengths"].size

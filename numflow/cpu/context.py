@@ -13,6 +13,7 @@ from numflow.cpu.operands import bind_made
 from numflow.cpu.pack import pack
 from numflow.cpu.prepared import Prepared
 from numflow.cpu.world import World
+from numflow.network.by_length import ByLength
 from numflow.network.fusing import overlap
 from numflow.ops import Network, Step, View
 
@@ -62,6 +63,7 @@ class Context:
     activations: "int8" or "f32", what quantised matrices are multiplied with.
     caches:      KVCache by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
+    by_length:   rotary frequencies that depend on the length of a sequence.
     shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
     add, makers: of the step which is being bound: the `add` it does as well, and the steps whose outputs it computes
                  while it makes operands of them, by output (fuse.py).
@@ -71,6 +73,7 @@ class Context:
                  activations: str, n_threads: int, world: World | None = None, device: int = 0):
         self.network, self.weights, self.caches = network, weights, caches
         self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
+        self.by_length = ByLength(network, weights.vector)
         self.header_fields = aligned(HEADER_FIELDS, np.int64)
         self.header = self.header_fields.ctypes.data
         self.packed, self.vector = weights.packed, weights.vector

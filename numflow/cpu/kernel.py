@@ -32,7 +32,7 @@ from numflow.cpu import code_files
 from numflow.cpu.interrupt import held_back
 from numflow.ops import Step
 
-# Fields of the batch header, an int64 array: counts of the batch, then addresses of int32 arrays.
+# Fields of the batch header, an int64 array: counts of the batch, then addresses of arrays.
 N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = 0, 1, 2, 3
 TOKENS = 4           # i32 [T]
 POSITIONS = 5        # i32 [T]
@@ -46,7 +46,9 @@ LOGIT_ROWS = 12      # i32 [R]
 CROSS_BLOCKS = 13    # i32 [B, CROSS_STRIDE]
 CROSS_STRIDE = 14
 CROSS_LENGTHS = 15   # i32 [B]
-HEADER_FIELDS = 16
+FREQUENCIES = 16     # f32 [B, FREQUENCIES_STRIDE], of sequences whose rotary frequencies depend on their length
+FREQUENCIES_STRIDE = 17
+HEADER_FIELDS = 18
 
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}

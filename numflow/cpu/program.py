@@ -253,7 +253,8 @@ class Program:
 
     def _load(self, arrays: dict[str, np.ndarray]) -> None:
         """Make room for a batch and fill the header."""
-        fill_header(self._ctx.header_fields, arrays, self._routes)
+        self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
+        fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes)
         capacity = self._ctx.capacity
         needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}
         if any(needed[rows] > capacity[rows] for rows in needed):

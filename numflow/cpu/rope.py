@@ -7,9 +7,12 @@ _CODE = Code("numflow.cpu.rope_kernels")
 
 
 def rope_angles(step: Step, ctx) -> list[Call]:
-    """y f32 [T, 2F], cosines first; inv_freq f32 [F]."""
+    """y f32 [T, 2F], cosines first; inv_freq f32 [F], or where it depends on the length, a row for each sequence."""
     y = step.outputs[0]
-    inv_freq = ctx.vector(step.weights["inv_freq"])
+    inv_freq, *_ = map(ctx.vector, step.weights.values())
+    if param(step, "border"):
+        return [Call.of(step, _CODE.kernel("rope_angles_by_length"), ctx.header, ctx.rows(y), ctx.by_length.start(step),
+                        inv_freq.size, *ctx.view(y))]
     return [Call.of(step, _CODE.kernel("rope_angles"), ctx.header, ctx.rows(y), inv_freq, inv_freq.size, *ctx.view(y),
                     float(param(step, "scale")))]
 

@@ -5,19 +5,20 @@ import math
 import numpy as np
 
 from numflow.cpu.access import f32_ptr, f64, i32_ptr, i64, share
-from numflow.cpu.kernel import POSITIONS, kernel
+from numflow.cpu.kernel import FREQUENCIES, FREQUENCIES_STRIDE, POSITIONS, SEQUENCE_OF, kernel
 from numflow.cpu.simd import inline
 from numflow.cpu.simd_float import evens, fma, load_part, odds, store_part, zipped_high, zipped_low
 
 HEADER, ROWS, X, X_STRIDE, Y, Y_STRIDE, ANGLES, ANGLES_STRIDE, HEADS, HEAD_DIM, START, HALF = range(12)
-FREQUENCIES, COUNT, SCALE = X, X_STRIDE, ANGLES
+TABLE, COUNT, SCALE = X, X_STRIDE, ANGLES
+FIRST = X
 
 
 @kernel
 def rope_angles(args, thread, n_threads):
     """The angle is a float32 product, as in published implementations; its cosine is taken in double precision."""
     positions = i32_ptr(i64(i64(args, HEADER), POSITIONS))
-    frequencies, count, scale = f32_ptr(i64(args, FREQUENCIES)), i64(args, COUNT), np.float32(f64(args, SCALE))
+    frequencies, count, scale = f32_ptr(i64(args, TABLE)), i64(args, COUNT), np.float32(f64(args, SCALE))
     begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
     for t in range(begin, end):
         y = f32_ptr(i64(args, Y) + 4 * t * i64(args, Y_STRIDE))
@@ -25,6 +26,22 @@ def rope_angles(args, thread, n_threads):
             angle = np.float64(np.float32(positions[t]) * frequencies[i])
             y[i] = np.float32(math.cos(angle)) * scale
             y[count + i] = np.float32(math.sin(angle)) * scale
+
+
+@kernel
+def rope_angles_by_length(args, thread, n_threads):
+    """The same with the frequencies, and the factor behind them, of each row's sequence; FIRST: their first column."""
+    positions = i32_ptr(i64(i64(args, HEADER), POSITIONS))
+    sequence_of, stride = i32_ptr(i64(i64(args, HEADER), SEQUENCE_OF)), i64(i64(args, HEADER), FREQUENCIES_STRIDE)
+    table, count = i64(i64(args, HEADER), FREQUENCIES) + 4 * i64(args, FIRST), i64(args, COUNT)
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    for t in range(begin, end):
+        y = f32_ptr(i64(args, Y) + 4 * t * i64(args, Y_STRIDE))
+        frequencies = f32_ptr(table + 4 * sequence_of[t] * stride)
+        for i in range(count):
+            angle = np.float64(np.float32(positions[t]) * frequencies[i])
+            y[i] = np.float32(math.cos(angle)) * frequencies[count]
+            y[count + i] = np.float32(math.sin(angle)) * frequencies[count]
 
 
 @kernel

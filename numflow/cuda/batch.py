@@ -2,6 +2,7 @@
 
 One upload brings it: counts i32 [4] (call.py), then the arrays of `ARRAYS` one after the other, each with room for as
 many tokens, rows or sequences as there may be. Kernels of a recorded run find the next batch at the same addresses.
+The rotary frequencies of sequences where they depend on the length come with it (network.by_length), as bits.
 """
 
 import numpy as np
@@ -11,17 +12,20 @@ from numflow.cuda.device import Device, Ref
 COUNTS = 16  # i32, of which the first 4 are used
 # Array: what it has room for. Tables have a row of `table` block ids for each sequence.
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
-          "logit_rows": "logits", "starts": "starts", "lengths": "sequences", "blocks": "tables",
+          "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
           "cross_blocks": "tables", "cross_lengths": "sequences"}
 
 
 class BatchMemory:
-    """Room for a batch on a device: `capacity` of tokens, logits, sequences, and table (block ids of a sequence)."""
+    """Room for a batch on a device: `capacity` of tokens, logits, sequences, and table (block ids of a sequence).
 
-    def __init__(self, device: Device, capacity: dict[str, int]):
+    frequencies: numbers of a sequence's rotary frequencies.
+    """
+
+    def __init__(self, device: Device, capacity: dict[str, int], frequencies: int = 0):
         self.device, self.capacity = device, capacity
         room = {**capacity, "starts": capacity["sequences"] + 1,
-                "tables": capacity["sequences"] * capacity["table"]}
+                "tables": capacity["sequences"] * capacity["table"], "rows": capacity["sequences"] * frequencies}
         self._begin, at = {}, COUNTS
         for name, what in ARRAYS.items():
             self._begin[name] = at
@@ -62,8 +66,8 @@ class BatchMemory:
     def load(self, arrays: dict[str, np.ndarray], counts: tuple[int, ...]) -> None:
         """Bring a batch to the device."""
         self._host[:len(counts)] = counts
-        for name, array in arrays.items():
-            begin = self._begin[name]
+        for name, begin in self._begin.items():
+            array = arrays[name]
             if array.ndim == 2:
                 rows = self._host[begin:begin + len(array) * self.stride].reshape(len(array), self.stride)
                 rows[:, :array.shape[1]] = array

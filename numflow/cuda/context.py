@@ -12,6 +12,7 @@ from numflow.cuda.device import Device, Memory, Ref
 from numflow.cuda.layout import Matrix
 from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.pack import upload
+from numflow.network.by_length import ByLength
 from numflow.network.fusing import overlap
 from numflow.ops import Network, View
 
@@ -23,7 +24,7 @@ class Weights:
 
     def __init__(self, source, device: Device, loaded: Callable[[int], None]):
         self._source, self._device, self._loaded = source, device, loaded
-        self.raw = source.raw
+        self.raw, self.f32 = source.raw, source.f32
         self.matrices: dict[str, Matrix] = {}
         self.vectors: dict[str, Memory] = {}
 
@@ -57,6 +58,7 @@ class Context:
     caches:      KVCache by name.            activations: "int8" or "f32", what quantised matrices are multiplied with.
     world, index: where the devices of a plan meet, and which of them this is; None without a plan.
     host_embeddings: whether tables of tokens stay with the host. rooms: where its caches have theirs (cache_host.py).
+    by_length:   rotary frequencies that depend on the length of a sequence.
     capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
     """
 
@@ -66,6 +68,7 @@ class Context:
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
         self.activations, self.world, self.index = activations, world, index
         self.host_embeddings, self.rooms = host_embeddings, rooms
+        self.by_length = ByLength(network, weights.f32)
         self.vector, self.matrix = weights.vector, weights.matrix
         self._memory: list[Memory] = []
         self.spare: dict[Hashable, deque] = defaultdict(deque)  # memory of exchanged values (exchange.py)
@@ -78,7 +81,7 @@ class Context:
         if self._memory:
             self.batch.free()
         self._memory, self.capacity = [], capacity
-        self.batch = BatchMemory(self.device, capacity)
+        self.batch = BatchMemory(self.device, capacity, self.by_length.width)
         self._buffers = {buffer.name: self._alloc(4 * capacity[buffer.rows] * self.stride(buffer.width))
                          for buffer in self.network.buffers.values()}
         self._scratch: dict[tuple[str, int], Ref] = {}

@@ -303,7 +303,8 @@ class Program:
         if any(needed[what] > have[what] for what in have):
             self._ctx.reset({what: n if needed[what] <= n else max(needed[what], 2 * n) for what, n in have.items()})
             self._bind()
-        self._ctx.batch.load(arrays, counts)
+        frequencies = self._ctx.by_length.rows(arrays["limits"]).reshape(-1).view(np.int32)
+        self._ctx.batch.load({**arrays, "frequencies": frequencies}, counts)
         return Sizes(counts, int(max(arrays["lengths"].max(initial=0), arrays["cross_lengths"].max(initial=0))))
 
     def _download(self, view: View, rows: int) -> np.ndarray:

@@ -13,9 +13,15 @@ THREADS = 128
 
 
 def rope_angles(step: Step, ctx) -> list[Call]:
-    """inv_freq f32 [F] -> y f32 [T, 2F]: cosines, then sines."""
+    """inv_freq f32 [F], or where it depends on the length, a row for each sequence -> y f32 [T, 2F]: cosines, then
+    sines."""
     y = step.outputs[0]
     half = y.width // 2
+    if param(step, "border"):
+        by_length = ctx.by_length
+        return [per_row(step, _rope_angles_by_length, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
+                        ctx.batch.ref("frequencies") + 4 * by_length.start(step), by_length.width,
+                        ctx.batch.ref("positions"), ctx.batch.ref("sequence_of"), ctx.batch.counts, half)]
     return [per_row(step, _rope_angles, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
                     ctx.vector(step.weights["inv_freq"]), ctx.batch.ref("positions"), ctx.batch.counts, half,
                     param(step, "scale"))]
@@ -39,6 +45,18 @@ def _rope_angles(y: f32.ptr, y_stride: u32, inv_freq: f32.ptr, positions: i32.pt
         angle = f32(positions[t]) * inv_freq[i]
         y[t * y_stride + i] = cos(angle) * scale
         y[t * y_stride + half + i] = sin(angle) * scale
+
+
+@kernel("rope_angles_by_length", THREADS, exact=True)
+def _rope_angles_by_length(y: f32.ptr, y_stride: u32, table: f32.ptr, table_stride: u32, positions: i32.ptr,
+                           sequence_of: i32.ptr, counts: i32.ptr, half: u32):
+    # A row of the table is a sequence's frequencies, and the factor behind them.
+    t, i = block_y(), block_x() * 128 + thread_index()
+    if t < counts[N_TOKENS] and i < half:
+        inv_freq = table + sequence_of[t] * table_stride
+        angle = f32(positions[t]) * inv_freq[i]
+        y[t * y_stride + i] = cos(angle) * inv_freq[half]
+        y[t * y_stride + half + i] = sin(angle) * inv_freq[half]
 
 
 @functools.cache

@@ -115,6 +115,8 @@ class Core:
             RequestError: it could not run even alone.
         """
         self.scheduler.check(job.group)
+        if found := self.runner.variant(job.group.limit):
+            job.group.root = job.group.root, found  # blocks with other frequencies are never shared
         with self.signal:
             self._inbox.append(job)
             self.signal.notify_all()

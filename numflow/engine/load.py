@@ -36,7 +36,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
                   compute in float32 either way.
     threads:      None: one per physical core.
     offline:      never touch the network. progress: show on standard error how downloading and quantising go.
-    context:      longest text in tokens, at most the model's own. chunk: rows of a prompt that run at once.
+    context:      longest text in tokens, at most the model's own, unless its positions stretch as a text needs it
+                  (dynamic scaling). chunk: rows of a prompt that run at once.
     weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored. The
                   next start finds them quantised (network/kept_tensors.py).
     imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
@@ -76,7 +77,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
             from numflow.engine.quantise.requantise import requantised
 
             checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, told)
-        built = _limited(network.build(chosen, checkpoint, context, fuse=not several), context)
+        built = _limited(network.build(chosen, checkpoint, fuse=not several), context)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                     **options)
@@ -139,11 +140,11 @@ def _options(program_class, backend, options):
 
 
 def _limited(built, context):
-    """The network with a shorter context, if one is asked for."""
+    """The network with the context that is asked for: a shorter one, or a longer one of positions that stretch."""
     if context is None:
         return built
     longest = built.facts["context"]
-    if not isinstance(context, int) or not 1 <= context <= longest:
+    if not isinstance(context, int) or context < 1 or (context > longest and "stretches" not in built.facts):
         raise RequestError(f"context should be 1 .. {longest} tokens, as the model's, is {context!r}")
     return replace(built, facts={**built.facts, "context": context})
 

@@ -348,7 +348,8 @@ class Model:
         """
         request = self._requests.make(prompt, Settings(max_tokens=1, chat=chat))
         encoder_ids = request.prompt if self.runner.has_encoder else None
-        with self.runner.open(len(request.prefix), encoder_ids) as sequence:
+        reach = len(request.prefix) + request.constraints.max_tokens
+        with self.runner.open(len(request.prefix), encoder_ids, reach) as sequence:
             if len(request.prefix) > 1:
                 sequence.last(request.prefix[:-1])
             runs = [self.runner.trace(sequence, request.prefix[-1:]) for _ in range(repeat + 1)][1:]

@@ -125,11 +125,11 @@ class Requests:
             max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
         constraints = self._constraints(settings, max_tokens, len(prefix))
         grammar = self._grammar(settings, constraints)
+        reach = len(prefix) + constraints.max_tokens
         return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
-                       self._prompt_logprobs(settings, prompt), self._echo(settings, text, prompt),
-                       self._drafting(settings, beams, prompt, len(prefix) + constraints.max_tokens),
-                       _salt(settings.cache_salt))
+                       self._prompt_logprobs(settings, prompt, reach), self._echo(settings, text, prompt),
+                       self._drafting(settings, beams, prompt, reach), _salt(settings.cache_salt))
 
     @property
     def _name(self) -> str:
@@ -211,7 +211,7 @@ class Requests:
             raise RequestError(f"{name}={samples} would give the same text {samples} times: give a temperature above 0")
         return samples, n
 
-    def _prompt_logprobs(self, settings, ids) -> list[TokenLogprob | None] | None:
+    def _prompt_logprobs(self, settings, ids, reach) -> list[TokenLogprob | None] | None:
         top = settings.prompt_logprobs
         if top is None and settings.echo:
             top = settings.logprobs
@@ -219,7 +219,7 @@ class Requests:
             return None
         if self._runner.has_encoder:
             raise RequestError("prompt_logprobs: an encoder-decoder gives its prompt no probabilities")
-        return prompt_logprobs(self._runner, ids, _count("prompt_logprobs", top))
+        return prompt_logprobs(self._runner, ids, _count("prompt_logprobs", top), reach)
 
     def _echo(self, settings, prompt, ids) -> str | None:
         if not isinstance(settings.echo, bool):

@@ -1,6 +1,6 @@
 """Sequences on a program: token ids in, rows of its output back, with KV blocks taken as the text grows."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from numflow.decoding.choice import Choice
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.turns import Turns
 from numflow.errors import RequestError
+from numflow.network.by_length import variant
 from numflow.ops import Batch, TraceRow
 
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
@@ -20,7 +21,7 @@ ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whate
 class Part:
     """What one sequence adds to a batch: its next tokens.
 
-    sequence: a Sequence, or what has its length, table, cross and encoded (a Lane of the scheduler).
+    sequence: a Sequence, or what has its length, table, cross, encoded and reach (a Lane of the scheduler).
     ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
     """
 
@@ -71,9 +72,13 @@ class Runner:
             raise RequestError(f"{what} has {len(array)} tokens; the model's context is {self.context} tokens")
         return array.astype(np.int32)
 
-    def open(self, limit: int, encoder_ids: np.ndarray | None = None) -> "Sequence":
+    def variant(self, reach: int) -> Hashable:
+        """What keys and values of a text that may come to hold so many tokens depend on beside its tokens."""
+        return variant(self.network, min(reach, self.context))
+
+    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "Sequence":
         """A new sequence of at most `limit` tokens, after the encoder has read `encoder_ids`, if given."""
-        sequence = Sequence(self, limit)
+        sequence = Sequence(self, limit, reach)
         if encoder_ids is not None:
             try:
                 self.encode([Part(sequence, encoder_ids, np.zeros(0, np.int32))], None)
@@ -137,7 +142,9 @@ class Runner:
             starts=starts, blocks=_rows_of([table.blocks for table in tables or [s.table for s in sequences]]),
             logit_rows=np.concatenate([start + part.rows for start, part in zip(starts, parts)], dtype=np.int32),
             types=np.concatenate([np.zeros(n, np.int32) if part.types is None else part.types
-                                  for n, part in zip(counts, parts)]))
+                                  for n, part in zip(counts, parts)]),
+            # An encoder reads whole texts. No text holds more than the context: its last token is not run.
+            limits=np.array(counts if tables else [min(s.reach, self.context) for s in sequences], np.int32))
         if self.has_encoder:
             batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
             batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)
@@ -168,12 +175,13 @@ def _rows_of(tables: Ids[list[int]]) -> np.ndarray:
 class Sequence:
     """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`.
 
-    encoded: tokens that the encoder has read for it.
+    encoded: tokens that the encoder has read for it. reach: tokens of the request that it is a part of, which choose
+    what depends on the length; 0: the limit.
     """
 
-    def __init__(self, runner: Runner, limit: int):
+    def __init__(self, runner: Runner, limit: int, reach: int = 0):
         self.runner = runner
-        self.limit = limit
+        self.limit, self.reach = limit, reach or limit
         self.length = 0
         self.encoded = 0
         self.table = BlockTable(runner.blocks, runner.program.block_size)

@@ -38,10 +38,9 @@ def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
     return Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file), names
 
 
-def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: bool = True) -> Network:
+def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True) -> Network:
     """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
 
-    context: longest sequence that will be run, None = the model's own; chooses among length-dependent rotary scalings.
     fuse: merge neighbouring matrix products, and leave out rows that nobody wants early (same results, less work).
 
     Raises:
@@ -49,7 +48,7 @@ def build(spec: Spec, checkpoint: Checkpoint, context: int | None = None, fuse: 
         NetworkError: the steps do not fit together (a mistake in numflow or an impossible spec).
     """
     resolved, names = resolve(spec, checkpoint)
-    builder = Builder(resolved, names, checkpoint, context)
+    builder = Builder(resolved, names, checkpoint)
     if spec.type == "encoder-decoder":
         encoder_and_decoder(builder)
     else:
@@ -77,6 +76,12 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
         start, forced = (b.resolved.option("generation", key) for key in ("decoder_start", "forced_bos"))
         facts["decoder_start_token"] = start if start >= 0 else None
         facts["forced_bos_token"] = forced if forced >= 0 else None
+    # Frequencies that are stretched as a text needs it reach as far as the factor says, and further if one asks for it.
+    stretched = [step for step in b.entries["main"] if step.op == "rope_angles" and "stretch" in step.params]
+    if stretched:
+        facts["context"] = max(facts["context"], *(int(step.params["border"] * step.params["stretch"])
+                                                   for step in stretched))
+        facts["stretches"] = True
     if b.resolved.option("embedding", "position", None, stack) == "learned":
         offset = b.resolved.option("embedding", "position_offset", None, stack)
         facts["context"] = min(facts["context"], tables["position_embd"] - offset)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numflow.network.builder import Builder
-from numflow.network.rope import alibi_slopes, frequencies
+from numflow.network.rope import Rotary, alibi_slopes, rotary
 from numflow.ops import Cache, View
 from numflow.spec.schema import SECTIONS
 
@@ -75,26 +75,37 @@ def cross_attention(b: Builder, x: View) -> View:
 def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, start: int = 0) -> None:
     """Rotate columns [start, start + dims) of every head in place; angles are computed once per kind and entry."""
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
-    inv_freq, factor = frequencies(options, b.context)
-    inv_freq = _divided(b, inv_freq)
-    known = b.weights
-    name = next((n for n, w in known.items() if n.startswith("rope.") and np.array_equal(w.constant, inv_freq)), None)
-    name = name or b.constant(f"rope.{sum(n.startswith('rope.') for n in known)}", inv_freq)
-    angles = b.view(f"angles.{name}.{factor:g}", 2 * len(inv_freq))
-    steps = b.entries.get(b.entry, [])
-    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in steps):
-        b.emit("rope_angles", (), (angles,), "angles", {"inv_freq": name}, scale=factor)
+    angles = _angles(b, rotary(options, *_divisors(b)))
     b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"], start=start)
 
 
-def _divided(b: Builder, inv_freq: np.ndarray) -> np.ndarray:
-    """Frequencies divided by the factors that some files carry as a tensor: one, or one for each side of a length."""
-    both = [b.names.find(name) for name in ("rope_factors_short", "rope_factors_long")]
-    longer = b.context is not None and b.context > b.option("rope", "original_context")
-    tensor = both[longer] or b.names.find("rope_freqs")
-    if tensor is None:
-        return inv_freq
-    return (inv_freq / tensor.f32().reshape(-1)[: len(inv_freq)]).astype(np.float32)
+def _angles(b: Builder, how: Rotary) -> View:
+    """Cosines and sines of each row's position; the step that makes them is emitted where an entry has none yet."""
+    weights = {"inv_freq": _constant(b, how.inv_freq)}
+    params: dict[str, float] = {"scale": how.scale}
+    if how.border:
+        params |= {"border": how.border, "long_scale": how.long_scale}
+        if how.long is None:
+            params["stretch"] = how.stretch
+        else:
+            weights["long"] = _constant(b, how.long)
+    words = [*weights.values(), *(f"{value:g}" for value in params.values())]
+    angles = b.view(".".join(("angles", *words)), 2 * len(how.inv_freq))
+    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in b.entries.get(b.entry, [])):
+        b.emit("rope_angles", (), (angles,), "angles", weights, **params)
+    return angles
+
+
+def _constant(b: Builder, inv_freq: np.ndarray) -> str:
+    known = [name for name in b.weights if name.startswith("rope.")]
+    name = next((name for name in known if np.array_equal(b.weights[name].constant, inv_freq)), None)
+    return name or b.constant(f"rope.{len(known)}", inv_freq)
+
+
+def _divisors(b: Builder) -> list[np.ndarray | None]:
+    """Factors that some files carry as a tensor: one, or one for each side of the original context."""
+    tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
+    return [None if tensor is None else tensor.f32().reshape(-1) for tensor in tensors]
 
 
 def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:

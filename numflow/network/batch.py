@@ -32,7 +32,7 @@ def _rows(network: Network, step: Step) -> int:
 
 def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_blocks: int) -> dict[str, np.ndarray]:
     """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
-    `lengths` [B], the keys of each sequence once the batch is written.
+    `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
 
     Raises:
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
@@ -51,15 +51,17 @@ def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_bl
         _check_range(what, values, limit)
     sequence_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     lengths, table = _lengths(positions, starts, counts), _table(batch.blocks, counts.size)
+    chosen = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
     cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
     if limits.has_self:
         _check_blocks("KV block", table, lengths, block_size, blocks)
     if limits.has_cross:
-        cross_lengths = lengths if limits.writes_cross else _cross_lengths(batch, counts.size)
+        cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
+                                                                                 counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
     return {"tokens": tokens, "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "blocks": table, "cross_blocks": cross_table,
-            "cross_lengths": cross_lengths}
+            "cross_lengths": cross_lengths, "limits": chosen}
 
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -74,10 +76,10 @@ def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> n
     return np.where(counts > 0, positions[starts[1:] - 1] + 1, 0).astype(np.int32)
 
 
-def _cross_lengths(batch: Batch, sequences: int) -> np.ndarray:
-    if batch.cross_lengths is None or len(batch.cross_lengths) != sequences:
-        raise RequestError(f"cross_lengths of the batch should give {sequences} lengths")
-    return _i32(batch.cross_lengths)
+def _of_sequences(name: str, lengths: np.ndarray | None, sequences: int) -> np.ndarray:
+    if lengths is None or len(lengths) != sequences:
+        raise RequestError(f"{name} of the batch should give {sequences} lengths")
+    return _i32(lengths)
 
 
 def _i32(array) -> np.ndarray:

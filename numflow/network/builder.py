@@ -13,13 +13,10 @@ from numflow.spec.resolve import Resolved
 
 
 class Builder:
-    """Collects the parts of a network. Blocks call `linear`, `norm`, `emit`; `network` closes it.
+    """Collects the parts of a network. Blocks call `linear`, `norm`, `emit`; `network` closes it."""
 
-    context: longest sequence that will be run, None = the model's own (see rope.frequencies).
-    """
-
-    def __init__(self, resolved: Resolved, names: TensorNames, checkpoint: Checkpoint, context: int | None):
-        self.resolved, self.names, self.checkpoint, self.context = resolved, names, checkpoint, context
+    def __init__(self, resolved: Resolved, names: TensorNames, checkpoint: Checkpoint):
+        self.resolved, self.names, self.checkpoint = resolved, names, checkpoint
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Weight] = {}
         self.caches: dict[str, Cache] = {}

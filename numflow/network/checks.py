@@ -145,8 +145,10 @@ def _linear(step: Step, network: Network) -> None:
 
 
 def _rope_angles(step: Step, network: Network) -> None:
-    shape = network.weights[step.weights["inv_freq"]].shape
-    _expect(step, "shape of inv_freq", (step.outputs[0].width // 2,), shape)
+    for role, name in step.weights.items():
+        _expect(step, f"shape of {role}", (step.outputs[0].width // 2,), network.weights[name].shape)
+    if "long" in step.weights and param(step, "border") < 1:
+        raise NetworkError(f"{step}: frequencies beyond a border need the border, it is {param(step, 'border')}")
 
 
 def _rope(step: Step, network: Network) -> None:

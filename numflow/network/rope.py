@@ -6,6 +6,7 @@ RoPE: Su et al., "RoFormer" (arXiv 2104.09864). YaRN: Peng et al. (arXiv 2309.00
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,41 @@ import numpy as np
 from numflow.errors import SpecError
 
 
-def frequencies(options: Mapping[str, Any], context: int | None) -> tuple[np.ndarray, float]:
-    """inv_freq float32 [dims / 2] and the factor on cosines and sines.
+@dataclass(frozen=True)
+class Rotary:
+    """Frequencies float32 [dims / 2] and the factor on cosines and sines, of op `rope_angles`.
 
-    options: the values of a spec's [rope] section. context: longest sequence that will be run, None = the model's
-    original one; the scalings that change with length are chosen by it once.
+    border: 0, or the tokens of a sequence beyond which `long` and `long_scale` hold; long None: what `stretch` makes of
+    inv_freq there.
     """
+
+    inv_freq: np.ndarray
+    scale: float
+    border: int = 0
+    long: np.ndarray | None = None
+    long_scale: float = 1.0
+    stretch: float = 1.0
+
+
+def rotary(options: Mapping[str, Any], short: np.ndarray | None = None, long: np.ndarray | None = None) -> Rotary:
+    """The frequencies that a spec's [rope] section describes.
+
+    options: the section's values. short, long: divisors of the frequencies up to and beyond the original context that
+    a file has beside that, None for 1.
+    """
+    inv_freq, scale = _frequencies(options, "short", short)
+    further, further_scale = _frequencies(options, "long", long)
+    border = int(options["original_context"])
+    if options["scaling"] == "dynamic":
+        return Rotary(inv_freq, scale, border, None, scale, float(options["factor"]))
+    if scale == further_scale and np.array_equal(inv_freq, further):
+        return Rotary(inv_freq, scale)
+    return Rotary(inv_freq, scale, border, further, further_scale)
+
+
+def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | None) -> tuple[np.ndarray, float]:
+    """inv_freq and scale on a side of the original context, "short" or "long"; divisors: as in `rotary`."""
     dims, base = options["dims"], options["base"]
-    longer = context is not None and context > options["original_context"]
-    if options["scaling"] == "dynamic" and longer:
-        factor = options["factor"] * context / options["original_context"] - (options["factor"] - 1)
-        base *= factor ** (dims / (dims - 2))
     powers = base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
     attention_factor = options["attention_factor"] or 1.0
     match options["scaling"]:
@@ -35,9 +60,14 @@ def frequencies(options: Mapping[str, Any], context: int | None) -> tuple[np.nda
             powers = 1 / _yarn(1 / powers, options)
             attention_factor = options["attention_factor"] or _yarn_attention_factor(options)
         case "longrope":
-            powers *= _longrope_divisors(options, dims // 2, longer)
-            attention_factor = options["attention_factor"] or _longrope_attention_factor(options)
-    return (1.0 / powers).astype(np.float32), float(attention_factor)
+            if divisors is None or options[f"{side}_factor"] is not None:
+                powers *= _longrope_divisors(options, dims // 2, f"{side}_factor")
+            attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
+                                or _longrope_attention_factor(options))
+    inv_freq = (1.0 / powers).astype(np.float32)
+    if divisors is not None:
+        inv_freq = (inv_freq / divisors[:len(inv_freq)]).astype(np.float32)
+    return inv_freq, float(attention_factor)
 
 
 def _by_wavelength(inv_freq: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
@@ -71,8 +101,7 @@ def _yarn_attention_factor(options: Mapping[str, Any]) -> float:
     return mscale(1.0)
 
 
-def _longrope_divisors(options: Mapping[str, Any], count: int, longer: bool) -> np.ndarray:
-    key = "long_factor" if longer else "short_factor"
+def _longrope_divisors(options: Mapping[str, Any], count: int, key: str) -> np.ndarray:
     divisors = options[key]
     if divisors is None or len(divisors) != count:
         raise SpecError(f"rope.{key}: expected a list of {count} numbers, found "

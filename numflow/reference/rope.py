@@ -2,14 +2,27 @@
 
 import numpy as np
 
+from numflow.network.by_length import chosen
 
-def rope_angles(inv_freq, *, batch, scale):
-    """(cos, sin)(position * inv_freq) * scale; inv_freq [F] -> [T, 2F], cosines first.
+
+def rope_angles(inv_freq, long=None, *, batch, scale, border=0, long_scale=1.0, stretch=1.0):
+    """(cos, sin)(position * inv_freq) * scale; inv_freq [F] -> [T, 2F], cosines first. border > 0: inv_freq and scale
+    are those of each row's sequence (numflow.network.by_length).
 
     The product is taken in float32: published models do so, and at position 4000 that is visible.
     """
+    scale = np.float32(scale)
+    if border:
+        counts = np.diff(batch.starts)
+        limits = batch.limits
+        if limits is None:
+            limits = [batch.positions[end - 1] + 1 if n else 0 for end, n in zip(batch.starts[1:], counts)]
+        rows = [chosen(int(limit), inv_freq, long, border=border, scale=scale, long_scale=long_scale, stretch=stretch)
+                for limit in limits]
+        rows = np.repeat(np.stack(rows), counts, axis=0)
+        inv_freq, scale = rows[:, :-1], rows[:, -1:]
     angle = batch.positions.astype(np.float32)[:, None] * inv_freq
-    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * np.float32(scale)
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * scale
 
 
 def rope(x, angles, *, heads, head_dim, pairing, start):

@@ -156,6 +156,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "beta_slow": _float(1.0, "yarn", above=0),
         "truncate": _bool(True, "yarn: round the borders of the ramp to whole dimensions"),
         "attention_factor": _float(0.0, "multiplies cos and sin; 0 = the scaling's own rule", 0),
+        "short_attention_factor": _float(0.0, "longrope: attention_factor up to the original context; 0 = the same", 0),
+        "long_attention_factor": _float(0.0, "longrope: attention_factor beyond it; 0 = the same", 0),
         "mscale": _float(0.0, "yarn", 0),
         "mscale_all_dim": _float(0.0, "yarn", 0),
         "short_factor": _list("none", "longrope: one divisor per frequency, up to the original context",

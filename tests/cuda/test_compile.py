@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
 
 MOST_REGISTERS = 128   # of a thread, unless the kernel says how many blocks must fit
 MOST_SHARED = 48 << 10  # bytes of a block that need no opt-in
-STACKS = {"rope_angles"}  # the exact cosine of huge arguments keeps a table there
+STACKS = {"rope_angles", "rope_angles_by_length"}  # the exact cosine of huge arguments keeps a table there
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=["sm_80", "sm_90"])

@@ -11,8 +11,10 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 3], "torch_dtype": "float32"}
 
 
-def write_checkpoint(folder, dtype=np.float32):
-    """config.json and model.safetensors with random weights, no tokenizer. Returns the folder."""
+def write_checkpoint(folder, dtype=np.float32, **config):
+    """config.json and model.safetensors with random weights, no tokenizer. config: further keys of it, of which none
+    changes a shape. Returns the folder."""
+    folder.mkdir(exist_ok=True)
     rng, d, f, v, kv = np.random.default_rng(0), 32, 48, 50, 16
     shapes = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,), "lm_head.weight": (v, d)}
     for layer in range(2):
@@ -25,5 +27,5 @@ def write_checkpoint(folder, dtype=np.float32):
     tensors = {name: (0.3 * rng.standard_normal(shape) + (len(shape) == 1)).astype(dtype)
                for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder

@@ -48,6 +48,7 @@ class Case:
     schedule: per run, the new tokens of each sequence: ((sequence, count), ...).
     bound:    largest absolute difference allowed, relative to the standard deviation of the expected output.
     rows:     which rows of each batch are wanted, None for all.
+    limits:   Batch.limits of each sequence, if they are given.
     encoder:  length of each sequence's encoder memory, if there is an "encode" entry (run first).
     """
 
@@ -59,6 +60,7 @@ class Case:
     rows: tuple[int, ...] | None = None
     encoder: tuple[int, ...] = ()
     types: bool = False
+    limits: tuple[int, ...] = ()
 
     def __str__(self):
         return self.name
@@ -99,6 +101,7 @@ class Case:
             types=rng.integers(0, 2, total, dtype=np.int32) if self.types else None,
             cross_blocks=cross[list(sequences)] if self.encoder else None,
             cross_lengths=np.array([self.encoder[s] for s in sequences], np.int32) if self.encoder else None,
+            limits=np.array([self.limits[s] for s in sequences], np.int32) if self.limits else None,
         )
         return Run(batch, entry, "logits" if entry == "main" else None, sequences)
 

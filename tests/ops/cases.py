@@ -87,6 +87,17 @@ def _rope():
     freq = b.weight("inv_freq", (0.5 ** np.arange(12)).astype(np.float32))
     b.step("rope_angles", (), (angles,), {"inv_freq": freq}, scale=0.7)
     yield b.case(angles, (((0, 50),),))
+    for name, params, limits in (("long", {}, (10, 11, 12)), ("long-as-far-as-known", {}, ()),
+                                 ("stretched", {"stretch": 4.0}, (10, 11, 35))):
+        b = Builder(f"rope_angles-{name}")
+        plain, angles = b.buffer(24), b.buffer(24)
+        weights = {"inv_freq": b.weight("inv_freq", (0.5 ** np.arange(12)).astype(np.float32))}
+        if not params:
+            weights["long"] = b.weight("long", (0.4 ** np.arange(12)).astype(np.float32))
+        b.step("rope_angles", (), (plain,), {"inv_freq": weights["inv_freq"]})
+        b.step("rope_angles", (), (angles,), weights, scale=0.7, border=10, long_scale=1.3, **params)
+        b.step("add", (angles, plain), (angles,))
+        yield b.case(angles, (((0, 3), (1, 1), (2, 9)), ((2, 2), (0, 7))), limits=limits)
 
 
 def _elementwise():

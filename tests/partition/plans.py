@@ -18,7 +18,7 @@ def model_of(name: str, gguf: bool = False):
     """(unfused network, checkpoint, arguments of `run`) of a family's tiny model."""
     case = load_case(name)
     checkpoint = gguf_checkpoint(case) if gguf else memory_checkpoint(case.configs[0], case.tensors)
-    built = network.build(network.choose_spec(checkpoint), checkpoint, context=case.longest, fuse=False)
+    built = network.build(network.choose_spec(checkpoint), checkpoint, fuse=False)
     given = case.inputs[0]
     if "decoder_ids" in given:
         return built, checkpoint, {"ids": given["decoder_ids"], "encoder_ids": given["ids"]}

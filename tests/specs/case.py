@@ -33,16 +33,6 @@ class Case:
     rows: list[dict]
     expected: dict[str, np.ndarray]
 
-    @property
-    def by_length(self) -> bool:
-        """Whether the rotary scaling depends on how long the text is."""
-        return any(word in json.dumps(self.configs[0]) for word in ("dynamic", "longrope"))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(len(given["ids"]) for given in self.inputs)
-
 
 def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.npz"))

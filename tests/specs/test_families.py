@@ -14,21 +14,21 @@ TOLERANCE = 1e-4
 
 
 @cache
-def network_of(name: str, form: int | str, context: int):
-    """The case's network and checkpoint, built for prompts of this length.
+def network_of(name: str, form: int | str):
+    """The case's network and checkpoint.
 
     form: which form of config.json, or "gguf".
     """
     case = load_case(name)
     checkpoint = gguf_checkpoint(case) if form == "gguf" else memory_checkpoint(case.configs[form], case.tensors)
-    return network.build(network.choose_spec(checkpoint), checkpoint, context=context), checkpoint
+    return network.build(network.choose_spec(checkpoint), checkpoint), checkpoint
 
 
 def errors(case: Case, form: int | str = 0, executor: str = "reference") -> dict[str, float]:
     """Relative error of every stored array."""
     found = {}
     for i, (given, kept) in enumerate(zip(case.inputs, case.rows, strict=True)):
-        built, checkpoint = network_of(case.name, form, len(given["ids"]) if case.by_length else case.longest)
+        built, checkpoint = network_of(case.name, form)
         model = import_module(f"numflow.{executor}.program").Program(
             built, WeightSource(built, checkpoint), activations="f32")
         for key in ("logits", "hidden", "encoder_hidden"):
@@ -70,8 +70,7 @@ def test_a_matrix_for_each_head_on_the_processor(name):
 @pytest.mark.parametrize("name", names())
 def test_both_forms_of_the_configuration_give_the_same_network(name):
     """config.json as the family was published with it, and as transformers writes it today."""
-    case = load_case(name)
-    first, second = (network_of(name, form, case.longest)[0] for form in (0, 1))
+    first, second = (network_of(name, form)[0] for form in (0, 1))
     assert first.entries == second.entries
     assert first.buffers == second.buffers
     assert repr(first.weights) == repr(second.weights)

@@ -113,7 +113,7 @@ def toy_checkpoint(spec: Spec, naming: str, full: bool) -> Checkpoint:
     checkpoint = memory_checkpoint(values, {}, naming)
     names = _Names(spec, checkpoint)
     names.full = full
-    builder = _Builder(Resolved(spec, checkpoint.config, naming, names.has), names, checkpoint, None)
+    builder = _Builder(Resolved(spec, checkpoint.config, naming, names.has), names, checkpoint)
     (encoder_and_decoder if spec.type == "encoder-decoder" else decoder_or_encoder)(builder)
     return checkpoint
 

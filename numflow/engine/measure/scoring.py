@@ -1,6 +1,6 @@
 """How probable given tokens are: of a prompt, and of continuations, as evaluation harnesses ask for them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +32,11 @@ class Pair(NamedTuple):
         return np.concatenate([self.context, self.continuation[:-1]])
 
 
-def prompt_logprobs(runner: Runner, ids: np.ndarray, top: int) -> list[TokenLogprob | None]:
-    """Of each token of a text, given those before it; None for the first. top: as many of the most probable ones."""
+def prompt_logprobs(runner: Runner, ids: np.ndarray, top: int, reach: int) -> list[TokenLogprob | None]:
+    """Of each token of a text, given those before it; None for the first. top: as many of the most probable ones.
+    reach: tokens of the text and of what is to follow it."""
     found: list[TokenLogprob | None] = [None]
-    with runner.open(len(ids)) as sequence:
+    with runner.open(len(ids), reach=reach) as sequence:
         for start, rows in sequence.rows(ids[:-1]):
             found += token_logprobs(rows, ids[start + 1:start + 1 + len(rows)], top)
     return found
@@ -43,10 +44,11 @@ def prompt_logprobs(runner: Runner, ids: np.ndarray, top: int) -> list[TokenLogp
 
 def loglikelihoods(runner: Runner, pairs: Sequence[tuple[Ids, Ids]], bos: int | None) -> list[Likelihood]:
     """See Model.loglikelihoods; bos: stands for an empty context."""
-    by_context: dict[bytes, list[int]] = {}
+    by_context: dict[Hashable, list[int]] = {}
     checked = [_checked(runner, *pair, bos) for pair in pairs]
     for place, pair in enumerate(checked):
-        by_context.setdefault(pair.context.tobytes(), []).append(place)
+        key = pair.context.tobytes(), runner.variant(len(pair.ids))
+        by_context.setdefault(key, []).append(place)
     limit = max(1, min(BATCH_ROWS, ROW_VALUES // runner.vocabulary))
     found: dict[int, Likelihood] = {}
     single: list[int] = []

@@ -35,6 +35,11 @@ class Lane:
         return self.group.cross
 
     @property
+    def reach(self) -> int:
+        """Tokens it may come to hold, which choose what depends on the length."""
+        return self.group.limit
+
+    @property
     def encoded(self) -> int:
         """Tokens in the encoder's memory."""
         return self.group.encoder if self.group.encoded else 0

@@ -87,7 +87,6 @@ class _Writing:
         layers = self.network.facts["layers"]
         self.metadata = metadata_of(family, architecture, self.resolved, layers)
         self.metadata[f"{architecture}.vocab_size"] = self.network.facts["vocabulary"]
-        self.spec = spec
         self._last: dict[str, np.ndarray] = {}  # the bytes that were asked for last: they are read more than once
         self.literals = self._factors()
 
@@ -98,7 +97,6 @@ class _Writing:
             self.literals |= divisors
             target = self._built()
         pairs = matched(self.network, target)
-        self._check_long(target)
         return self._filled(self.invented, target, pairs)
 
     def _built(self) -> Network:
@@ -143,12 +141,6 @@ class _Writing:
         text = self.family.section("gguf").get("written", {}).get(module)
         name = None if text is None else self.resolved.evaluate(f"gguf.written.{module}", text)
         return None if name is None else f"{name}.weight"
-
-    def _check_long(self, target: Network) -> None:
-        """The same where a whole context is run, which changes some ways of stretching positions."""
-        context = self.network.facts["context"]
-        ours = network.build(self.spec, self.source, context, fuse=False)
-        matched(ours, network.build(network.choose_spec(self.invented), self.invented, context, fuse=False))
 
     def _filled(self, invented: Checkpoint, target: Network, pairs: list[Pair]) -> Checkpoint:
         pieces: dict[str, list[_Piece]] = {}

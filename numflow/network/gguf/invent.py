@@ -60,7 +60,7 @@ class Inventor(Builder):
 
     def __init__(self, resolved: Resolved, names: NamesToBe, checkpoint: Checkpoint, made: dict[str, Tensor]):
         """made: the same dict as checkpoint.tensors."""
-        super().__init__(resolved, names, checkpoint, None)
+        super().__init__(resolved, names, checkpoint)
         self._made = made
 
     def _invent(self, module: str, role: str, shape: tuple[int, ...], group: int | None = None) -> None:

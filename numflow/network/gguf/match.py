@@ -6,7 +6,7 @@ other halves. Everything else has to agree, and what does not is named.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -48,8 +48,9 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
         raise Mismatch("model", "parts", sorted(source.entries), sorted(target.entries))
     pairs: dict[str, Pair] = {}
     context = source.facts["context"]
-    for entry, steps in source.entries.items():
-        theirs = target.entries[entry]
+    for entry in source.entries:
+        steps, theirs = ([_within(step, target.facts["context"]) for step in network.entries[entry]]
+                         for network in (source, target))
         if len(steps) != len(theirs):
             ours, other = next((a, b) for a, b in zip_longest(steps, theirs) if a is None or b is None or a.op != b.op)
             raise Mismatch((ours or other).label, "step", *(step.op if step else "none" for step in (ours, other)))
@@ -62,6 +63,13 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
                 if known.source != pair.source or not _same_order(known.order, pair.order):
                     raise Mismatch(ours.label, "weight", pair.source, known.source)
     return list(pairs.values())
+
+
+def _within(step: Step, context: int) -> Step:
+    """The step without what only longer texts have."""
+    if step.op != "rope_angles" or param(step, "border") < context:
+        return step
+    return replace(step, weights={"inv_freq": step.weights["inv_freq"]}, params={"scale": param(step, "scale")})
 
 
 def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None:
