@@ -19,6 +19,8 @@ import warnings
 import zlib
 from pathlib import Path
 
+from numflow import places, trust
+
 X86 = platform.machine() in ("x86_64", "AMD64")  # which has SSE2 at least
 ARM = platform.machine() in ("aarch64", "arm64", "ARM64")  # which has NEON at least
 KEEP_DAYS = 30
@@ -28,24 +30,19 @@ _IMPORT = re.compile(r"^\s*(?:from +(numflow[\w.]*) +import +(\([^)]*\)|.*)|impo
 
 
 def root(what: str = "kernels") -> Path:
-    """Folder of all compiled kernels, or of something else that is kept beside them: in $NUMFLOW_CACHE, else in the
-    user's cache folder of this platform."""
-    if "NUMFLOW_CACHE" in os.environ:
-        return Path(os.environ["NUMFLOW_CACHE"]).expanduser() / what
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(base).expanduser() / "numflow" / what
+    """Folder of all compiled kernels, or of something else that is kept beside them."""
+    return places.cache(what)
 
 
 @functools.cache
 def folder(module: str) -> Path:
     """A writable folder for the compiled kernels of `module` ("numflow.cpu.norm"), unique to its sources."""
-    path = _writable_root() / f"{module.rpartition('.')[2]}-{fingerprint(module)}"
-    path.mkdir(exist_ok=True)
+    name = f"{module.rpartition('.')[2]}-{fingerprint(module)}"
+    path = _writable_root() / name
+    path.mkdir(mode=0o700, exist_ok=True)
+    if why := trust.why_not(path) or trust.inside(path):
+        path = _instead(f"{why}: kernels of its folder are not used") / name
+        path.mkdir(mode=0o700, exist_ok=True)
     os.utime(path)
     return path
 
@@ -65,16 +62,24 @@ def prune() -> None:
 @functools.cache
 def _writable_root() -> Path:
     path = root()
+    if why := trust.why_not(path.parent, path):
+        return _instead(f"{why}: compiled kernels in {path} are not used")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        places.make(path)
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        fallback = Path(tempfile.mkdtemp(prefix="numflow-kernels-"))
-        atexit.register(shutil.rmtree, fallback, ignore_errors=True)
-        warnings.warn(f"compiled kernels cannot be kept in {path} ({error.strerror}): every start compiles them anew; "
-                      "set NUMFLOW_CACHE to a folder that can be written", stacklevel=2)
-        return fallback
+        return _instead(f"compiled kernels cannot be kept in {path} ({error.strerror})")
+
+
+@functools.cache
+def _instead(why: str) -> Path:
+    """A folder for this process alone."""
+    fallback = Path(tempfile.mkdtemp(prefix="numflow-kernels-"))
+    atexit.register(shutil.rmtree, fallback, ignore_errors=True)
+    warnings.warn(f"{why}, every start compiles them anew; set NUMFLOW_CACHE to a folder of your own that can be "
+                  "written", stacklevel=3)
+    return fallback
 
 
 def fingerprint(module: str) -> str:

@@ -12,10 +12,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from numflow import places
+
 REPO = Path(__file__).resolve().parents[1]
 
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests have homes of their own; compiled kernels are shared with the user's.
+os.environ["NUMFLOW_CACHE"] = str(places.cache("kernels").parent)
 
 # Tests are not to fill the user's cache with packed weights; tests/cpu/test_prepared.py has a folder of its own.
 os.environ["NUMFLOW_PREPARED"] = "0"

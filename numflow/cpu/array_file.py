@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from numflow import trust
 from numflow.cpu.arena import Arena
 from numflow.errors import NumflowError
 from numflow.formats import safetensors
@@ -24,6 +25,8 @@ class ArrayFile:
 
     def __init__(self, path: Path):
         self.path, self._places, self._sums = path, dict[str, tuple[int, int]](), dict[str, int]()
+        if not trust.readable(path):
+            return
         try:
             stored, metadata = safetensors.read_with_metadata(path)
             at = path.stat().st_size - sum(tensor.nbytes for tensor in stored.values())
@@ -72,4 +75,4 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     sums = {name: checksum(map(piece_sum, pieces(array))) for name, array in arrays.items()}
     write_safetensors(path, [Entry.of(name, array) for name, array in arrays.items()], {_SUMS: json.dumps(sums)},
-                      lasting=False)
+                      kept=True)

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from numflow import kernel_cache
+from numflow import kernel_cache, trust
 from numflow.cpu import machine_code
 from numflow.cpu.machine_code import MachineCode, UnknownCodeError
 
@@ -20,7 +20,7 @@ def load(module: str, name: str) -> MachineCode | None:
     if path is None:
         return None
     try:
-        content = path.read_bytes()
+        content = trust.read(path)
     except OSError:
         return None
     elf = content[:-_CHECKSUM]
@@ -46,11 +46,16 @@ def save(module: str, name: str, compiled: Any) -> None:
         return  # it will be compiled at every start
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        part.write_bytes(_with_checksum(elf))
+        with open(part, "xb", opener=_for_this_user) as file:
+            file.write(_with_checksum(elf))
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
         warnings.warn(f"a compiled kernel cannot be kept in {path.parent} ({error.strerror})", stacklevel=2)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _with_checksum(elf: bytes) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow import kernel_cache
+from numflow import kernel_cache, trust
 from numflow.cpu import array_file
 from numflow.cpu.layout import SCHEMES, Packed, kept_as, tiles_of
 from numflow.cpu.pack import KERNELS
@@ -48,6 +48,8 @@ class Prepared:
         if identity is None or sum(sum(_sizes(weight)) for weight in weights.values()) < _SMALLEST:
             return None
         name = kept.file_name(source.checkpoint.path, identity, [_packer(), *map(_describe, weights.values())])
+        if not trust.usable(folder(), "prepared weights"):
+            return None
         kept.prune(folder())
         return cls(folder() / name, weights, n_threads)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from numflow import places, trust
 from numflow.cuda.compat import compiler, core, target, uncollected
 from numflow.cuda.kernel import Kernel, ingredients, rewired
 from numflow.errors import DeviceError
@@ -47,13 +48,15 @@ def cached(kernel: Kernel, capability: tuple[int, int]) -> Binary:
         DeviceError: as compile_kernel.
     """
     path = _path(kernel, capability)
+    if not trust.usable(folder(), "compiled kernels"):
+        return compile_kernel(kernel, capability)
     try:
-        facts = json.loads(path.with_suffix(".json").read_text())
-        return Binary(cubin=path.with_suffix(".cubin").read_bytes(), **facts)
+        facts = json.loads(trust.read(path.with_suffix(".json")))
+        return Binary(cubin=trust.read(path.with_suffix(".cubin")), **facts)
     except (OSError, ValueError, TypeError):  # not there, or not whole
         binary = compile_kernel(kernel, capability)
     facts = {name: value for name, value in asdict(binary).items() if name not in ("cubin", "ptx")}
-    folder().mkdir(parents=True, exist_ok=True)
+    places.make(folder())
     _write(path.with_suffix(".cubin"), binary.cubin)
     _write(path.with_suffix(".json"), json.dumps(facts).encode())
     return binary

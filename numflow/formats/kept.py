@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow import kernel_cache
+from numflow import kernel_cache, places
 
 PIECE = 1 << 20  # bytes that are summed at a time, while the cache holds them
 _SHARE = 4       # a folder takes at most one part of so many of what the disk would have free without it
@@ -78,7 +78,7 @@ def make_room(path: Path, nbytes: int) -> bool:
     Raises:
         OSError: the folder cannot be made or read.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    places.make(path.parent)
     _remove(other for other in path.parent.iterdir() if _is_outdated(other.name, path.name))
     found = sorted((stat.st_mtime, stat.st_size, other) for other, stat in _files(path.parent))
     taken = sum(size for _, size, _ in found)

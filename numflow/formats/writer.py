@@ -36,18 +36,19 @@ class Entry:
 
 
 def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
-          written: Callable[[int], None] = lambda count: None, lasting: bool = True) -> None:
+          written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
     """Write a safetensors file, whole or not at all; arguments and errors as `write_whole`."""
-    write_whole(path, _header(entries, metadata), entries, written, lasting)
+    write_whole(path, _header(entries, metadata), entries, written, kept)
 
 
 def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
-                written: Callable[[int], None] = lambda count: None, lasting: bool = True) -> None:
+                written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
     """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
     failure or a signal, whatever was there before is untouched. Only SIGKILL leaves a part, under a hidden name.
 
     entries:  in the order of the file. written: called with the number of bytes so far.
-    lasting:  wait until the disk has it. A file of which a loss of power may leave a part is there at once.
+    kept:     in a cache: for this user alone, and there at once, though a loss of power may leave a part of it; other
+              files are waited for until the disk has them.
 
     Raises:
         RequestError: no room on the disk, or the file cannot be written.
@@ -61,10 +62,10 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
         room = shutil.disk_usage(path.parent).free
         if room < total:
             raise RequestError(f"{path}: needs {total} bytes, the disk has {room} left")
-        with _removed_by_signals(part), open(part, "xb") as file:
+        with _removed_by_signals(part), open(part, "xb", opener=_for_this_user if kept else None) as file:
             _fill(file, header, entries, written)
             file.flush()
-            if lasting:
+            if not kept:
                 os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
@@ -72,6 +73,10 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from statistics import fmean, median
 from typing import Any
 
+from numflow import places
 from numflow.engine.measure.bench import host
 from numflow.engine.model import Model
 from numflow.partition.hardware import Cluster, Device, Link
-from numflow.registry.paths import home
 
 _FORMAT = 3
 _TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
@@ -33,11 +33,11 @@ def this_machine(names: Sequence[str], again: bool = False) -> Cluster:
 
 def kept(key: str, make: Callable[[], dict[str, Any]], again: bool = False) -> dict[str, Any]:
     """Figures of this key as they were kept, else, or to have them again, as they are made now."""
-    path = home() / "machine.json"
+    path = places.home() / "machine.json"
     found = _read(path)
     if again or key not in found:
         found[key] = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        places.make(path.parent)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
         os.replace(partial, path)

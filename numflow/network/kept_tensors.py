@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow import kernel_cache
+from numflow import kernel_cache, trust
 from numflow.errors import FormatError, NumflowError
 from numflow.formats import kept, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
@@ -47,12 +47,16 @@ class KeptTensors:
             calibration = "" if imatrix is None else kept.state_of([imatrix])
         except OSError:  # not made of files
             return None
+        if not trust.usable(folder(), "quantised weights"):
+            return None
         kept.prune(folder())
         return cls(checkpoint.path, state, calibration, nbytes)
 
     def take(self, tensor: Tensor, scheme: str) -> np.ndarray | None:
         """uint8 [rows, row_bytes] as it was quantised; None where it is not there, or not as it was written."""
         path = self._path(tensor, scheme)
+        if not trust.readable(path):
+            return None
         try:
             stored, metadata = safetensors.read_with_metadata(path)
             rows = stored[_ROWS].raw()
@@ -69,7 +73,7 @@ class KeptTensors:
             if self._room is None:
                 self._room = kept.make_room(path, self._nbytes)
             if self._room:
-                write(path, [Entry.of(_ROWS, rows)], {_SUM: str(_checksum(rows))}, lasting=False)
+                write(path, [Entry.of(_ROWS, rows)], {_SUM: str(_checksum(rows))}, kept=True)
 
     def _path(self, tensor: Tensor, scheme: str) -> Path:
         rest = (_quantiser(), self._calibration, tensor.name, scheme, repr((tensor.shape, tensor.turned)))

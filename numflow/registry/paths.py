@@ -1,21 +1,9 @@
 """Where models are kept on this machine, and whether the network may be used."""
 
 import os
-import sys
 from pathlib import Path
 
-
-def home() -> Path:
-    """numflow's own folder: $NUMFLOW_HOME, else `numflow` in the user's cache folder of this platform."""
-    if os.environ.get("NUMFLOW_HOME"):
-        return Path(os.environ["NUMFLOW_HOME"]).expanduser().absolute()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "numflow"
+from numflow.places import home
 
 
 def models_dir() -> Path:

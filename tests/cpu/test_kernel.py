@@ -177,9 +177,11 @@ def test_a_folder_that_cannot_be_written_is_replaced_with_a_warning(package, mon
 @pytest.mark.parametrize(("platform", "variables", "expected"), [
     ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/numflow/kernels"), ("linux", {}, "~/.cache/numflow/kernels"),
     ("darwin", {}, "~/Library/Caches/numflow/kernels"), ("win32", {"LOCALAPPDATA": "/l"}, "/l/numflow/kernels"),
-    ("linux", {"NUMFLOW_CACHE": "/n"}, "/n/kernels")])
+    ("linux", {"NUMFLOW_CACHE": "/n"}, "/n/kernels"), ("linux", {"NUMFLOW_HOME": "/h"}, "/h/kernels"),
+    ("linux", {"NUMFLOW_HOME": "/h", "NUMFLOW_CACHE": "/n"}, "/n/kernels"),
+    ("linux", {"NUMFLOW_HOME": "/h", "NUMFLOW_CACHE": ""}, "/h/kernels")])
 def test_root(monkeypatch, platform, variables, expected):
-    for name in ("NUMFLOW_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("NUMFLOW_CACHE", "NUMFLOW_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

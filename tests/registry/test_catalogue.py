@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_wrong_list_names_file_and_key(text, complaint):
 
 def test_home_follows_the_platform(monkeypatch):
     monkeypatch.delenv("NUMFLOW_HOME")
-    monkeypatch.setattr(paths.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", os.path.abspath("/x"))
     assert paths.home() == Path(os.path.abspath("/x")) / "numflow"
     monkeypatch.delenv("XDG_CACHE_HOME")
