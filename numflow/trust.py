@@ -10,8 +10,7 @@ from pathlib import Path
 
 
 def why_not(*paths: Path) -> str | None:
-    """What is wrong with the first of these folders or files that is not to be relied on; None if all are as they should
-    be, or not there."""
+    """The fault of the first of these folders or files that is not to be relied on; None if all are, or are not there."""
     for path in paths:
         try:
             found = os.stat(path)
@@ -27,7 +26,10 @@ def inside(folder: Path) -> str | None:
     closed = os.name == "posix" and not stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_IXGRP | stat.S_IXOTH)
     with os.scandir(folder) as entries:
         for entry in entries:
-            found = entry.stat()
+            try:
+                found = entry.stat()
+            except FileNotFoundError:  # another process was faster
+                continue
             if stat.S_ISDIR(found.st_mode):
                 continue
             if not stat.S_ISREG(found.st_mode):

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import warnings
 
 
 def main() -> None:
@@ -17,7 +18,13 @@ def main() -> None:
             sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout = Output.instead_of(sys.stdout)
+        warnings.showwarning = _in_one_line
         sys.exit(whole(lambda: app(prog_name="numflow")))
     except KeyboardInterrupt:  # while still importing
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _in_one_line(message, *_, **__) -> None:
+    """A warning as people read it: nobody who runs a command asks for the line of code that warns."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)

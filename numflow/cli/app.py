@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 import numflow
 from numflow.cli import (
     bench,
+    cache,
     chat,
     client,
     doctor,
@@ -47,6 +48,7 @@ for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, text
                 serve.serve, client.client, load.bench_serve, doctor.doctor):
     app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")
+app.add_typer(cache.app, name="cache")
 
 
 def _version(wanted: bool) -> None:

@@ -63,8 +63,8 @@ def _show(json: bool) -> None:
         return
     print_table(["kind", ">size", ">files", "folder", "about"],
                 [(row["kind"], megabytes(row["bytes"]), row["files"], row["folder"], row["about"]) for row in rows])
-    print(f"\n{megabytes(sum(row['bytes'] for row in rows))}. `numflow cache clear` empties all but models, `numflow cache "
-          "clear KIND` one; NUMFLOW_HOME names another place for all, NUMFLOW_CACHE for all but models.")
+    print(f"\n{megabytes(sum(row['bytes'] for row in rows))}. `numflow cache clear` removes all but models, `numflow "
+          "cache clear KIND` one kind; NUMFLOW_HOME names another place for all, NUMFLOW_CACHE for all but models.")
     print("Models of the Hugging Face hub are in that hub's own cache (`hf cache`).")
 
 
