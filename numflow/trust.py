@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 def why_not(*paths: Path) -> str | None:
-    """The fault of the first of these folders or files that is not to be relied on; None if all are, or are not there."""
+    """The fault of the first of these folders or files that is not to be relied on; None if there is none.
+
+    What is not there has no fault.
+    """
     for path in paths:
         try:
             found = os.stat(path)
