@@ -13,6 +13,10 @@ test-network: .venv
 test-slow: .venv
 	.venv/bin/python -m pytest -m slow
 
+# Lines of the package changed one at a time, in a copy: fails when the tests named in tests/mutants.toml do not notice.
+mutants: .venv
+	.venv/bin/python -m tests.mutants
+
 # What ruff has to say; nothing is changed.
 lint: .venv
 	.venv/bin/ruff check
@@ -35,4 +39,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: test test-network test-slow lint ci clean
+.PHONY: test test-network test-slow mutants lint ci clean

@@ -164,6 +164,8 @@ class _Emitter:
         alone = len(first.adds) == 1 and self.network.buffers[step.outputs[0].buffer].rows == "logits"
         linear = step.op in ("copy", "scale", "gate_rows") or (step.op == "add" and layouts[1] == first)
         others = [view for view, layout in zip(step.inputs, layouts, strict=True) if layout != first]
+        if step.op == "gate_rows":  # a product: of its factors one may be a sum
+            others = [step.inputs[1]]
         if not (alone or linear) or any(overlap(value, view) for view in others for value in self.layouts):
             return None
         return first

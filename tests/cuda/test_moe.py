@@ -10,8 +10,10 @@ from safetensors.numpy import save_file
 import numflow
 from numflow.cuda.device import Launch, Simulated
 from numflow.cuda.kernel import REGISTRY
+from numflow.cuda.moe_route import route_kernel
 from numflow.cuda.program import Program
 from numflow.cuda.runtime import Gpu
+from numflow.reference.moe import moe_route
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.matrices import experts_case
@@ -47,6 +49,31 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
     found = device.download(tiles.at(), tiles.nbytes).view(np.int32).reshape(-1, 4)
     assert found[:len(wanted), :3].tolist() == wanted
     assert (found[len(wanted):, 0] == -1).all()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk"])
+def test_routes_of_what_is_no_number(score, grouped):
+    """A token whose logits are NaN goes to experts that exist, and others beside it to theirs."""
+    experts, chosen, stride = 40, 3, 64
+    logits = np.random.default_rng(1).standard_normal((3, stride)).astype(np.float32)
+    logits[1, :experts] = np.nan
+    device, gates, ids = Simulated(seed=3), np.full((3, stride), 9, np.float32), np.full((3, stride), -7, np.int32)
+    memory = [device.alloc(array.nbytes) for array in (ids, gates, logits)]
+    for held, array in zip(memory, (ids, gates, logits), strict=True):
+        device.upload(held.at(), array)
+    counts = device.alloc(64)
+    device.upload(counts.at(), np.array([3, 0, 3 * chosen, 1], np.int32))
+    groups = {"groups": 4, "top_groups": 2, "group_best": 2} if grouped else {"groups": 1, "top_groups": 1,
+                                                                              "group_best": 2}
+    device.launch(Launch(route_kernel(score, False, grouped), (1, 3, 1), (
+        memory[0].at(), stride, memory[1].at(), stride, memory[2].at(), stride, None, counts.at(), experts, chosen,
+        *groups.values(), 0, 1.0)))
+    found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)
+    assert ((found[1, :chosen] >= 0) & (found[1, :chosen] < experts)).all()
+    assert (found[:, chosen:] == -7).all()
+    expected, _ = moe_route(logits[::2, :experts], width=chosen, score=score, normalize=False, scale=1.0, **groups)
+    np.testing.assert_array_equal(found[::2, :chosen], expected)
 
 
 @pytest.mark.slow

@@ -211,6 +211,16 @@ def test_a_pickle_that_is_too_large(path, monkeypatch):
     refused(read, path, make.torch_legacy(dictionary({"a": A}), ["0"], [(12, BYTES)]), "more than 10 steps")
 
 
+def test_a_pickle_without_a_zip_has_the_same_limit(path, monkeypatch):
+    """Its end is nowhere written down: no more than MAX_BYTES of it are read, however long the file is."""
+    padding = string("p" * 900)
+    data = make.torch_legacy(b"(" + padding * 3 + b"t0" + dictionary({"a": A}), ["0"], [(12, BYTES)])
+    path.write_bytes(data)
+    assert list(read(path)) == ["a"]
+    monkeypatch.setattr("numflow.formats.pickle_machine.MAX_BYTES", 2000)
+    refused(read, path, data, "bytes wanted, .* are left")
+
+
 # The zip around it
 
 GOOD = {"m/data.pkl": pickled(dictionary({"a": A})), "m/data/0": BYTES}

@@ -157,9 +157,13 @@ def _route():
             ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),
             ("softmax-groups", 12, 3, {"groups": 3, "top_groups": 1}, False),
             ("groups-by-their-best", 16, 4, {"groups": 4, "top_groups": 2, "group_best": 1}, False),
+            ("groups-that-tie", 16, 4, {"score": "sigmoid", "groups": 8, "top_groups": 3, "group_best": 1}, False),
+            ("groups-that-tie-by-sums", 16, 4, {"groups": 4, "top_groups": 2}, False),
             ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
         b = Builder(f"moe_route-{suffix}")
         (logits,) = b.inputs(experts, spread=2.0)
+        if "tie" in suffix:  # logits of three values only
+            b.arrays["table.0"][:] = np.sign(np.trunc(b.arrays["table.0"]))
         one = b.buffer(experts)
         b.step("act", (logits,), (one,), kind="relu")
         b.step("scale", (one,), (one,), scale=0.0)

@@ -57,6 +57,15 @@ def test_a_ring_beats_a_star():
     assert ours.reduce_seconds("0123", 4, large) == pytest.approx(2 * 3 / 4 * large / 11e9, rel=1e-3)
 
 
+def test_a_device_waits_for_the_pieces_of_others_only():
+    """Who has the smallest piece receives most: everything but its own."""
+    ours, link = prices("0&1&2&3"), CLUSTER.link
+    for pieces in ((1e6, 1e6), (1e6, 3e6), (5e6, 0.0), (4e6, 2e6, 1e6, 3e6)):
+        group = "0123"[:len(pieces)]
+        expected = link.latency + (sum(pieces) - min(pieces)) / link.bandwidth
+        assert ours.gather_seconds(group, pieces) == pytest.approx(expected, rel=1e-9)
+
+
 def test_memory_is_shared_out():
     one, four = prices("0").memory(1000, 64)["0"], prices("0&1&2&3").memory(1000, 64)
     assert sum(m.weights for m in four.values()) == pytest.approx(one.weights, rel=0.001)

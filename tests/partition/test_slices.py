@@ -67,6 +67,14 @@ def test_rows_and_columns(type_name):
         np.testing.assert_array_equal(to_f32(stored.rows, type_name), values[2:9, begin:end])
 
 
+@pytest.mark.parametrize(("types", "unit"), [
+    (("Q8_GS8",), 32), (("Q8_GS16",), 32), (("Q8_GS24",), 96), (("Q8_GS64",), 64), (("Q4_0",), 32), (("Q6_K",), 256),
+    (("Q8_GS16", "F32"), 32), (("Q4_0", "Q8_GS48"), 96), (("F32",), 1), (("F16", "BF16"), 1)])
+def test_columns_that_share_an_operand_s_scale_stay_together(types, unit):
+    """Activations of quantised matrices have a scale for every 32 columns, however small the blocks of weights are."""
+    assert column_unit(Weight("w", (ROWS, COLUMNS), (Part("t"),) * len(types), types=types)) == unit
+
+
 def test_a_block_is_not_cut():
     whole = Weight("w", (ROWS, COLUMNS), (Part("t"),), types=("Q4_0",))
     cut = columns_of(whole, 16, 64)

@@ -1,0 +1,109 @@
+"""Values in pieces and sums that have not been made, in networks that no family has: who reads them has them whole.
+
+Every network here makes `h` in pieces (a linear, an activation, and a linear that takes it in pieces, whose output is
+a sum), and then does something with `h` or with the sum that only whole values allow.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from numflow.network import WeightSource
+from numflow.ops import View
+from numflow.partition.cut import partition
+from numflow.partition.program import PlanProgram
+from numflow.reference import program as reference
+from tests.ops.build import Builder, error, run_case
+
+WIDTH, INNER = 16, 32
+
+
+def part(view, begin, width):
+    return View(view.buffer, view.start + begin, width)
+
+
+def in_pieces(b, x, outputs=WIDTH):
+    """(h, y): y = down @ act(up @ x) is a sum of two devices, h = act(up @ x) lies in pieces."""
+    h, y = b.buffer(INNER), b.buffer(outputs)
+    b.step("linear", (x,), (h,), {"weight": b.weight("up", b.normal(INNER, WIDTH))})
+    b.step("act", (h,), (h,), kind="silu")
+    b.step("linear", (h,), (y,), {"weight": b.weight("down", b.normal(outputs, INNER))})
+    return h, y
+
+
+def overwritten_in_part(b, x):
+    h, y = in_pieces(b, x)
+    b.step("copy", (part(x, 0, 8),), (part(h, 4, 8),))
+    b.step("add", (y, part(h, 0, WIDTH)), (y,))
+    return y
+
+
+def sum_overwritten_in_part(b, x):
+    _, y = in_pieces(b, x)
+    b.step("scale", (part(x, 3, 5),), (part(y, 1, 5),), scale=2.0)
+    return y
+
+
+def read_in_part(b, x):
+    h, y = in_pieces(b, x)
+    b.step("add", (part(h, 5, WIDTH), y), (y,))
+    return y
+
+
+def gated_by_part_of_what_is_in_pieces(b, x):
+    h, _ = in_pieces(b, x)
+    _, z = in_pieces(b, x)
+    b.step("gate_rows", (z, part(h, 20, 1)), (z,))
+    return z
+
+
+def gated_by_a_sum(b, x):
+    _, y = in_pieces(b, x)
+    _, gate = in_pieces(b, x, 1)
+    b.step("gate_rows", (y, gate), (y,))
+    return y
+
+
+def gated_by_part_of_a_sum(b, x):
+    _, y = in_pieces(b, x)
+    _, gate = in_pieces(b, x)
+    b.step("gate_rows", (y, part(gate, 2, 1)), (y,))
+    return y
+
+
+def added_to_itself_in_part(b, x):
+    _, y = in_pieces(b, x)
+    half, z = part(y, 8, 8), b.buffer(8)
+    b.step("add", (part(y, 0, 8), half), (z,))
+    return z
+
+
+def sums_of_sums(b, x):
+    """All of these work on terms: one exchange at the end."""
+    _, y = in_pieces(b, x)
+    _, z = in_pieces(b, x)
+    b.step("scale", (y,), (y,), scale=0.5)
+    b.step("add", (y, z), (y,), scale=3.0)
+    b.step("gate_rows", (y, part(x, 1, 1)), (y,))
+    return y
+
+
+NETWORKS = (overwritten_in_part, sum_overwritten_in_part, read_in_part, gated_by_part_of_what_is_in_pieces,
+            gated_by_a_sum, gated_by_part_of_a_sum, added_to_itself_in_part, sums_of_sums)
+
+
+@pytest.mark.parametrize("make", NETWORKS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("devices", ["0&1", "0&1&2"])
+def test_what_is_read_is_whole(make, devices):
+    b = Builder(make.__name__)
+    (x,) = b.inputs(WIDTH)
+    case = b.case(make(b, x))
+    constants = {name: replace(weight, constant=b.arrays[name]) for name, weight in case.network.weights.items()}
+    plan = partition(replace(case.network, weights=constants), devices, "reference")
+    assert any(step.op == "all_reduce" for step in plan.devices[0].network.entries["main"])
+
+    def cut(network, weights):
+        return PlanProgram(plan, reference, lambda own: WeightSource(own, None))
+
+    (expected,), (found,) = run_case(case, reference.Program), run_case(case, cut)
+    assert error(found, expected) < 1e-5

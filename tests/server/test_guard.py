@@ -1,0 +1,58 @@
+"""What is turned away before a route sees it: hosts without a name, bodies whose length nobody declared."""
+
+import httpx
+import pytest
+
+from tests.server.processes import ServerProcess
+from tests.server.test_limits import client
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.mark.parametrize("host", ["", ":8080", "[]", " ", "127.0.0.1.", "127.0.0.1.evil.example"])
+async def test_a_host_without_a_known_name_is_refused(host):
+    async with client() as http:
+        reply = await http.get("/v1/models", headers={"Host": host})
+    assert reply.status_code == 403 and reply.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("pieces, status", [((50, 50), 400), ((50, 51), 413), ((1,) * 101, 413), ((101,), 413)])
+async def test_a_body_that_comes_in_pieces_has_the_same_limit(pieces, status):
+    """100 bytes at most, and no Content-Length: 400 is of a body that was read, and is no JSON."""
+    async def body():
+        for size in pieces:
+            yield b"x" * size
+
+    async with client(max_body=100) as http:
+        reply = await http.post("/v1/completions", content=body(), headers={"Content-Type": "application/json"})
+    assert "content-length" not in reply.request.headers
+    assert reply.status_code == status, reply.text
+    assert status == 400 or reply.json()["error"]["code"] == "body_too_long"
+
+
+def test_a_request_has_so_many_answers(config_file, tmp_path):
+    """max_choices counts prompts times n, on every route that has them."""
+    path = tmp_path / "service.toml"
+    path.write_text(config_file.read_text().replace("[service]", "[service]\nmax_choices = 4"))
+    asked = {"model": "org/chat", "max_tokens": 1, "temperature": 1}
+    chat = asked | {"messages": [{"role": "user", "content": "a"}]}
+    with ServerProcess("-c", str(path)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        for route, body, count in (("/v1/completions", asked | {"prompt": "a", "n": 4}, 4),
+                                   ("/v1/completions", asked | {"prompt": ["a", "b"], "n": 2}, 4),
+                                   ("/v1/chat/completions", chat | {"n": 4}, 4)):
+            reply = http.post(route, json=body)
+            assert reply.status_code == 200 and len(reply.json()["choices"]) == count, reply.text
+        for route, body, count in (("/v1/completions", asked | {"prompt": "a", "n": 5}, 5),
+                                   ("/v1/completions", asked | {"prompt": ["a"] * 5}, 5),
+                                   ("/v1/completions", asked | {"prompt": ["a", "b"], "n": 3, "stream": True}, 6),
+                                   ("/v1/chat/completions", chat | {"n": 5}, 5)):
+            reply = http.post(route, json=body)
+            error = reply.json()["error"]
+            assert reply.status_code == 400 and error["param"] == "n", reply.text
+            assert f"{count} answers" in error["message"] and "limit is 4" in error["message"]
+        assert server.wait_idle()["kv_blocks_used"] == 0
