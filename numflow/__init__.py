@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numflow.errors import (
     DeviceError,
+    DeviceFaultError,
     DeviceLostError,
     DownloadError,
     FormatError,
@@ -38,7 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
     "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
-    "QueueFullError", "DeviceError", "DeviceLostError", "OutOfMemoryError",
+    "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError", "OutOfMemoryError",
     "__version__",
 ]
 

@@ -68,6 +68,11 @@ class DeviceError(NumflowError):
     """An executor, device or optional package is missing."""
 
 
+class DeviceFaultError(DeviceError):
+    """A GPU's driver reports a fault, such as a write outside memory. Every later call of the process fails as well:
+    only a new process can use the GPU again."""
+
+
 class DeviceLostError(DeviceError):
     """A device went away in the middle of a run and has been replaced: the program can go on, but what was in its KV
     cache is lost, so sequences have to be read again from their first token."""

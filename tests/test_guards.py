@@ -119,7 +119,7 @@ def test_public_names():
     assert set(numflow.__all__) == {
         "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "QueueFullError", "NumflowError", "SpecError",
         "FormatError", "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError",
-        "DownloadError", "RequestError", "DeviceError", "DeviceLostError", "OutOfMemoryError",
+        "DownloadError", "RequestError", "DeviceError", "DeviceFaultError", "DeviceLostError", "OutOfMemoryError",
         "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None

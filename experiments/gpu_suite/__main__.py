@@ -9,7 +9,7 @@ from pathlib import Path
 
 import experiments.gpu_suite as suite
 from experiments.gpu_suite.report import write
-from experiments.gpu_suite.setting import KILLED_S, Setting
+from experiments.gpu_suite.setting import FAULT_CODE, KILLED_S, Setting
 
 # Part: module and function. A part's module is imported in the part's own process only.
 PARTS = {"compiling": "compiling.compiling", "parity-kernels": "parity.kernels", "parity-models": "parity.models",
@@ -19,6 +19,9 @@ PARTS = {"compiling": "compiling.compiling", "parity-kernels": "parity.kernels",
          "speed": "models.speed", "fusing": "models.fusing", "peer": "whole.peer", "offload": "models.offload",
          "several": "models.several", "hybrid": "hybrid.hybrid",
          "collectives": "collectives.collectives"}
+
+
+MOST_FAULTS = 20  # processes of a part, each of which ends with a fault of the GPU
 
 
 def main() -> None:
@@ -48,19 +51,23 @@ def main() -> None:
         setting = Setting(options.simulator, options.quick, options.out, name)
         if options.here:
             module, _, function = PARTS[name].partition(".")
-            setting.run(getattr(importlib.import_module(f"experiments.gpu_suite.{module}"), function))
+            if setting.run(getattr(importlib.import_module(f"experiments.gpu_suite.{module}"), function)):
+                sys.exit(FAULT_CODE)
         elif setting.is_done() and not options.again:
             print(f"{name}: {setting.path} is there")
         else:
             print(f"{name}:", flush=True)
-            apart(setting)
+            for _ in range(MOST_FAULTS):
+                if apart(setting) != FAULT_CODE:
+                    break
+                print("  the GPU met a fault; another process goes on behind that row", flush=True)
     if not options.here:
         write(options.out)
 
 
-def apart(setting: Setting, command: list[str] | None = None, limit_s: float = KILLED_S) -> None:
+def apart(setting: Setting, command: list[str] | None = None, limit_s: float = KILLED_S) -> int | None:
     """Run a part in a process of its own: a kernel's fault ends that process's use of the GPU, and a kernel that never
-    ends goes with it. command: another one, for tests."""
+    ends goes with it. The exit status, None where the process was killed. command: another one, for tests."""
     command = command or [sys.executable, "-m", "experiments.gpu_suite", "--here", "--parts", setting.part, "--out",
                           str(setting.out), *["--simulator"] * setting.simulator, *["--quick"] * setting.quick]
     process = subprocess.Popen(command)
@@ -71,12 +78,14 @@ def apart(setting: Setting, command: list[str] | None = None, limit_s: float = K
         with suppress(subprocess.TimeoutExpired):  # where the driver does not let go of it, the others do not wait
             process.wait(10)
         setting.ended(f"killed after {limit_s:g} s")
+        return None
     except KeyboardInterrupt:
         process.kill()
         raise
     else:
-        if code:
+        if code not in (0, FAULT_CODE):
             setting.ended(f"its process ended with {f'signal {-code}' if code < 0 else f'code {code}'}")
+        return code
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def _measure(setting: Setting, kind: str, context: int, batch: int, tokens: int)
     key_bytes = 2 * groups * size * _bits(kind) / 8
     if batch * context * key_bytes > LARGEST:
         return
+    if setting.was_tried(kv=kind, context=context, batch=batch, tokens=tokens):
+        return
     with setting.attempt(kv=kind, context=context, batch=batch, tokens=tokens):
         case = attention_case(heads, groups, size, size)
         program = Program(case.network, case.weights, gpu=setting.device(), kv_type=kind)

@@ -24,6 +24,8 @@ def experts(setting: Setting) -> None:
     rng = np.random.default_rng(0)
     for name, (n, k, count, chosen) in ({"toy": (96, 64, 4, 2)} if setting.quick else EXPERTS).items():
         for kind in ("F16", "q4") if setting.quick else KINDS:
+            if setting.was_tried(experts=name, weights=kind):
+                continue
             with setting.attempt(experts=name, weights=kind):
                 case = experts_case(kind, n, k, count, chosen, blank=True)
                 program = Program(case.network, case.weights, gpu=setting.device())
@@ -51,6 +53,8 @@ def sampling(setting: Setting) -> None:
     device, rng = setting.device(), np.random.default_rng(0)
     for width in (200,) if setting.quick else (32000, 128256, 262144):
         for rows in (1, 2) if setting.quick else (1, 8, 64):
+            if setting.was_tried(vocabulary=width, rows=rows):
+                continue
             with setting.attempt(vocabulary=width, rows=rows):
                 logits = rng.normal(0, 2.5, (rows, -(-width // 32) * 32)).astype(np.float32)
                 memory, ids = device.alloc(logits.nbytes), device.alloc(4 * rows)
@@ -62,7 +66,7 @@ def sampling(setting: Setting) -> None:
                         return
                     device.upload(settings.at(), encode([choice] * rows))
                     more = (settings.at(),) if choice.temperature else ()
-                    work = Launch(PICK if choice.temperature else BEST, (1, rows, 1),
+                    work = Launch(PICK if choice.temperature else BEST, (rows, 1, 1),
                                   (ids.at(), memory.at(), logits.shape[1], *more, counts.at(), width))
                     setting.add(vocabulary=width, rows=rows, how=way, microseconds=each(device, [work]) * 1e6)
                 time = seconds(device, lambda m=memory: device.download(m.at(), m.nbytes), 3)

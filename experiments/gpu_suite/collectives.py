@@ -33,6 +33,8 @@ def collectives(setting: Setting) -> None:
                 if setting.is_over:
                     return
                 about = {"model": name, "cards": count, "collectives": how}
+                if setting.was_tried(**about, library=library):
+                    continue
                 with setting.attempt(**about, library=library):
                     facts, logits = _measured(setting, network, checkpoint, shape, count, how)
                     copied = logits if how == "copies" else copied

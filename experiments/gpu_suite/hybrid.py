@@ -31,6 +31,8 @@ def hybrid(setting: Setting) -> None:
             if setting.is_over:
                 return
             counts = ";".join(map(str, next(iter(layers.values())))) if layers else "even"
+            if setting.was_tried(model=name, devices=str(devices), layers=counts):
+                continue
             with setting.attempt(model=name, devices=str(devices), layers=counts):
                 program = program_of(network, checkpoint, devices, layers, setting)
                 try:

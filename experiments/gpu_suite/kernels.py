@@ -22,6 +22,8 @@ def copies(setting: Setting) -> None:
     """Memory to memory on the device, up and down."""
     device = setting.device()
     for megabytes in (1,) if setting.quick else (16, 256, 1024, 4096):
+        if setting.was_tried(megabytes=megabytes):
+            continue
         with setting.attempt(megabytes=megabytes):
             _copies(setting, device, megabytes)
 
@@ -47,6 +49,8 @@ def matrices(setting: Setting) -> None:
         for name, (n, k) in shapes.items():
             if setting.is_over:
                 return
+            if setting.was_tried(weights=kind, matrix=name):
+                continue
             with setting.attempt(weights=kind, matrix=name):
                 _matrix(setting, kind, name, n, k)
         if kind == "F16" and not setting.simulator:
@@ -110,6 +114,8 @@ def launches(setting: Setting) -> None:
         with setting.attempt(what="launched", arguments=arguments):
             time = seconds(device, lambda w=work: [device.launch(w) for _ in range(count)], 5)
             setting.add(what="launched", arguments=arguments, microseconds=time / count * 1e6)
+        if setting.was_tried(what="in a graph", arguments=arguments):
+            continue
         with setting.attempt(what="in a graph", arguments=arguments):
             time = each(device, [work] * (2 if setting.quick else 100), 10)
             setting.add(what="in a graph", arguments=arguments,

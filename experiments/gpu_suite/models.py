@@ -23,6 +23,8 @@ def speed(setting: Setting) -> None:
         for kind in ("F16", "q4") if setting.quick else KINDS:
             if setting.is_over:
                 return
+            if setting.was_tried(model=name, weights=kind):
+                continue
             with setting.attempt(model=name, weights=kind):
                 _speed(setting, shape, name, kind)
 
@@ -30,9 +32,13 @@ def speed(setting: Setting) -> None:
 def _speed(setting: Setting, shape: Shape, name: str, kind: str) -> None:
     program = _program(setting, shape, kind)
     for batch in (1, 2) if setting.quick else (1, 4, 8, 16, 64):
+        if setting.was_tried(model=name, weights=kind, what="decode", batch=batch):
+            continue
         with setting.attempt(model=name, weights=kind, what="decode", batch=batch):
             _decode(setting, program, name, kind, batch)
     for tokens in (12,) if setting.quick else (512, 2048):
+        if setting.was_tried(model=name, weights=kind, what="prefill", tokens=tokens):
+            continue
         with setting.attempt(model=name, weights=kind, what="prefill", tokens=tokens):
             one = _batch(program, shape, 1, 0, tokens)
             program.run(one, output=None)
@@ -50,6 +56,8 @@ def fusing(setting: Setting) -> None:
             for form, options in forms.items():
                 if setting.is_over:
                     return
+                if setting.was_tried(model=name, weights=kind, form=form):
+                    continue
                 with setting.attempt(model=name, weights=kind, form=form):
                     program = _program(setting, shape, kind, **options)
                     batch = _batch(program, shape, 1, 8 if setting.quick else CONTEXT, 1)
@@ -102,6 +110,8 @@ def offload(setting: Setting) -> None:
     with setting.attempt(model=name, what="blocks to the host and back"):
         _swapping(setting, name, shape)
     for percent in (0, 100) if setting.quick else (0, 10, 25, 50, 100):
+        if setting.was_tried(model=name, host_kv_percent=percent):
+            continue
         with setting.attempt(model=name, host_kv_percent=percent):
             _offloaded(setting, name, shape, percent)
 
@@ -136,6 +146,8 @@ def several(setting: Setting) -> None:
     """Programs on devices of their own, which are streams of one GPU: one after the other, then at the same time."""
     name, shape = next(iter((TOY if setting.quick else SHAPES).items()))
     for count in (1, 2) if setting.quick else (1, 2, 4):
+        if setting.was_tried(model=name, devices=count):
+            continue
         with setting.attempt(model=name, devices=count):
             programs = [_program(setting, shape, "q4") for _ in range(count)]
             batch = _batch(programs[0], shape, 1, 8, 1)

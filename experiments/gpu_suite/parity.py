@@ -39,8 +39,10 @@ def kernels(setting: Setting) -> None:
 
 
 def _compare(setting: Setting, case, bound: float, **options) -> None:
+    if setting.was_tried(case=str(case), **options):
+        return
     with setting.attempt(case=str(case), **options):
-        actual = run_case(case, Program, gpu=setting.device(), **options)
+        actual = run_case(case, Program, gpu=setting.device(careful=True), **options)
         worst = max(error(a, e) for a, e in zip(actual, run_case(case, Reference), strict=True))
         setting.add(case=str(case), **options, error=worst, bound=bound, good=bool(worst < bound))
 
@@ -55,6 +57,8 @@ def models(setting: Setting) -> None:
             for activations in ("f32", "int8"):
                 if setting.is_over:
                     return
+                if setting.was_tried(model=name, weights=kind, activations=activations):
+                    continue
                 with setting.attempt(model=name, weights=kind, activations=activations):
                     _model(setting, name, shape, kind, activations)
 
@@ -62,7 +66,8 @@ def models(setting: Setting) -> None:
 def _model(setting: Setting, name: str, shape: Shape, kind: str, activations: str) -> None:
     network, checkpoint = random_network(shape, kind)
     source, length = WeightSource(network, checkpoint), 6 if setting.quick else 45
-    programs = [Program(network, source, activations=activations, gpu=setting.device()), Reference(network, source)]
+    programs = [Program(network, source, activations=activations, gpu=setting.device(careful=True)),
+                Reference(network, source)]
     tokens, worst, same = np.random.default_rng(0).integers(0, shape.vocabulary, length).tolist(), 0.0, True
     for program in programs:
         program.reserve(64)

@@ -14,20 +14,28 @@ import numpy as np
 from numflow.cuda.compat import driver, versions
 from numflow.cuda.device import Device, Launch, Simulated
 from numflow.cuda.runtime import open_device
+from numflow.errors import DeviceFaultError
 
 LIMIT_S = 480.0     # of a part, looked at between two results
 KILLED_S = 570.0    # of a part that looks at nothing any more
 MOST_FAILURES = 8   # of a part, one after the other, before it gives up
 INTERRUPTED = "interrupted"
+FAULT = "fault"     # how the error of a part begins whose process met a fault of the GPU
+FAULT_CODE = 70     # exit status of such a process
 
 
 class GivenUp(Exception):
     """A part in which everything fails."""
 
 
+class Faulted(Exception):
+    """The GPU has met a fault: this process can use it no more, and another goes on behind the row."""
+
+
 @dataclass
 class Setting:
-    """A run of the suite. quick: toy sizes. rows: what the part that is running has found, one dict each.
+    """A run of the suite. quick: toy sizes. rows: what the part that is running has found, one dict each. tried: the
+    attempts that have ended, well or not, in this process or in one that a fault of the GPU has ended.
 
     The part's file is written anew with every row, so that what was found survives whatever ends the process.
     """
@@ -37,13 +45,14 @@ class Setting:
     out: Path
     part: str = ""
     rows: list[dict] = field(default_factory=list)
+    tried: list[dict] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
     _name: str = "none"
     _failures: int = 0
 
-    def device(self, index: int = 0) -> Device:
-        """A device of its own: a stream of the GPU, or a simulated one."""
-        made = Simulated(index) if self.simulator else open_device("gpu")
+    def device(self, index: int = 0, careful: bool = False) -> Device:
+        """A device of its own: a stream of the GPU, or a simulated one. careful: a fault names its kernel."""
+        made = Simulated(index) if self.simulator else open_device("gpu", careful=careful)
         self._name = made.name
         return made
 
@@ -65,47 +74,65 @@ class Setting:
         print("  " + "  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
         self.write(INTERRUPTED)
 
+    def was_tried(self, **about) -> bool:
+        """Whether this attempt has ended already, in this process or in one before it that met a fault."""
+        return _plain(about) in self.tried
+
     @contextmanager
     def attempt(self, **about) -> Iterator[None]:
         """Something that may fail: then a row says what and why, and the part goes on, unless nothing succeeds.
 
         Raises:
             GivenUp: one failure after the other, as when the GPU is in no state to run anything.
+            Faulted: a fault of the GPU, after which nothing of this process can use it.
         """
         try:
             yield
-        except GivenUp:
+            self.tried.append(_plain(about))
+        except (GivenUp, Faulted):
             raise
         except Exception as problem:
+            self.tried.append(_plain(about))
             self.add(**about, failed=f"{type(problem).__name__}: {problem}"[:300])
+            if isinstance(problem, DeviceFaultError):
+                raise Faulted(str(problem)) from problem
             self._failures += not isinstance(problem, ImportError)  # others may not need that package
             if self._failures >= MOST_FAILURES:
                 raise GivenUp(f"{MOST_FAILURES} failures in a row, the last: {problem}") from problem
 
-    def run(self, part: Callable[["Setting"], None]) -> None:
-        """Run the part and write its file."""
-        error = ""
+    def run(self, part: Callable[["Setting"], None]) -> bool:
+        """Run the part, from behind the row whose fault ended the process before, and write its file. Whether another
+        process should go on: this one has met a fault of the GPU."""
+        error, before = "", kept(self.path)
+        if before and before["error"].startswith(FAULT) and self._is_like(before):
+            self.rows, self.tried = before["rows"], before["tried"]
         self.write(INTERRUPTED)
         try:
             part(self)
+        except Faulted as problem:
+            error = f"{FAULT}: {problem}"
         except Exception as problem:  # the other parts are to run all the same
             error = f"{type(problem).__name__}: {problem}"
             print(f"  FAILED {error}", flush=True)
         self.write(error)
+        return error.startswith(FAULT)
 
     def write(self, error: str) -> None:
         """The part's file as it is by now."""
         facts = {"part": self.part, "device": self._name, "simulator": self.simulator, "quick": self.quick,
                  "driver": driver_version(self.simulator), "seconds": round(time.perf_counter() - self.begun, 1),
                  "complete": not (error or self.is_over or any("failed" in row for row in self.rows)),
-                 "error": error, "python": platform.python_version(), "versions": _versions(), "rows": self.rows}
+                 "error": error, "python": platform.python_version(), "versions": _versions(), "rows": self.rows,
+                 "tried": self.tried}
         keep(self.path, facts)
 
     def is_done(self) -> bool:
         """Whether the part has a result of these sizes, which was not cut short by a fault."""
         facts = kept(self.path)
-        same = bool(facts) and (facts["simulator"], facts["quick"]) == (self.simulator, self.quick)
-        return same and not facts["error"]
+        return bool(facts) and self._is_like(facts) and not facts["error"]
+
+    def _is_like(self, facts: dict) -> bool:
+        return (facts["simulator"], facts["quick"]) == (self.simulator, self.quick)
 
     def ended(self, how: str) -> None:
         """The process of the part has ended before the part has."""
@@ -131,6 +158,11 @@ def kept(path: Path) -> dict:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def _plain(about: dict) -> dict:
+    """As a file has it."""
+    return json.loads(json.dumps(about))
 
 
 _VERSIONS: dict[str, str] = {}

@@ -28,6 +28,8 @@ def fixtures(setting: Setting) -> None:
         if setting.is_over:
             return
         case, expected = json.loads((folder / "case.json").read_text()), np.load(folder / "expected.npz")
+        if setting.was_tried(fixture=folder.name):
+            continue
         with setting.attempt(fixture=folder.name), numflow.load(folder, backend="cuda", activations="f32",
                                                                 gpu=setting.device()) as model:
             setting.add(fixture=folder.name, **_compared(model, case, expected, setting.quick))
@@ -57,6 +59,8 @@ def random_models(setting: Setting) -> None:
         for kind in ("q4",) if setting.quick else ("q4", "F16") if name == "1b" else ("q4",):
             if setting.is_over:
                 return
+            if setting.was_tried(model=name, weights=kind):
+                continue
             with setting.attempt(model=name, weights=kind):
                 network, checkpoint = random_network(shape, kind)
                 source = WeightSource(network, checkpoint)
@@ -94,6 +98,8 @@ def peer(setting: Setting) -> None:
         setting.add(peer="torch", what=f"left out: {error}")
         return
     for name, shape in SHAPES.items():
+        if setting.was_tried(peer="torch bf16", model=name):
+            continue
         with setting.attempt(peer="torch bf16", model=name):
             config = LlamaConfig(**{key: value for key, value in shape.config().items() if key != "rope_theta"},
                                  vocab_size=shape.vocabulary)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from numflow.cuda.arithmetic import erf, exp, fabs, fmax, fmin, tanh
 from numflow.cuda.call import Call, ceil, per_row
-from numflow.cuda.intrinsics import block_x, block_y, grid_x, lane_index, load4, store4, thread_index
+from numflow.cuda.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
 from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.operand import LARGEST_HALF, putter
 from numflow.cuda.reduce import block_max
@@ -73,7 +73,7 @@ def unary(name: str, function: DeviceFunction) -> Kernel:
     @kernel(name, THREADS)
     def _unary(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32,
                q: f32):
-        row, column = block_y(), block_x() * 128 + thread_index()
+        row, column = block_x(), block_y() * 128 + thread_index()
         if row < counts[rows] and column < width:
             y[row * y_stride + column] = function(x[row * x_stride + column], p, q)
 
@@ -87,7 +87,7 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
     @kernel(name, THREADS)
     def _binary(y: f32.ptr, y_stride: u32, a: f32.ptr, a_stride: u32, b: f32.ptr, b_stride: u32, counts: i32.ptr,
                 rows: u32, width: u32, p: f32, q: f32):
-        row, column = block_y(), block_x() * 128 + thread_index()
+        row, column = block_x(), block_y() * 128 + thread_index()
         if row < counts[rows] and column < width:
             y[row * y_stride + column] = function(a[row * a_stride + column], b[row * b_stride + column], p, q)
 
@@ -97,7 +97,7 @@ def binary(name: str, function: DeviceFunction) -> Kernel:
 @kernel("gate_rows", THREADS)
 def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
                rows: u32, width: u32):
-    row, column = block_y(), block_x() * 128 + thread_index()
+    row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
         y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
 
@@ -228,10 +228,10 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
     @kernel(f"{name}_{kind}", THREADS)
     def _act_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
                      up: f32.ptr, up_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32, q: f32):
-        row, begin, lane = block_y(), u32(4 * (block_x() * 128 + thread_index())), u32(4 * lane_index())
+        row, begin, lane = block_x(), u32(4 * (block_y() * 128 + thread_index())), u32(4 * lane_index())
         if row >= counts[rows]:
             return
-        first, second, step = x + row * x_stride, up + row * up_stride, u32(512 * grid_x())
+        first, second, step = x + row * x_stride, up + row * up_stride, u32(512 * grid_y())
         inverse, scale = f32(1), f32(1)
         if half:
             largest, column = f32(0), begin

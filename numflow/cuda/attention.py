@@ -53,7 +53,7 @@ def attention(step: Step, ctx) -> list[Call]:
             1 / spread)
     sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.v_dim)))
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
-    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads)
+    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, most)
 
     def join_parts(sizes: Sizes) -> Launch:
         return Launch(join, (heads, sizes.rows[N_TOKENS], 1), (
@@ -62,19 +62,24 @@ def attention(step: Step, ctx) -> list[Call]:
     return [*calls, Call(step, join_parts).only(lambda sizes: parts(sizes) > 1)]
 
 
-def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int):
-    """The call, and how many parts there are."""
+def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, most: int):
+    """The call, and how many parts there are; most: rows of parts that there is room for, one for each head."""
     chosen = exact_kernel(*sizes_of, *flags)
 
     def parts(sizes: Sizes) -> int:
         many = sizes.rows[N_TOKENS] > EXACT_ROWS
-        return 1 if many else max(1, min(MOST_PARTS, sizes.keys // PART_KEYS))
+        return 1 if many else max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, _room(sizes, heads, most)))
 
     return [Call(step, lambda sizes: Launch(chosen, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
 
 
-def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int):
-    """The calls for sequences with few and with many tokens, and how many parts there are."""
+def _room(sizes: Sizes, heads: int, most: int) -> int:
+    """Parts of every row that `most` rows of parts have room for; with one part nothing is written there."""
+    return most // (sizes.rows[N_TOKENS] * heads)
+
+
+def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, most: int):
+    """The calls for sequences with few and with many tokens, and how many parts there are; most: as of `_exact`."""
     group = heads // kv_heads
     few = max(FEW_ROWS // group, 1)  # tokens
     rows = ROWS // warps_across(sizes_of[1], sizes_of[3])
@@ -94,7 +99,7 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
     def parts(sizes: Sizes) -> int:
         blocks = kv_heads * (has_few(sizes) * sizes.rows[N_SEQUENCES] + has_many(sizes) * tiles(sizes))
         room = BLOCKS // 2 if has_many(sizes) else BLOCKS
-        return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1)))
+        return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1), _room(sizes, heads, most)))
 
     def attend_few(sizes: Sizes) -> Launch:
         wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not any(flags)

@@ -7,7 +7,7 @@ of K, and in other memory one for each of V, in the type that each has: cache_co
 import numpy as np
 
 from numflow.cuda.cache_code import region_bytes
-from numflow.cuda.device import Device, Ref
+from numflow.cuda.device import Device, Ref, within_reach
 from numflow.errors import RequestError
 from numflow.ops import Cache
 
@@ -77,7 +77,7 @@ class KVCache:
         if blocks == self.blocks and self._memory[0] is not None:
             return False
         for i, size in enumerate(self.sizes):
-            new, old = self._alloc(max(blocks, 1) * size), self._memory[i]
+            new, old = self._alloc(within_reach("the KV cache of a layer", max(blocks, 1) * size)), self._memory[i]
             if old is not None and min(blocks, self.blocks):
                 self.device.copy(new.at(), old.at(), min(blocks, self.blocks) * size)
             if old is not None:

@@ -66,7 +66,7 @@ def write_kernel(kind: str) -> Kernel:
     def _cache_write(cache: u32.ptr, x: f32.ptr, x_stride: u32, positions: i32.ptr, sequence_of: i32.ptr,
                      table: i32.ptr, table_stride: u32, counts: i32.ptr, rows: u32, size: u32, width: u32, heads: u32,
                      block_size: u32):
-        t, column = block_y(), u32(block_x() * 128 + thread_index())
+        t, column = block_x(), u32(block_y() * 128 + thread_index())
         if t >= counts[rows] or column >= heads * width:
             return
         position = u32(positions[t])
@@ -91,8 +91,8 @@ def code_kernel(kind: str, columns: int) -> Kernel:
     def _cache_write_codes(cache: u32.ptr, x: f32.ptr, x_stride: u32, positions: i32.ptr, sequence_of: i32.ptr,
                            table: i32.ptr, table_stride: u32, counts: i32.ptr, rows: u32, size: u32, width: u32,
                            heads: u32, block_size: u32):
-        t, lane = block_y(), u32(lane_index())
-        part = u32(block_x() * 4 + (thread_index() >> u32(5)))
+        t, lane = block_x(), u32(lane_index())
+        part = u32(block_y() * 4 + (thread_index() >> u32(5)))
         if t >= counts[rows] or part >= heads * step:
             return
         position = u32(positions[t])

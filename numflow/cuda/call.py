@@ -48,8 +48,8 @@ class Call:
 
 
 def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:
-    """A call on `blocks` blocks for each row that the field counts: grid (blocks, rows)."""
-    return Call(step, lambda sizes: Launch(kernel, (blocks, max(sizes.rows[field], 1), 1), args))
+    """A call on `blocks` blocks for each row that the field counts: grid (rows, blocks); only x may be long."""
+    return Call(step, lambda sizes: Launch(kernel, (max(sizes.rows[field], 1), blocks, 1), args))
 
 
 def ceil(a: int, b: int) -> int:

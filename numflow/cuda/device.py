@@ -17,6 +17,7 @@ from numflow.cuda.simulator import Span, launch
 from numflow.errors import DeviceError
 
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid
+MOST_BYTES = 1 << 34  # of a matrix, and of one layer's keys or values: kernels count their words of 4 bytes in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,18 @@ class Order:
     event: str
     beside: bool
     waits: bool
+
+
+def within_reach(what: str, nbytes: int) -> int:
+    """The number of bytes, which kernels can address.
+
+    Raises:
+        DeviceError: there are more than MOST_BYTES.
+    """
+    if nbytes > MOST_BYTES:
+        raise DeviceError(f"{what} takes {nbytes / 2**30:.1f} GiB; kernels reach {MOST_BYTES >> 30} GiB; "
+                          "a type of fewer bits, or several devices, make it smaller")
+    return nbytes
 
 
 class Device(Protocol):

@@ -53,7 +53,7 @@ def _from_host(step: Step, ctx) -> Meeting:
         rows = np.full((len(ids), y.width), -0.0, np.float32)
         rows[here] = to_f32(table.rows[ids[here]], table.type) * scale
         ctx.device.upload(room, rows)
-        ctx.device.launch(Launch(copy_rows, (ceil(y.width, THREADS), len(rows), 1), (
+        ctx.device.launch(Launch(copy_rows, (len(rows), ceil(y.width, THREADS), 1), (
             to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
     return Meeting(step, act)
 
@@ -82,7 +82,7 @@ def float_rows(kind: str) -> Kernel:
     @kernel(f"embed_{kind}", THREADS)
     def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, first: u32, rows: u32,
                width: u32, pitch: u32, scale: f32):
-        t, column = block_y(), block_x() * 128 + thread_index()
+        t, column = block_x(), block_y() * 128 + thread_index()
         if t < counts[N_TOKENS] and column < width:
             row, to = u32(u32(tokens[t]) - first), t * y_stride + column
             if row < rows:
@@ -111,7 +111,7 @@ def code_rows(kind: str) -> Kernel:
     def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
                above: u32.ptr, per_row_: u32.ptr, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr,
                first: u32, rows: u32, units: u32, scale: f32):
-        t, unit = block_y(), u32(block_x() * 32 + thread_index())
+        t, unit = block_x(), u32(block_y() * 32 + thread_index())
         if t >= counts[N_TOKENS] or unit >= units:
             return
         row, words = u32(u32(tokens[t]) - first), codes()
@@ -149,6 +149,6 @@ def code_rows(kind: str) -> Kernel:
 @kernel("embed_add", THREADS)
 def _add_row(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, table: f32.ptr, indices: i32.ptr, counts: i32.ptr,
              width: u32, offset: u32):
-    t, column = block_y(), block_x() * 128 + thread_index()
+    t, column = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and column < width:
         y[t * y_stride + column] = x[t * x_stride + column] + table[(indices[t] + offset) * width + column]

@@ -346,13 +346,13 @@ def _copy(ctx, view: View, sizes: Sizes, to: tuple[Ref, int], source: tuple[Ref,
     """The rows of a view from one place to another, each with its elements from row to row."""
     rows = sizes.rows[ctx.rows(view)]
     if rows:
-        ctx.device.launch(Launch(copy_rows, (ceil(view.width, THREADS), rows, 1), (
+        ctx.device.launch(Launch(copy_rows, (rows, ceil(view.width, THREADS), 1), (
             *to, *source, ctx.batch.counts, ctx.rows(view), view.width, int(add))))
 
 
 @kernel("copy_rows", THREADS)
 def copy_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, add: u32):
-    row, column = block_y(), block_x() * 128 + thread_index()
+    row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
         value = x[row * x_stride + column]
         y[row * y_stride + column] = y[row * y_stride + column] + value if add != 0 else value

@@ -1,6 +1,7 @@
 """Device memory in slabs: a few large allocations of the driver, cut up here."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 ALIGN = 256         # bytes that every piece starts on a multiple of
 SLAB = 64 << 20     # bytes of a slab; larger pieces are slabs of their own
@@ -59,7 +60,8 @@ class Slabs:
             self._release(slab)
 
     def close(self) -> None:
-        """Give all slabs back."""
-        for slab in self._sizes:
-            self._release(slab)
-        self._free, self._owner, self._sizes = {}, {}, {}
+        """Give all slabs back; one that is refused keeps no other from being given back."""
+        slabs, self._free, self._owner, self._sizes = list(self._sizes), {}, {}, {}
+        with ExitStack() as rest:
+            for slab in slabs:
+                rest.callback(self._release, slab)

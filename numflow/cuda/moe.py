@@ -99,7 +99,7 @@ def expert_combine(step: Step, ctx) -> list[Call]:
 @kernel("expert_combine", THREADS)
 def _combine(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gates: f32.ptr, gates_stride: u32, counts: i32.ptr,
              width: u32, routes: u32):
-    t, column = block_y(), block_x() * 128 + thread_index()
+    t, column = block_x(), block_y() * 128 + thread_index()
     if t >= counts[N_TOKENS] or column >= width:
         return
     total, s = f32(0), u32(0)

@@ -91,7 +91,7 @@ def matrices_of_routes(ctx, ids: View, first: int, experts: int, runs: str) -> t
 
 @kernel("expert_ids", 32)
 def _flatten(flat: i32.ptr, ids: i32.ptr, stride: u32, counts: i32.ptr, chosen: u32, first: i32, experts: i32):
-    t, s = block_y(), block_x() * 32 + thread_index()
+    t, s = block_x(), block_y() * 32 + thread_index()
     if t < counts[N_TOKENS] and s < chosen:
         expert = i32(ids[t * stride + s] - first)
         flat[t * chosen + s] = expert if expert >= 0 and expert < experts else i32(-1)
@@ -100,8 +100,8 @@ def _flatten(flat: i32.ptr, ids: i32.ptr, stride: u32, counts: i32.ptr, chosen: 
 @kernel("expert_absent", 128)
 def absent(y: f32.ptr, y_stride: u32, ids: i32.ptr, stride: u32, counts: i32.ptr, chosen: u32, first: i32, experts: i32,
            n: u32):
-    """Zeros where a route goes to an expert of another device: grid (n / 128, routes)."""
-    route, column = u32(block_y()), u32(block_x() * 128 + thread_index())
+    """Zeros where a route goes to an expert of another device: grid (routes, n / 128)."""
+    route, column = u32(block_x()), u32(block_y() * 128 + thread_index())
     if route >= u32(counts[N_ROUTES]) or column >= n:
         return
     expert = i32(ids[route // chosen * stride + route % chosen] - first)

@@ -6,7 +6,7 @@ from numflow.cuda.act import sigmoid
 from numflow.cuda.arithmetic import exp
 from numflow.cuda.call import N_TOKENS
 from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import block_y, lane_index, sync_warp
+from numflow.cuda.intrinsics import block_x, lane_index, sync_warp
 from numflow.cuda.kernel import Kernel, device, kernel
 from numflow.cuda.reduce import better_of_warp, warp_max, warp_sum
 from numflow.cuda.scalar import f32, i32, u32
@@ -45,7 +45,7 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
     def _route(ids: i32.ptr, ids_stride: u32, gates: f32.ptr, gates_stride: u32, logits: f32.ptr, logits_stride: u32,
                bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32, groups: u32, top_groups: u32,
                group_best: u32, normalize: u32, scale: f32):
-        t, lane = block_y(), u32(lane_index())
+        t, lane = block_x(), u32(lane_index())
         if t >= counts[N_TOKENS]:
             return
         scores, choice, per_group = score_memory(), choice_memory(), group_memory()

@@ -48,7 +48,7 @@ def norm_kernel(centred: bool, has_weight: bool, has_bias: bool, warps: int) -> 
     @kernel(f"{name}{'_weight' * has_weight}{'_bias' * has_bias}_{threads}", threads)
     def _norm_kernel(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, weight: f32.ptr, bias: f32.ptr,
                      counts: i32.ptr, rows: u32, size: u32, weight_step: u32, bias_step: u32, eps: f32):
-        row, group, first = block_y(), block_x(), thread_index()
+        row, group, first = block_x(), block_y(), thread_index()
         if row >= counts[rows]:
             return
         source, to = x + (row * x_stride + group * size), y + (row * y_stride + group * size)
@@ -110,7 +110,7 @@ def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: in
     @kernel(f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}", threads)
     def _norm_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
                       weight: f32.ptr, bias: f32.ptr, counts: i32.ptr, rows: u32, size: u32, eps: f32):
-        row, first, lane = block_y(), u32(4 * thread_index()), u32(4 * lane_index())
+        row, first, lane = block_x(), u32(4 * thread_index()), u32(4 * lane_index())
         if row >= counts[rows]:
             return
         source, mean, total, column = x + row * x_stride, f32(0), f32(0), first

@@ -58,7 +58,7 @@ def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
 
 @kernel("operand_f32", THREADS)
 def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
-    row, column = block_y(), block_x() * 128 + thread_index()
+    row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < pitch:
         y[row * pitch + column] = x[row * x_stride + column] if column < width else f32(0)
 
@@ -66,7 +66,7 @@ def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, row
 @kernel("operand_int8", THREADS)
 def _int8(y: u32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
     """A thread for 4 columns."""
-    row, column = block_y(), u32(4 * (block_x() * 128 + thread_index()))
+    row, column = block_x(), u32(4 * (block_y() * 128 + thread_index()))
     if row >= counts[rows]:
         return
     source = x + row * x_stride
@@ -131,7 +131,7 @@ def _halves(bfloat: bool) -> Kernel:
     @kernel("operand_bf16" if bfloat else "operand_f16", THREADS)
     def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
                  width: u32):
-        row, thread = block_y(), u32(thread_index())
+        row, thread = block_x(), u32(thread_index())
         if row >= counts[rows]:
             return
         source, to = x + row * x_stride, y + row * words

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.cuda.call import ceil
-from numflow.cuda.device import MOST_BLOCKS, Device, Launch
+from numflow.cuda.device import MOST_BLOCKS, Device, Launch, within_reach
 from numflow.cuda.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.kernel import Kernel, kernel
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES, UNIT, Matrix, Scheme
@@ -77,7 +77,7 @@ def stored_bytes(kind: str, columns: int) -> int:
 
 def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, expanded: str | None) -> Matrix:
     (n, columns), size, pitch = raw.shape, 4 if kind == "f32" else 2, padded(raw.shape[1])
-    memory = device.alloc(n * pitch * size)
+    memory = device.alloc(within_reach(f"matrix {raw.name}", n * pitch * size))
     step = max(1, STAGE // (pitch * size))
     for first in range(0, n, step):
         some = rows[first:first + step]
@@ -92,7 +92,7 @@ def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
     units, row_bytes, parts, at = columns // UNIT, raw.rows.shape[1], {}, 0
     for name, (size, per) in scheme.parts.items():
         parts[name], at = at, at + ceil(n * size * (columns // per if per else 1), 256) * 256
-    memory = device.alloc(at)
+    memory = device.alloc(within_reach(f"matrix {raw.name}", at))
     refs = {name: memory.at(offset) for name, offset in parts.items()}
     step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # a row of blocks for each
     stage = device.alloc(min(n, step) * row_bytes)

@@ -40,7 +40,7 @@ def rope(step: Step, ctx) -> list[Call]:
 def _rope_angles(y: f32.ptr, y_stride: u32, inv_freq: f32.ptr, positions: i32.ptr, counts: i32.ptr, half: u32,
                  scale: f32):
     # The product is taken in float32 and its cosine exactly: at position 4000 an approximation would show.
-    t, i = block_y(), block_x() * 128 + thread_index()
+    t, i = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and i < half:
         angle = f32(positions[t]) * inv_freq[i]
         y[t * y_stride + i] = cos(angle) * scale
@@ -66,7 +66,7 @@ def rope_kernel(adjacent: bool) -> Kernel:
     @kernel(f"rope_{'adjacent' if adjacent else 'half'}", THREADS)
     def _rope(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, angles: f32.ptr, angles_stride: u32,
               counts: i32.ptr, rows: u32, width: u32, head_dim: u32, half: u32, start: u32):
-        t, column = block_y(), u32(block_x() * 128 + thread_index())
+        t, column = block_x(), u32(block_y() * 128 + thread_index())
         if t >= counts[rows] or column >= width:
             return
         inside = u32(column % head_dim)
@@ -111,7 +111,7 @@ def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
                     positions: i32.ptr, sequence_of: i32.ptr, table: i32.ptr, table_stride: u32, counts: i32.ptr,
                     rows: u32, q_width: u32, k_width: u32, v_width: u32, head_dim: u32, v_dim: u32, half: u32,
                     start: u32, heads: u32, block_size: u32):
-        t, column = block_y(), u32(block_x() * 128 + thread_index())
+        t, column = block_x(), u32(block_y() * 128 + thread_index())
         if t >= counts[rows] or column >= q_width + k_width + v_width:
             return
         position = u32(positions[t])
@@ -125,15 +125,18 @@ def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
         is_key = column >= q_width
         column = u32(column - q_width) if is_key else column
         source = k + (t * k_stride + column) if is_key else q + (t * q_stride + column)
-        inside, apart, a, b = u32(column % head_dim), u32(0), source[0], f32(0)
-        if inside >= start and inside < start + 2 * half:
-            turned = u32(inside - start)
-            if adjacent:
-                first, i, apart = turned & u32(1) == 0, turned >> u32(1), u32(1)
-            else:
-                first, i, apart = turned < half, turned, half
-            if not first:
-                return
+        inside, apart, b = u32(column % head_dim), u32(0), f32(0)
+        is_turned = inside >= start and inside < start + 2 * half
+        turned = u32(inside - start)
+        if adjacent:
+            first, i = turned & u32(1) == 0, turned >> u32(1)
+        else:
+            first, i = turned < half, turned
+        if is_turned and not first:
+            return  # before the load: the thread of the first column may be writing there
+        a = source[0]
+        if is_turned:
+            apart = u32(1) if adjacent else half
             c, s = angles[t * angles_stride + i], angles[t * angles_stride + half + i]
             b = source[apart]
             a, b = a * c - b * s, b * c + a * s

@@ -9,6 +9,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -20,16 +21,20 @@ from numflow.cuda.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.memory import Slabs
 from numflow.cuda.scalar import Pointer, f32, i32
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, DeviceFaultError
 
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
 _PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
+# CUresults after which a context is of no use any more (the driver's documentation of cudaError, "sticky" errors).
+_FAULTS = {"ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION",
+           "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE",
+           "NVLINK_UNCORRECTABLE", "CONTAINED", "TENSOR_MEMORY_LEAK", "EXTERNAL_DEVICE"}
 _CURRENT = threading.local()  # context that a thread has
 
 
-def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
-    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
+def open_device(name: str = "auto", index: int = 0, seed: int = 0, careful: bool | None = None) -> Device:
+    """A device by name: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU. careful: as of Gpu.
 
     Raises:
         DeviceError: no driver, no GPU, or no such device.
@@ -39,29 +44,30 @@ def open_device(name: str = "auto", index: int = 0, seed: int = 0) -> Device:
         return Simulated(index, seed)
     if chosen != "gpu":
         raise DeviceError(f"no GPU device {chosen!r}; known: gpu, simulator")
-    return open_gpu(index)
+    return open_gpu(index, careful)
 
 
-def open_gpu(index: int = 0) -> "Gpu":
+def open_gpu(index: int = 0, careful: bool | None = None) -> "Gpu":
     """A stream of its own on the GPU of this index; indices beyond the GPUs there are begin again with the first.
 
     Raises:
         DeviceError: no driver, or no GPU.
     """
     bindings = driver()
-    return Gpu(bindings, index % bindings.cuDeviceGetCount()[1])
+    return Gpu(bindings, index % bindings.cuDeviceGetCount()[1], careful=careful)
 
 
 class Gpu:
     """A stream on a GPU; several on one GPU are devices of their own, which share nothing but its time.
 
-    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary.
+    bindings: cuda.bindings.driver. compiled: kernel, capability -> Binary. careful: wait after each launch, so that a
+    fault names the kernel that made it ($NUMFLOW_CUDA_CAREFUL=1 says so too); graphs are not used then.
     """
 
-    graphs = True
-
     def __init__(self, bindings: ModuleType, index: int = 0,
-                 compiled: Callable[[Kernel, tuple[int, int]], Binary] = cached):
+                 compiled: Callable[[Kernel, tuple[int, int]], Binary] = cached, careful: bool | None = None):
+        self.careful = os.environ.get("NUMFLOW_CUDA_CAREFUL") == "1" if careful is None else careful
+        self.graphs = not self.careful
         self._cu, self._compiled = bindings, compiled
         self.cards = self._ask("cuDeviceGetCount")
         if not 0 <= index < self.cards:
@@ -175,6 +181,20 @@ class Gpu:
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0,
                   self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)
+        if self.careful:
+            self._await(work)
+
+    def _await(self, work: Launch) -> None:
+        """Wait for a launch.
+
+        Raises:
+            DeviceFaultError: it did not end well; the message names the kernel and its grid.
+        """
+        try:
+            self._ask("cuStreamSynchronize", self._beside() if work.beside else self._stream)
+        except DeviceError as error:
+            raise type(error)(f"kernel {work.kernel.name}, grid {work.grid} of {work.kernel.threads} threads: "
+                              f"{error}") from error
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""
@@ -244,25 +264,25 @@ class Gpu:
         return float(self._ask("cuEventElapsedTime", begin, end))
 
     def close(self) -> None:
-        """Give back memory, modules and the context."""
-        self.synchronize()
-        self._slabs.close()
-        for address in self._pinned:
-            self._ask("cuMemFreeHost", address)
-        self._pinned.clear()
-        for _, address, event in self._stages:
-            self._ask("cuMemFreeHost", address)
-            self._ask("cuEventDestroy", event)
-        for event in (*self._events, *self._meetings.values()):
-            self._ask("cuEventDestroy", event)
-        for module in self._modules:
-            self._ask("cuModuleUnload", module)
-        self._functions, self._modules, self._stages, self._events = {}, [], [], []
-        if self._second is not None:
-            self._ask("cuStreamDestroy", self._second)
-        self._ask("cuStreamDestroy", self._stream)
-        _CURRENT.context = None
-        self._ask("cuDevicePrimaryCtxRelease", self._device)
+        """Give back memory, modules and the context; what fails keeps nothing else from being given back.
+
+        Raises:
+            DeviceError: the driver refused something.
+        """
+        with ExitStack() as last:  # from here on in reverse; an error is raised when all have been called
+            last.callback(self._ask, "cuDevicePrimaryCtxRelease", self._device)
+            last.callback(setattr, _CURRENT, "context", None)
+            for stream in (self._stream, *([] if self._second is None else [self._second])):
+                last.callback(self._ask, "cuStreamDestroy", stream)
+            for module in self._modules:
+                last.callback(self._ask, "cuModuleUnload", module)
+            for event in (*self._events, *self._meetings.values(), *(event for _, _, event in self._stages)):
+                last.callback(self._ask, "cuEventDestroy", event)
+            for address in (*self._pinned, *(address for _, address, _ in self._stages)):
+                last.callback(self._ask, "cuMemFreeHost", address)
+            self._pinned, self._functions, self._modules, self._stages, self._events = set(), {}, [], [], []
+            last.callback(self._slabs.close)
+            last.callback(self.synchronize)
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel.name not in self._functions:
@@ -329,5 +349,6 @@ class Gpu:
             if "OUT_OF_MEMORY" in what:
                 raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
                                   "--cpu-layers, --host-kv-percent, --host-embeddings or --context")
-            raise DeviceError(f"the GPU's driver says {what} to {name}")
+            fault = any(what.endswith(end) for end in _FAULTS)
+            raise (DeviceFaultError if fault else DeviceError)(f"the GPU's driver says {what} to {name}")
         return results[0] if len(results) == 1 else results or None

@@ -14,7 +14,7 @@ from numflow.cuda.arithmetic import float_of, fmin
 from numflow.cuda.call import N_LOGIT_ROWS, Call, per_row
 from numflow.cuda.device import Ref
 from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.intrinsics import block_y, lane_index, shuffle_xor, sync_block, thread_index
+from numflow.cuda.intrinsics import block_x, lane_index, shuffle_xor, sync_block, thread_index
 from numflow.cuda.kernel import device, kernel
 from numflow.cuda.reduce import better_of_warp
 from numflow.cuda.sample_row import BUCKETS, INFINITE, LAST_ID, MOST_TOKENS, THREADS, WARPS, load_row, memory, score_of
@@ -116,7 +116,7 @@ def _survey(row, width):
 
 @kernel("argmax", THREADS, exact=True)
 def _best(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u32):
-    row = block_y()
+    row = block_x()
     if row >= counts[N_LOGIT_ROWS]:
         return
     _, index, _ = _survey(logits + row * stride, width)
@@ -126,7 +126,7 @@ def _best(ids: i32.ptr, logits: f32.ptr, stride: u32, counts: i32.ptr, width: u3
 
 @kernel("sample", THREADS, exact=True)
 def _pick(ids: i32.ptr, logits: f32.ptr, stride: u32, settings: u32.ptr, counts: i32.ptr, width: u32):
-    row = block_y()
+    row = block_x()
     if row >= counts[N_LOGIT_ROWS]:
         return
     source, own = logits + row * stride, settings + row * WORDS

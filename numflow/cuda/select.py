@@ -28,7 +28,7 @@ def head_concat(step: Step, ctx) -> list[Call]:
 @kernel("select_rows", THREADS)
 def _select_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, logit_rows: i32.ptr, counts: i32.ptr,
                  width: u32):
-    row, column = block_y(), block_x() * 128 + thread_index()
+    row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[N_LOGIT_ROWS] and column < width:
         y[row * y_stride + column] = x[logit_rows[row] * x_stride + column]
 
@@ -37,7 +37,7 @@ def _select_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, logit_row
 def _head_concat(y: f32.ptr, y_stride: u32, a: f32.ptr, a_stride: u32, b: f32.ptr, b_stride: u32, counts: i32.ptr,
                  rows: u32, width: u32, first: u32, size: u32, apart: u32):
     """apart: columns from one head of b to the next."""
-    row, column = block_y(), u32(block_x() * 128 + thread_index())
+    row, column = block_x(), u32(block_y() * 128 + thread_index())
     if row >= counts[rows] or column >= width:
         return
     head, inside = u32(column // size), u32(column % size)

@@ -66,7 +66,7 @@ class Stored(FakeWeights):
 def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tuple[np.ndarray, np.ndarray]:
     """Rows as stored, uint8, and what they mean, float32 [n, k]; zeros if they are to be blank."""
     if blank:
-        return _blank(kind, n, k), np.zeros((n, k), np.float32)
+        return blank_rows(kind, n, k), np.zeros((n, k), np.float32)
     if is_quantised(kind):
         rows = stored(kind, n, k)
         return rows, values(kind, rows, k)
@@ -76,7 +76,7 @@ def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tupl
     return rows, to_f32(rows, kind)
 
 
-def _blank(kind: str, n: int, k: int) -> np.ndarray:
+def blank_rows(kind: str, n: int, k: int) -> np.ndarray:
     """Rows of zero bytes, but for the columns of outliers, which are those of random rows."""
     rows = np.zeros((n, stored_bytes(kind, k)), np.uint8)
     if kind.endswith("%"):
@@ -126,7 +126,7 @@ def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first:
     """A Case of op `embed` whose table is stored as `kind`. held: rows that are here, from `first` on; 0: all."""
     b, held = Builder(f"embed-{kind}"), held or VOCABULARY
     y = b.buffer(width)
-    rows = _blank(kind, held, width) if blank or not is_quantised(kind) else stored(kind, held, width)
+    rows = blank_rows(kind, held, width) if blank or not is_quantised(kind) else stored(kind, held, width)
     part = {"first": first, "vocabulary": VOCABULARY} if held < VOCABULARY else {}
     b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5, **part)
     case = b.case(y, (((0, 12 if part else 3),),))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from numflow.cuda.compile import to_ptx
 from tests.cuda.kernels import CAPABILITIES, all_kernels, binaries, compiler_is_there
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -22,3 +23,10 @@ def test_resources(capability):
                 or (binary.stack and name not in STACKS) or (binary.doubles and not kernel.exact)):
             over.append(f"{binary}, budget {budget}")
     assert over == []
+
+
+def test_no_approximate_tanh():
+    """Its 11 bits would show in what is promised to be float32; other approximations have 22 and more."""
+    named = [name for name in all_kernels() if "tanh" in name or "softcap" in name]
+    assert named
+    assert [name for name in named if "tanh.approx" in to_ptx(all_kernels()[name], CAPABILITIES[0])] == []

@@ -228,6 +228,16 @@ def test_mathematics(name, expected):
     assert all(isinstance(value, np.float32) for value in found)
 
 
+def test_tanh_everywhere():
+    """Relative to its value, also where it is small; signs, saturation and NaN."""
+    x = np.concatenate([10.0 ** np.linspace(-30, 4, 400), np.linspace(0.2, 0.3, 50)]).astype(np.float32)
+    x = np.concatenate([x, -x])
+    found = np.array([arithmetic.tanh(value) for value in x])
+    np.testing.assert_allclose(found, np.tanh(x.astype(np.float64)), rtol=4e-7)
+    assert np.signbit(arithmetic.tanh(f32(-0.0))) and np.isnan(arithmetic.tanh(f32("nan")))
+    assert (arithmetic.tanh(f32("inf")), arithmetic.tanh(f32("-inf"))) == (1, -1)
+
+
 def test_roots_logarithms_and_rounding():
     x = np.linspace(0.1, 9, 20).astype(np.float32)
     np.testing.assert_allclose([arithmetic.sqrt(value) for value in x], np.sqrt(x), rtol=1e-6)

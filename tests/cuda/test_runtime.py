@@ -9,6 +9,7 @@ import pytest
 
 import numflow
 from numflow.cuda import compat
+from numflow.cuda.call import Sizes
 from numflow.cuda.device import Launch, Simulated
 from numflow.cuda.exchange import copy_rows
 from numflow.cuda.memory import ALIGN, SLAB, Slabs
@@ -16,9 +17,11 @@ from numflow.cuda.pack import upload
 from numflow.cuda.program import Program
 from numflow.cuda.runtime import Gpu
 from numflow.cuda.survey import Notebook
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, DeviceFaultError
 from numflow.network.weights import RawMatrix
-from tests.cuda.fake_driver import Code, FakeDriver, fake_binary
+from tests.cuda.attention_shapes import attention_case
+from tests.cuda.fake_driver import OK, Code, FakeDriver, fake_binary
+from tests.cuda.matrices import experts_case
 from tests.engine.tiny import write_checkpoint
 from tests.ops.build import run_case
 from tests.ops.cases import CASES
@@ -76,6 +79,68 @@ def test_errors_of_the_driver():
         Gpu(FakeDriver(), 3, fake_binary)
 
 
+class SickDriver(FakeDriver):
+    """From `bad` on waiting and freeing fail, as they do after a kernel has written where there is no memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.bad, self.released = False, []
+
+    def cuStreamSynchronize(self, stream):
+        return (Fault(700),) if self.bad else super().cuStreamSynchronize(stream)
+
+    def cuMemFree(self, address):
+        self.released.append("memory")
+        return (Fault(700),) if self.bad else super().cuMemFree(address)
+
+    def cuDevicePrimaryCtxRelease(self, device):
+        self.released.append("context")
+        return (OK,)
+
+
+class Fault(Code):
+    name = "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+def test_what_a_fault_leaves_is_given_back():
+    driver = SickDriver()
+    device = Gpu(driver, 0, fake_binary)
+    device.alloc(1000)
+    device.alloc(SLAB + 1)
+    driver.bad = True
+    with pytest.raises(DeviceFaultError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        device.close()
+    assert driver.released == ["memory", "memory", "context"]
+
+
+def test_a_fault_names_its_kernel_where_each_launch_is_waited_for():
+    driver = SickDriver()
+    device = Gpu(driver, 0, fake_binary, careful=True)
+    assert not device.graphs
+    memory = device.alloc(4096)
+    device.upload(memory.at(), np.ones(1024, np.float32))
+    driver.bad = True
+    with pytest.raises(DeviceFaultError, match=r"kernel copy_rows, grid \(1, 1, 1\) of 128 threads: .*ILLEGAL_ADDRESS"):
+        device.launch(Launch(copy_rows, (1, 1, 1), (memory.at(), 1, memory.at(), 1, memory.at(2048), 0, 1, 0)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_of_attention_have_room(seed):
+    """Whatever heads, sequences and keys: no block writes a part behind the end of the memory for parts."""
+    rng = random.Random(seed)
+    kv_heads, group, size = rng.choice((1, 2, 4, 8)), rng.choice((1, 4, 8, 71, 128)), rng.choice((64, 128))
+    case = attention_case(kv_heads * group, kv_heads, size, size)
+    options = {"activations": "f32"} if seed % 4 == 0 else {}
+    program = Program(case.network, case.weights, gpu=Notebook(), kv_type="f16", **options)
+    for sequences in (1, 17, 30, 32, 64, 300):
+        for tokens in (sequences, sequences + 7, sequences + 500):
+            sizes = Sizes((tokens, tokens, tokens, sequences), rng.choice((200, 2048, 100_000)))
+            for launch in program.launches(sizes):
+                if launch.kernel.name.startswith("attention") and launch.grid[2] > 1:
+                    written = tokens * kv_heads * group * launch.grid[2] * (size + 2) * 4
+                    assert written <= launch.args[2].memory.nbytes
+
+
 def test_pieces_of_slabs_do_not_overlap():
     rng, reserved = random.Random(0), {}
 
@@ -125,3 +190,20 @@ def test_a_gpu_that_is_too_old():
 def test_names_of_gpus(monkeypatch):
     monkeypatch.setattr(compat, "driver", lambda: FakeDriver(devices=2))
     assert compat.gpu_names() == ["fake GPU", "fake GPU"]
+
+
+def test_sizes_beyond_what_kernels_count():
+    rows = np.lib.stride_tricks.as_strided(np.zeros(4, np.uint8), (1 << 21, 16384), (0, 0))
+    with pytest.raises(DeviceError, match=r"matrix experts takes 32.0 GiB; kernels reach 16 GiB"):
+        upload(RawMatrix("experts", "F16", rows, (1 << 21, 8192)), Notebook())
+
+
+def test_rows_beyond_a_grid_of_two_dimensions():
+    """Steps for each route: 65,000 tokens, 8 experts each, some of them on another device."""
+    case = experts_case("q4", 64, 512, experts=16, chosen=8, first=2, held=8, blank=True)
+    program = Program(case.network, case.weights, gpu=Notebook())
+    names = set()
+    for work in program.launches(Sizes((65_000, 65_000, 520_000, 1), 512)):
+        work.check()
+        names.add(work.kernel.name)
+    assert "expert_absent" in names

@@ -37,7 +37,7 @@ def on_device(kernel, logits, settings=None, seed=0):
     if settings is not None:
         more = [device.alloc(settings.nbytes).at()]
         device.upload(more[0], settings)
-    device.launch(Launch(REGISTRY[kernel], (1, rows, 1), (memory[0].at(), memory[1].at(), stride, *more, counts.at(),
+    device.launch(Launch(REGISTRY[kernel], (rows, 1, 1), (memory[0].at(), memory[1].at(), stride, *more, counts.at(),
                                                           width)))
     return device.download(memory[0].at(), 4 * rows).view(np.int32)
 

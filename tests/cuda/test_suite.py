@@ -7,7 +7,7 @@ import pytest
 
 from experiments.gpu_suite.__main__ import PARTS, apart
 from experiments.gpu_suite.report import write
-from experiments.gpu_suite.setting import INTERRUPTED, MOST_FAILURES, Setting, kept
+from experiments.gpu_suite.setting import FAULT_CODE, INTERRUPTED, MOST_FAILURES, Setting, kept
 
 BEGIN = """
 import os, sys, time
@@ -44,6 +44,31 @@ def test_what_fails_is_a_row_and_the_part_goes_on(setting):
     assert setting.is_done()
     write(setting.out)
     assert "| 2 | ValueError: two / is too much |" in (setting.out / "README.md").read_text()
+
+
+FAULTY = """
+from numflow.errors import DeviceFaultError
+from experiments.gpu_suite.setting import FAULT_CODE
+setting = Setting(True, True, Path(sys.argv[1]), "copies")
+def part(setting):
+    for size in range(5):
+        if not setting.was_tried(size=size):
+            with setting.attempt(size=size):
+                if size in (1, 3):
+                    raise DeviceFaultError("kernel copy_rows: CUDA_ERROR_ILLEGAL_ADDRESS")
+                setting.add(size=size, good=True, process=os.getpid())
+sys.exit(FAULT_CODE if setting.run(part) else 0)
+"""
+
+
+def test_a_fault_ends_the_process_and_the_next_one_goes_on_behind_the_row(setting):
+    command = [sys.executable, "-c", BEGIN.rpartition("setting = ")[0] + FAULTY, str(setting.out)]
+    assert [apart(setting, command) for _ in range(3)] == [FAULT_CODE, FAULT_CODE, 0]
+    facts = kept(setting.path)
+    assert [(row["size"], "failed" in row) for row in facts["rows"]] == [
+        (0, False), (1, True), (2, False), (3, True), (4, False)]
+    assert len({row["process"] for row in facts["rows"] if "process" in row}) == 3
+    assert facts["error"] == "" and setting.is_done()
 
 
 def test_a_part_in_which_everything_fails_gives_up(setting):
