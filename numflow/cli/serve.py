@@ -1,6 +1,7 @@
 """`numflow serve`: the HTTP service."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ def serve(
                                              help="0: any free port.")] = None,
     api_key: Annotated[list[str] | None, typer.Option(metavar="KEY", show_default=False, help="Ask for this key; may "
                        "be repeated. Better given as NUMFLOW_API_KEY, which other users cannot see.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default=False, help="A "
+                          "further name by which clients may call the service; may be repeated.")] = None,
     context: Annotated[int | None, typer.Option(metavar="N", show_default="the model's", help="Longest text in "
                                                 "tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Sequences that run side by "
@@ -70,6 +73,7 @@ def serve(
     except ImportError as error:
         raise DeviceError(f"serving needs {error.name}: {install('server')}") from None
     from numflow.server.config import make_config, read_config
+    from numflow.server.guard import LOOPBACK
     from numflow.server.logs import start_logging
     from numflow.server.service import Service
 
@@ -77,7 +81,7 @@ def serve(
         os.environ["NUMFLOW_OFFLINE"] = "1"
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log,
-                     replicas=replicas)
+                     replicas=replicas, allowed_hosts=allow_host)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
                    devices="0" if ray and devices is None else devices, transport="ray" if ray else None,
@@ -90,6 +94,9 @@ def serve(
     def started(url: str) -> None:
         names = ", ".join(model.name for model in made.models)
         print(f"numflow serves {names} on {url}", flush=True)
+        if made.host not in LOOPBACK and not made.api_keys:
+            print(f"warning: whoever reaches {url} may use it; NUMFLOW_API_KEY or --api-key asks for a key",
+                  file=sys.stderr, flush=True)
 
     uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
     with compile_notice(uses_cpu):

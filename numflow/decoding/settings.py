@@ -74,11 +74,9 @@ class Sampling:
     logprobs: int | None = None
 
     def __post_init__(self):
-        for name, (good, wanted) in _RULES.items():
-            if not good(getattr(self, name)):
-                raise RequestError(f"{name} should be {wanted}, is {quoted(getattr(self, name))}")
-        self._check_order()
-        self._check_company()
+        check(vars(self))
+        for reason in idle(vars(self)).values():
+            raise RequestError(reason)
 
     @property
     def greedy(self) -> bool:
@@ -94,40 +92,54 @@ class Sampling:
         """Those of the names whose values are not the defaults."""
         return [name for name in names if getattr(self, name) != DEFAULTS[name]]
 
-    def _check_order(self):
-        for at, name in enumerate(self.samplers):
-            if name not in FILTERS:
-                raise RequestError(f"samplers has {quoted(name)}, which is none{did_you_mean(name, FILTERS)}")
-            if name in self.samplers[:at]:
-                raise RequestError(f"samplers names one twice: {name}")
-        for name in self.given(*FILTERS):
-            if name not in self.samplers and getattr(self, name) != FILTERS[name]:
-                raise RequestError(f"{name}={getattr(self, name)} has no effect: samplers leaves it out")
 
-    def _check_company(self):
-        """Settings that need another one, or rule it out."""
-        filters = self.given("min_p", "top_k", "tfs_z", "typical_p", "top_p")
-        if self.mirostat and filters:
-            self._contradiction(filters[0], f"mirostat={self.mirostat}, which decides itself how many tokens to keep")
-        if self.fsd is True and (others := [*filters, *self.given("mirostat")]):
-            self._contradiction(others[0], "fsd=True, which draws nothing")
-        if self.fsd and self.mirostat:
-            self._contradiction("mirostat", f"fsd={quoted(self.fsd)}")
-        if self.fsd == "random" and self.temperature == 0:
-            raise RequestError('fsd="random" draws tokens: give a temperature above 0')
-        if self.greedy:
-            idle = [*self.given("top_k", "top_p", "min_p", "tfs_z", "typical_p", "mirostat", "pool_size")]
-            for name in [name for name in idle if (name, getattr(self, name)) != ("top_k", 1)]:
-                raise RequestError(f"{name}={getattr(self, name)} has no effect at temperature 0, which is greedy; "
-                                   "give a temperature above 0")
-        for wanted, names in _NEED.items():
-            if not any(self.given(*wanted)) and (idle := self.given(*names)):
-                raise RequestError(f"{idle[0]}={getattr(self, idle[0])} has no effect without {' or '.join(wanted)}")
-        if self.given("fsd_random") and self.fsd != "random":
-            raise RequestError(f'fsd_random={self.fsd_random} has no effect without fsd="random"')
+def check(values: Mapping[str, Any]) -> None:
+    """Every setting for itself, and strategies that rule each other out. values: all settings.
 
-    def _contradiction(self, name: str, other: str):
-        raise RequestError(f"{name}={getattr(self, name)} contradicts {other}: leave out one of them")
+    Raises:
+        RequestError: a value out of range, or two strategies.
+    """
+    for name, (good, wanted) in _RULES.items():
+        if not good(values[name]):
+            raise RequestError(f"{name} should be {wanted}, is {quoted(values[name])}")
+    samplers = values["samplers"]
+    for at, name in enumerate(samplers):
+        if name not in FILTERS:
+            raise RequestError(f"samplers has {quoted(name)}, which is none{did_you_mean(name, FILTERS)}")
+        if name in samplers[:at]:
+            raise RequestError(f"samplers names one twice: {name}")
+    if values["fsd"] and values["mirostat"]:
+        raise RequestError(f"mirostat={values['mirostat']} contradicts fsd={quoted(values['fsd'])}: leave out one of them")
+    if values["fsd"] == "random" and values["temperature"] == 0:
+        raise RequestError('fsd="random" draws tokens: give a temperature above 0')
+
+
+def idle(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that have no effect beside the others -> why. values: all settings, in range."""
+    found: dict[str, str] = {}
+
+    def given(names) -> list[str]:
+        return [name for name in names if values[name] != DEFAULTS[name]]
+
+    def add(names, reason: str) -> None:
+        found.update({name: f"{name}={values[name]} {reason}" for name in given(names) if name not in found})
+
+    greedy, filters = values["temperature"] == 0 and not values["fsd"], [n for n in FILTERS if n != "temperature"]
+    if greedy:
+        add([name for name in filters if (name, values[name]) != ("top_k", 1)] + ["mirostat", "pool_size"],
+            "has no effect at temperature 0, which is greedy; give a temperature above 0")
+    elif values["fsd"] is True:
+        add(filters, "has no effect beside fsd=True, which draws nothing")
+    elif values["mirostat"]:
+        add(filters, f"has no effect beside mirostat={values['mirostat']}, which decides how many tokens to keep")
+    add([name for name in FILTERS if name not in values["samplers"] and values[name] != FILTERS[name]],
+        "has no effect: samplers leaves it out")
+    for wanted, names in _NEED.items():
+        if not [name for name in given(wanted) if name not in found]:
+            add(names, f"has no effect without {' or '.join(wanted)}")
+    if values["fsd"] != "random":
+        add(["fsd_random"], 'has no effect without fsd="random"')
+    return found
 
 
 DEFAULTS: dict[str, Any] = {f.name: {} if f.name == "logit_bias" else f.default for f in fields(Sampling)}

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from numflow.decoding.settings import is_count
 from numflow.engine.batch import Text, outputs
 from numflow.engine.recipe import POOLINGS, Dense, Recipe
 from numflow.errors import RequestError, did_you_mean, quoted
 
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
-def embed(model, recipe: Recipe, texts: str | Sequence[str], normalize: bool | None, pooling: str | None,
-          truncate: bool, prompt: str | None) -> np.ndarray:
+
+def embed(model, recipe: Recipe, texts: Texts, normalize: bool | None, pooling: str | None, truncate: bool,
+          prompt: str | None) -> np.ndarray:
     """See Model.embed."""
-    if not isinstance(texts, str) and not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"embed needs a text or a list of texts, has {quoted(texts)}")
+    single = isinstance(texts, str) or (len(texts) > 0 and all(map(is_count, texts)))
+    several: Sequence = [texts] if single else texts
+    if not (all(isinstance(text, str) for text in several) or all(map(_is_ids, several))):
+        raise RequestError(f"embed needs a text or a list of texts, or ids or a list of such, has {quoted(texts)}")
     modes = _modes(model, recipe, pooling)
     layers = _layers(recipe, normalize)
-    before = _prompt(model, recipe, prompt)
+    before = _prompt(model, recipe, prompt) if isinstance(next(iter(several), ""), str) else _no_prompt(prompt)
     skipped = 0 if recipe.pool_prompt or not before else _prompt_tokens(model, recipe, before)
-    ids = _ids(model, recipe, [texts] if isinstance(texts, str) else texts, before, truncate)
+    ids = _ids(model, recipe, several, before, truncate)
     output = "encoder_hidden" if model.runner.has_encoder else "hidden"
     vectors = []
     for hidden in outputs(model.core, map(Text, ids), output):
@@ -26,7 +31,7 @@ def embed(model, recipe: Recipe, texts: str | Sequence[str], normalize: bool | N
         for layer in layers:
             vector = layer(vector)
         vectors.append(vector.astype(np.float32))
-    if isinstance(texts, str):
+    if single:
         return vectors[0]
     width = len(modes) * model.network.outputs[output].width
     width = next((len(layer.weight) for layer in reversed(layers) if isinstance(layer, Dense)), width)
@@ -84,6 +89,17 @@ def _prompt(model, recipe, prompt) -> str:
     return recipe.prompts[prompt]
 
 
+def _no_prompt(prompt) -> str:
+    """Ids run as they are: nothing is put in front."""
+    if prompt is not None:
+        raise RequestError(f"prompt {quoted(prompt)} is for texts: ids run as they are")
+    return ""
+
+
+def _is_ids(value) -> bool:
+    return not isinstance(value, str) and isinstance(value, (Sequence, np.ndarray)) and all(map(is_count, value))
+
+
 def _clean(recipe, text) -> str:
     text = text.strip() if recipe.strip else text
     return text.lower() if recipe.lower else text
@@ -97,15 +113,22 @@ def _prompt_tokens(model, recipe, before) -> int:
 
 def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
     """Checked ids of each text, none longer than the model's limit."""
-    tokenizer, found = model.tokenizer, []
+    found: list[np.ndarray] = []
     limit = min(recipe.max_tokens or model.context, model.context)
-    around = len(tokenizer.wrapping.apply([])[0])
+    if all(not isinstance(text, str) for text in texts):
+        tokenizer, around = None, 0  # ids alone need none
+    else:
+        tokenizer = model.tokenizer
+        around = len(tokenizer.wrapping.apply([])[0])
     for number, text in enumerate(texts, 1):
-        ids = tokenizer.encode(_clean(recipe, before + text), add_special=False)
-        if len(ids) + around > limit and not truncate:
+        whole = not isinstance(text, str)
+        ids = text if whole else tokenizer.encode(_clean(recipe, before + text), add_special=False)
+        added = 0 if whole else around
+        if len(ids) + added > limit and not truncate:
             source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
-            raise RequestError(f"text {number} has {len(ids) + around} tokens; the model's limit{source} is {limit}. "
+            raise RequestError(f"text {number} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
                                "Shorten it, or pass truncate=True to drop what is beyond")
-        ids = tokenizer.wrapping.apply(ids[:max(0, limit - around)])[0]
+        ids = ids[:max(0, limit - added)]
+        ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
         found.append(model.runner.check(ids, f"text {number}"))
     return found

@@ -1,7 +1,7 @@
 """What a generation returns, whole or piece by piece; stop strings and incomplete characters are held back."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from numflow.decoding.logprobs import TokenLogprob
@@ -22,6 +22,7 @@ class Generation:
     logprobs:      of each of the ids, if they were asked for. prompt_logprobs: of each token of the prompt, None for
                    the first. prompt: its text, if an echo was asked for.
     choices:       all results of a request for n of them, this one first.
+    ignored:       settings that were left out, as they have no effect beside the others -> why.
     """
 
     text: str = ""
@@ -33,6 +34,7 @@ class Generation:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     prompt: str | None = None
     choices: list["Generation"] = field(default_factory=list, repr=False, compare=False)
+    ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def add(self, piece: "Piece") -> "Piece":
         """Append to the text; returns the piece."""

@@ -14,7 +14,7 @@ from numflow.engine.decode import stream as stream_tokens
 from numflow.engine.decode import together
 from numflow.engine.defaults import Defaults
 from numflow.engine.drafters import check_draft
-from numflow.engine.embedding import embed
+from numflow.engine.embedding import Texts, embed
 from numflow.engine.generation import Generation, Stream
 from numflow.engine.languages import Languages, languages, translations
 from numflow.engine.masks import Filling, fill_mask
@@ -129,9 +129,11 @@ class Model:
                  for ids, source in zip(texts, sources)]
         return list(outputs(self.core, pairs, "logits"))
 
-    def embed(self, texts: str | Sequence[str], normalize: bool | None = True, pooling: str | None = None, *,
+    def embed(self, texts: Texts, normalize: bool | None = True, pooling: str | None = None, *,
               truncate: bool = False, prompt: str | None = None) -> np.ndarray:
         """Embeddings of texts: float32 [width] of one text, [n, width] of a list.
+
+        A text may be given as its token ids, which run as they are: nothing is put around them.
 
         How hidden states become an embedding is read from the files beside the weights (modules.json and what it
         names), else from the specification's [generation] pooling.

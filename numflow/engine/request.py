@@ -1,8 +1,8 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
 import re
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from numflow.engine.drafting import MAX_DRAFTS, Draft
 from numflow.engine.measure.scoring import prompt_logprobs
 from numflow.engine.prompt import Prompts
 from numflow.engine.sequence import Runner
-from numflow.engine.settings import BREAKERS, Settings
+from numflow.engine.settings import Settings
 from numflow.errors import RequestError, TokenizerError, quoted
 
 SPECULATIONS = ("ngram", "draft", "off")
@@ -42,6 +42,7 @@ class Request:
     prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
     drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
     shared:    keys and values of its text are found again by requests that have the same here, and by no others.
+    ignored:   settings that were left out, as they have no effect -> why.
     """
 
     prompt: np.ndarray
@@ -59,6 +60,7 @@ class Request:
     echo: str | None = None
     drafting: Callable[[Sampler], Draft] | None = None
     shared: Hashable = ""
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
     def sampler(self, index: int = 0) -> Sampler:
         """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
@@ -126,10 +128,13 @@ class Requests:
         constraints = self._constraints(settings, max_tokens, len(prefix))
         grammar = self._grammar(settings, constraints)
         reach = len(prefix) + constraints.max_tokens
+        drafting = self._drafting(settings, beams, prompt, reach)
+        idle = {} if drafting or settings.draft_tokens is None else {
+            "draft_tokens": f"draft_tokens={settings.draft_tokens} has no effect without speculate"}
         return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
-                       self._prompt_logprobs(settings, prompt, reach), self._echo(settings, text, prompt),
-                       self._drafting(settings, beams, prompt, reach), _salt(settings.cache_salt))
+                       self._prompt_logprobs(settings, prompt, reach), self._echo(settings, text, prompt), drafting,
+                       _salt(settings.cache_salt), {**settings.ignored, **idle})
 
     @property
     def _name(self) -> str:
@@ -148,9 +153,6 @@ class Requests:
         own = {key: getattr(self.defaults, key) if value is None else value for key, value in given.items()}
         beams = Beams(settings.num_beams, **own)
         if beams.num_beams == 1:
-            for key, value in given.items():
-                if value is not None:
-                    raise RequestError(f"{key}={value} has no effect with one beam; give num_beams above 1")
             return None
         if not settings.greedy:
             name = "fsd" if settings.fsd else "temperature"
@@ -173,8 +175,6 @@ class Requests:
         if settings.dry_multiplier:
             some = self.tokenizer and texts
             changes["dry_breakers"] = self._breakers(frozenset(texts)) if some else frozenset()
-        elif tuple(texts) != BREAKERS:
-            raise RequestError("dry_sequence_breakers has no effect without dry_multiplier")
         return settings.sampling(**changes)
 
     def _tokens_with(self, texts: frozenset[str]) -> frozenset[int]:
@@ -206,10 +206,7 @@ class Requests:
             if n > beams.num_beams:
                 raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
             return 1, n
-        if samples > 1 and settings.deterministic:
-            name = "n" if n > 1 else "best_of"
-            raise RequestError(f"{name}={samples} would give the same text {samples} times: give a temperature above 0")
-        return samples, n
+        return (n if settings.deterministic else samples), n  # several are the same text, which is what was asked for
 
     def _prompt_logprobs(self, settings, ids, reach) -> list[TokenLogprob | None] | None:
         top = settings.prompt_logprobs
@@ -240,8 +237,6 @@ class Requests:
             raise RequestError('speculate="draft" needs a draft model: load the model with draft=')
         if how != "off" and beams is not None:
             raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
-        if count is not None and how == "off":
-            raise RequestError(f"draft_tokens={count} has no effect without speculate")
         if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):
             raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {quoted(count)}")
         if how == "off":

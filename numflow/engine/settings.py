@@ -1,11 +1,11 @@
 """How a caller wants text generated: everything that `generate` takes as a keyword, with its default."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from numflow.decoding.names import inferflow
-from numflow.decoding.settings import Sampling
+from numflow.decoding.settings import FILTERS, Sampling, check, idle
 from numflow.errors import RequestError, did_you_mean, quoted
 
 BREAKERS = ("\n", ":", '"', "*")
@@ -39,6 +39,8 @@ class Settings(Sampling):
     cache_salt:      a text; the prefix cache shares keys and values only between requests that have the same one.
 
     None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
+
+    ignored:         what `of` has left out because it has no effect beside the other settings -> why.
     """
 
     max_tokens: int | None = 64
@@ -64,25 +66,27 @@ class Settings(Sampling):
     speculate: str | None = None
     draft_tokens: int | None = None
     cache_salt: str | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
         """From keyword arguments: fields, and decoding_alg, Inferflow's name or JSON configuration of a strategy.
 
-        A temperature of None is one that is not given.
+        A temperature of None is one that is not given. A setting that has no effect beside the others is left out, and
+        told in `ignored`.
 
         Raises:
             RequestError: one that does not exist, or values that are wrong or contradict each other.
         """
-        known = [field.name for field in fields(cls) if field.name != "dry_breakers"]
+        known = [field.name for field in fields(cls) if field.name not in ("dry_breakers", "ignored")]
         own = {name: value for name, value in given.items() if (name, value) != ("temperature", None)}
-        algorithm = own.pop("decoding_alg", None)
+        algorithm, ignored = own.pop("decoding_alg", None), dict[str, str]()
         for name in own:
             if name not in known:
                 raise RequestError(f"there is no setting {quoted(name)} for generating"
                                    f"{did_you_mean(name, [*known, 'decoding_alg'])}")
         if algorithm is not None:
-            own = _with_algorithm(algorithm, own)
+            own = _with_algorithm(algorithm, own, ignored)
         if isinstance(own.get("samplers"), (list, str)):
             names = own["samplers"]
             own["samplers"] = tuple(names.replace(";", ",").split(",") if isinstance(names, str) else names)
@@ -90,22 +94,44 @@ class Settings(Sampling):
             own["logit_bias"] = {_id(id): value for id, value in own["logit_bias"].items()}
         elif own.get("logit_bias", 0) is None:
             del own["logit_bias"]
-        return cls(**own)
+        own |= {name: off for name, off in (("top_k", 0), ("seed", None)) if own.get(name) == -1}  # none, elsewhere
+        values = vars(cls()) | own
+        check(values)
+        ignored |= {name: why for name, why in _idle(values).items() if name in own}
+        own |= {"temperature": FILTERS["temperature"]} if "temperature" in idle(values) else {}
+        return cls(**{name: value for name, value in own.items() if name not in ignored or name == "temperature"},
+                   ignored={name: why for name, why in ignored.items() if name in given})
 
     def sampling(self, **changes: Any) -> Sampling:
         """The part that concerns how tokens are picked, with changes."""
         return replace(Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)}), **changes)
 
 
-def _with_algorithm(algorithm, given: dict[str, Any]) -> dict[str, Any]:
-    """Settings of Inferflow's algorithm, with those that are given beside it."""
-    found = inferflow(algorithm)
-    if found["temperature"] == 0 and given.get("temperature", 1) == 1:
-        given = {name: value for name, value in given.items() if name != "temperature"}  # 1 changes nothing
-    for name, value in given.items():
-        if name == "temperature" and (value == 0) != (found["temperature"] == 0):
-            raise RequestError(f"temperature={value} contradicts decoding_alg {quoted(algorithm)}: leave out one of "
-                               "them")
+def _idle(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that have no effect beside the others -> why. values: all settings, in range."""
+    found = idle(values)
+    if values["num_beams"] == 1:
+        found |= {name: f"{name}={values[name]} has no effect with one beam; give num_beams above 1"
+                  for name in ("length_penalty", "early_stopping") if values[name] is not None}
+    breakers = values["dry_sequence_breakers"]
+    if not values["dry_multiplier"] and isinstance(breakers, Sequence) and tuple(breakers) != BREAKERS:
+        found["dry_sequence_breakers"] = "dry_sequence_breakers has no effect without dry_multiplier"
+    return found
+
+
+def _with_algorithm(algorithm, given: dict[str, Any], ignored: dict[str, str]) -> dict[str, Any]:
+    """Settings of Inferflow's algorithm, with those that are given beside it. Temperature 0 is greedy, whatever would
+    be drawn from; an algorithm that draws nothing goes before any temperature."""
+    found, temperature = inferflow(algorithm), given.get("temperature")
+    draws = found["temperature"] != 0 and found.get("fsd") is not True
+    if temperature == 0 and draws and "fsd" not in found:
+        ignored["decoding_alg"] = f"decoding_alg {quoted(algorithm)} has no effect at temperature 0, which is greedy"
+        return given
+    if temperature is not None and not draws and (temperature == 0) != (found["temperature"] == 0):
+        if temperature != 1:  # which changes nothing anywhere
+            ignored["temperature"] = (f"temperature={temperature} has no effect beside decoding_alg "
+                                      f"{quoted(algorithm)}, which draws nothing")
+        given = {name: value for name, value in given.items() if name != "temperature"}
     return found | given
 
 

@@ -16,7 +16,8 @@ from starlette.routing import Route, Router
 from numflow.server import schemas, status, texts
 from numflow.server.chat import chat
 from numflow.server.completions import completions
-from numflow.server.guard import LOOPBACK, Guard
+from numflow.server.guard import LOOPBACK, OWN_NAMES, Guard
+from numflow.server.ignored import HEADER
 from numflow.server.native import native
 from numflow.server.openapi import openapi
 from numflow.server.service import Service
@@ -92,9 +93,10 @@ def make_app(service: Service, routes: Sequence[Endpoint] | None = None) -> Guar
     table = [Route(path, _by_method({method: bound(endpoint) for method, endpoint in methods.items()}),
                    methods=list(methods)) for path, methods in by_path.items()]
     router = Router(table, redirect_slashes=False, lifespan=lambda app: _lifespan(service))
-    inner = CORSMiddleware(router, allow_origins=config.cors_origins, allow_methods=["GET", "POST"],
-                           allow_headers=["*"]) if config.cors_origins else router
-    hosts = config.allowed_hosts or (LOOPBACK if config.host in LOOPBACK else ())
+    inner = router if not config.cors_origins else CORSMiddleware(
+        router, allow_origins=config.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+        expose_headers=["x-request-id", HEADER])
+    hosts = (*config.allowed_hosts, *OWN_NAMES) if config.allowed_hosts or config.host in LOOPBACK else ()
     return Guard(inner, config.api_keys, hosts, config.cors_origins, service)
 
 

@@ -34,17 +34,16 @@ class _Answer:
     def __init__(self, service: Service, running: Generating, body: ChatRequest):
         self._running, self._body, self._served = running, body, running.served
         self._thinking = service.config.reasoning == "separate"
-        self._lenient = service.config.lenient
         self._prompt: ChatPrompt
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}
 
     async def start(self) -> None:
-        settings = chat_settings(self._body, self._served.defaults, self._lenient) | {"chat": True}
+        settings = chat_settings(self._body, self._served.defaults, self._running.ignored) | {"chat": True}
 
         def make(engine: Engine) -> list[Checked]:
-            self._prompt = prepare(self._served, self._body, self._thinking)
+            self._prompt = prepare(self._served, self._body, self._thinking, self._running.ignored)
             self._running.check(self._prompt.ids, "messages")
             return [engine.request(self._prompt.ids, **settings, **self._prompt.settings)]
 

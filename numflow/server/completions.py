@@ -44,7 +44,7 @@ class _Answer:
                           "system_fingerprint": self._served.fingerprint}
 
     async def start(self) -> None:
-        settings = completion_settings(self._body, self._served.defaults, self._service.config.lenient)
+        settings = completion_settings(self._body, self._served.defaults, self._running.ignored)
         model = self._served.model
         if self._body.echo and model.runner.has_encoder:
             raise bad_request("echo repeats a prompt that the text continues; this model writes a text of its own",

@@ -1,5 +1,6 @@
 """The service's configuration: a TOML file, overridden by options of the command line."""
 
+import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,6 +13,7 @@ from numflow.engine.settings import Settings
 from numflow.errors import RequestError, did_you_mean
 from numflow.server.options import MODEL, SERVICE, Option
 
+log = logging.getLogger("numflow.server")
 TABLES = ("service", "engine", "models", "prompt_templates")
 
 
@@ -88,7 +90,8 @@ def make_config(tables: Mapping[str, Any], source: str = "configuration", servic
         if name not in TABLES:
             raise RequestError(f"{source}: there is no table [{name}]{did_you_mean(name, TABLES)}")
     try:
-        chosen = _read(tables.get("service", {}), SERVICE, "[service] ") | _read(service or {}, SERVICE, "")
+        own = _without_lenient(tables.get("service", {}), source)
+        chosen = _read(own, SERVICE, "[service] ") | _read(service or {}, SERVICE, "")
         common = _read(tables.get("engine", {}), _shared(), "[engine] ")
         above = _read(every_model or {}, MODEL, "")
         found = _table(models, "") if models is not None else _table(tables.get("models", {}), "[models] ")
@@ -100,6 +103,16 @@ def make_config(tables: Mapping[str, Any], source: str = "configuration", servic
     whole = {name: option.default for name, option in SERVICE.items()} | chosen
     budget = Budget(**{limit.name: whole[limit.name] for limit in fields(Budget)})
     return Config(MappingProxyType(whole), tuple(replace(model, budget=budget) for model in made))
+
+
+def _without_lenient(values, source: str):
+    """[service] without the option of old that `strict` has replaced."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("lenient"), bool):
+        return values
+    log.warning("%s: [service] lenient is no option any more; what it did is the default: write strict = %s", source,
+                str(not values["lenient"]).lower())
+    rest = {name: value for name, value in values.items() if name != "lenient"}
+    return {"strict": not values["lenient"], **rest}
 
 
 def _shared() -> dict[str, Option]:
@@ -118,7 +131,9 @@ def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
 
     strategy = {"decoding_alg": chosen.get("decoding_strategy"), "temperature": chosen.get("temperature")}
     try:
-        Settings.of({key: value for key, value in strategy.items() if value is not None})
+        settings = Settings.of({key: value for key, value in strategy.items() if value is not None})
+        for reason in settings.ignored.values():
+            raise RequestError(reason)
     except RequestError as error:
         raise RequestError(f"[models.{name}] {error}") from None
 

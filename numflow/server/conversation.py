@@ -8,9 +8,13 @@ from typing import Any
 from numflow.engine.prompt import Conversation
 from numflow.errors import quoted
 from numflow.server.errors import bad_request
+from numflow.server.ignored import Ignored
 from numflow.server.reply import END_THINK, THINK, Splitter
 from numflow.server.schemas import ChatRequest, Message, Tool, ToolChoice
 from numflow.server.served import Served
+
+TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
+MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
 
 
 @dataclass(frozen=True)
@@ -26,23 +30,21 @@ class ChatPrompt:
         return Splitter(**self.splitter)
 
 
-def prepare(served: Served, body: ChatRequest, thinking: bool) -> ChatPrompt:
+def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored) -> ChatPrompt:
     """The prompt of a chat request.
 
-    thinking: text between <think> marks is told apart.
+    thinking: text between <think> marks is told apart. ignored: takes what the template does not know.
 
     Raises:
         ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
     """
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
+    variables = template_variables(served, body.chat_template_kwargs, ignored)
+    if body.reasoning_effort is not None and served.knows("reasoning_effort", "reasoning_effort", ignored):
         variables["reasoning_effort"] = body.reasoning_effort
     settings: dict[str, Any] = {}
     tools, forced = _tools(served, body)
     if tools:
         variables["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-    elif "tools" in variables:
-        raise bad_request("give tools in the field tools", "chat_template_kwargs")
     ids = served.render(messages_of(body.messages), variables)
     if forced:
         if body.response_format is not None and body.response_format.type != "text":
@@ -61,7 +63,7 @@ def _tools(served: Served, body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
     """Tools to show the model, and those of which it has to call one."""
     tools, choice = body.tools or [], body.tool_choice
     if not tools:
-        if choice not in (None, "none"):
+        if choice not in (None, "none", "auto"):
             raise bad_request("tool_choice needs tools", "tool_choice")
         return [], []
     if choice == "none":
@@ -78,6 +80,20 @@ def _tools(served: Served, body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
                               "tool_choice")
         return tools, named[:1]
     return tools, []
+
+
+def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:
+    """The further names for the chat template that it knows.
+
+    Raises:
+        ApiError: one is a name of what the template gets in any case.
+    """
+    for name in given or {}:
+        if name in TEMPLATE_NAMES:
+            raise bad_request(f"chat_template_kwargs: {name} has a field of its own, or is not for requests",
+                              f"chat_template_kwargs.{name}")
+    return {name: value for name, value in (given or {}).items()
+            if served.knows(name, f"chat_template_kwargs.{name}", ignored)}
 
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -100,6 +116,9 @@ def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _message(message: Message, place: str) -> dict[str, Any]:
+    for name in MEDIA:
+        if (message.model_extra or {}).get(name):
+            raise bad_request(f"{place} has {name}; models here read text only", f"{place}.{name}", "unsupported")
     plain = message.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
     content = message.content
     if isinstance(content, list):

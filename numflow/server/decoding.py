@@ -7,41 +7,45 @@ from typing import Any
 from numflow.decoding.names import inferflow
 from numflow.decoding.settings import FILTERS
 from numflow.engine.settings import Settings
-from numflow.errors import did_you_mean
+from numflow.server.constraints import FIELDS, refuse, take
 from numflow.server.errors import bad_request
-from numflow.server.schemas import ChatRequest, CompletionRequest, Generating, ResponseFormat
+from numflow.server.ignored import Ignored
+from numflow.server.schemas import ChatRequest, CompletionRequest, Generating, Open, ResponseFormat
 
 # Settings that requests do not give by these names, or not at all.
-HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n"}
+HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n", "ignored",
+          "json_schema", "regex", "grammar"}
 OWN = {field.name for field in fields(Settings)} - HIDDEN | {"decoding_alg"}
 COMMON = ("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias")
 STRATEGIES = {*FILTERS, "mirostat", "fsd", "samplers"} - {"temperature"}  # each makes a strategy of the request's own
 COMPLETION_TOKENS = 16  # new tokens of /v1/completions without max_tokens, as OpenAI documents
 
 
-def own_settings(extra: Mapping[str, Any] | None, declared, lenient: bool) -> dict[str, Any]:
-    """Fields beside the declared ones, which have to be settings of numflow's.
+def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = None) -> dict[str, Any]:
+    """Fields beside the declared ones: settings of numflow's, and constraints under the names of other engines.
+
+    form: the request's response_format.
 
     Raises:
-        ApiError: one is not, and the service is not lenient.
+        ApiError: one is a constraint that cannot be met.
     """
-    given = {name: value for name, value in (extra or {}).items() if value is not None}
-    for name in [name for name in given if name not in OWN]:
-        if not lenient:
-            raise bad_request(f"there is no field {name!r:.100}{did_you_mean(name, {*declared, *OWN})}", name[:100],
-                              "unknown_field")
-        del given[name]
+    extra = dict(body.model_extra or {})
+    given = take(extra, form)
+    for name, value in extra.items():
+        if name in OWN:
+            given |= {} if value is None else {name: value}
+            continue
+        refuse(name, value)
+        ignored.unknown(name, {*type(body).model_fields, *OWN, *FIELDS})
     return given
 
 
-def generating(body: Generating, defaults: Mapping[str, Any], lenient: bool) -> dict[str, Any]:
+def generating(body: Generating, defaults: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration."""
     given = {name: getattr(body, name) for name in COMMON if getattr(body, name) is not None}
-    own = own_settings(body.model_extra, type(body).model_fields, lenient)
-    settings = with_defaults({**own, **given}, defaults)
     if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options is only for streams: set stream", "stream_options")
-    return settings
+        ignored.add("stream_options", "stream_options is only for streams: set stream")
+    return with_defaults({**own_settings(body, ignored, body.response_format), **given}, defaults)
 
 
 def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,47 +66,33 @@ def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[st
     return {"decoding_alg": strategy, **chosen}
 
 
-def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], lenient: bool) -> dict[str, Any]:
+def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Settings of a chat request, but for what tools add.
 
     Raises:
-        ApiError: fields that contradict each other, or that are unknown.
+        ApiError: fields that contradict each other, or a constraint that cannot be met.
     """
-    settings = generating(body, defaults, lenient)
+    settings = generating(body, defaults, ignored)
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise bad_request("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
     settings["max_tokens"] = limits.pop() if limits else defaults.get("max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+        ignored.add("top_logprobs", "top_logprobs has no effect without logprobs: true")
     if body.logprobs:
         settings["logprobs"] = body.top_logprobs or 0
-    schema = _schema(body.response_format)
-    if schema is not None:
-        settings["json_schema"] = schema
     return settings
 
 
-def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_object":
-        return {"type": "object"}
-    if form.json_schema is None or form.json_schema.schema_ is None:
-        raise bad_request("response_format of type json_schema needs json_schema.schema",
-                          "response_format.json_schema.schema", "missing_field")
-    return form.json_schema.schema_
-
-
-def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], lenient: bool) -> dict[str, Any]:
+def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
     """Settings of a text completion.
 
     Raises:
-        ApiError: fields that contradict each other, or that are unknown, or suffix.
+        ApiError: fields that contradict each other, a constraint that cannot be met, or suffix.
     """
     if body.suffix:
         raise bad_request("suffix is not supported: text can only be continued, not filled in", "suffix", "unsupported")
-    settings = generating(body, defaults, lenient)
+    settings = generating(body, defaults, ignored)
     settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if body.logprobs is not None:
         settings["logprobs"] = body.logprobs

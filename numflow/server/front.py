@@ -13,6 +13,7 @@ from numflow.server import listen, status
 from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
 from numflow.server.config import Config
 from numflow.server.errors import ApiError
+from numflow.server.ignored import HEADER
 from numflow.server.merge import merged
 from numflow.server.replica import Call, Head
 from numflow.server.replicas import Replicas
@@ -76,7 +77,10 @@ def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None
         return dump(error.native_body()) + b"\n\n" if native else event(error.body())
 
     kind = (head.get(b"content-type") or "").partition(";")[0]
-    return service.stream(request, answer, lambda: None, failed, kind)
+    reply = service.stream(request, answer, lambda: None, failed, kind)
+    if (ignored := head.get(HEADER.encode())) is not None:
+        reply.headers[HEADER] = ignored
+    return reply
 
 
 async def _first(answer: AsyncGenerator[Any, None]) -> Head:

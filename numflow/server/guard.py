@@ -16,12 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from numflow.server.errors import ApiError, of_error, of_http, shutting_down
+from numflow.server.ignored import HEADER
 from numflow.server.jobs import ClientGone
 from numflow.server.service import Service
 from numflow.server.wire import error_response
 
 log = logging.getLogger("numflow.server")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+OWN_NAMES = (*LOOPBACK, "host.docker.internal", "host.containers.internal")  # the last two: as containers say it
 OPEN = ("/health",)  # the only routes that ask for no key, and answer while the service ends
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -55,7 +57,10 @@ class Guard:
         async def send_marked(message) -> None:
             if message["type"] == "http.response.start":
                 sent["status"] = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = state["id"]
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = state["id"]
+                if (ignored := state.get("ignored")) is not None and ignored.why:
+                    told[HEADER] = ignored.header()
             await send(message)
 
         try:
@@ -78,7 +83,8 @@ class Guard:
             return
         host = _host(headers.get("host", ""))
         if self._hosts and host not in self._hosts:
-            raise ApiError(403, f"the service does not go by the name {host!r:.100}; allowed_hosts lists its names",
+            raise ApiError(403, f"the service does not go by the name {host!r:.100}; the option allowed_hosts "
+                           "(--allow-host NAME) adds names",
                            code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and urlsplit(origin).netloc != headers.get("host"):
@@ -116,6 +122,8 @@ class Guard:
         line = {"request": state["id"], "client": client[0] if client else None, "method": scope["method"],
                 "path": scope["path"], "status": sent["status"], "ms": round(1000 * seconds, 1),
                 **state.get("facts", {}), **state.get("body", {})}
+        if (ignored := state.get("ignored")) is not None and ignored.why:
+            line["ignored"] = ignored.why
         if sent.get("gone"):
             line["client_gone"] = True
         if error is not None:

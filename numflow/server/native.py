@@ -61,9 +61,8 @@ class _Answer:
         limit = body.max_output_len or body.max_new_tokens or served.defaults.get("max_tokens") or DEFAULT_TOKENS
         given = {"decoding_alg": body.decoding_alg or None, "temperature": body.temperature, "stop": body.stop,
                  "seed": body.random_seed or None}  # 0 is another one each time
-        own = own_settings(body.model_extra, NativeRequest.model_fields, self._service.config.lenient)
-        settings = with_defaults({**own, **{key: value for key, value in given.items() if value is not None}},
-                                 served.defaults)
+        given = {key: value for key, value in given.items() if value is not None}
+        settings = with_defaults({**own_settings(body, self._running.ignored), **given}, served.defaults)
         prompt = self._encoder_prompt() if served.model.runner.has_encoder else self._prompt()
         self._running.check(prompt, "text")
         if served.model.runner.has_encoder and (first := self._decoder_prefix()):

@@ -76,8 +76,8 @@ SERVICE = {
     "port": Option(_a(int, "0 .. 65535", lambda value: 0 <= value <= 65535), 8080, "0: any free one.", ("http_port",)),
     "api_keys": Option(_texts, (), "If given, every route but /health asks for one of them."),
     "cors_origins": Option(_texts, (), "Web pages of these origins may call the service."),
-    "allowed_hosts": Option(_texts, (), "Names that the Host header may have; default: loopback's, when listening "
-                            "there, else any."),
+    "allowed_hosts": Option(_texts, (), "Further names that the Host header may have, beside loopback's and "
+                            "containers'; without any, all names where the service listens beyond loopback."),
     "max_body": Option(_bytes, 4 * 2**20, "Bytes of a request's body."),
     "max_connections": Option(_count, 1024, "Connections at a time; more get 503."),
     "max_queue": Option(_count, 256, "Requests that may wait; more get 429.", ("max_waiting",)),
@@ -96,9 +96,11 @@ SERVICE = {
     "drain_timeout": Option(_seconds, 30, "Seconds that running requests have when the service is told to end."),
     "keep_alive": Option(_seconds, 15, "Seconds after which a silent stream gets a comment."),
     "memory": Option(_bytes, None, "Memory for models together; the least recently used ones make room. Default: any."),
-    "unknown_model": Option(_one_of("refuse", "default"), "refuse", "What a request for a model of another name gets: "
-                            "an error, or the first model."),
-    "lenient": Option(_flag, False, "Drop fields that no route knows, instead of refusing them."),
+    "unknown_model": Option(_one_of("auto", "refuse", "default"), "auto", "What a request for a model of another name "
+                            "gets: an error (refuse), the first model (default), or with one model that, and with "
+                            "several an error."),
+    "strict": Option(_flag, False, "Refuse fields that no route knows and settings without effect, instead of leaving "
+                     "them out."),
     "reasoning": Option(_one_of("separate", "inline"), "separate", "Thinking text goes to reasoning_content, or stays "
                         "in the answer."),
     "log_file": Option(_any_text, "", "Where the log goes; \"\": standard error."),

@@ -67,12 +67,13 @@ class Pool:
         Raises:
             ApiError: there is none of that name.
         """
-        if name is None:
+        if not name:
             return self.default
         if name in self._names:
             return self._names[name]
-        if self._config.unknown_model == "default":
-            return self.default
+        rule = self._config.unknown_model
+        if rule == "default" or (rule == "auto" and len(self._slots) == 1 and not self._config.strict):
+            return self.default  # many programs have a name built in; the answer says which model it was
         raise ApiError(404, f"there is no model {name!r:.200}; models: {', '.join(self._slots)}", param="model",
                        code="model_not_found")
 

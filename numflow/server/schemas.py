@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -37,8 +45,8 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown(cls, data: Any) -> Any:
-        if cls.model_config.get("extra") != "forbid" or not isinstance(data, dict):
+    def _one_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context == "open" or cls.model_config.get("extra") != "forbid" or not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = [name for name in data if name not in known]
@@ -56,7 +64,7 @@ def _numbers(bias: Any) -> Any:
 
 
 class Strict(Fields):
-    """No field but those declared, and no value of another type."""
+    """No value of another type, and no field but those declared: further ones are left out (wire.parse)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -149,16 +157,16 @@ class ToolChoice(Strict):
 class JsonSchema(Strict):
     """A JSON schema with its name."""
 
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """What form the answer has."""
+class ResponseFormat(Open):
+    """What form the answer has: text, json_object, json_schema, or a type of other engines (constraints.py)."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: str
     json_schema: JsonSchema | None = None
 
 
@@ -179,6 +187,7 @@ class Generating(Without, Open):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[Mapping[str, float] | None, BeforeValidator(_numbers)] = None
+    response_format: ResponseFormat | None = None
 
 
 class ChatRequest(Generating):
@@ -188,7 +197,6 @@ class ChatRequest(Generating):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -210,7 +218,8 @@ class CompletionRequest(Generating):
 class EmbeddingRequest(Without):
     """POST /v1/embeddings."""
 
-    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)] | Ids | Annotated[
+        list[Ids], Field(min_length=1, max_length=2048)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None

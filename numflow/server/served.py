@@ -1,6 +1,7 @@
 """A model that the service has loaded: its engine, and how its prompts are made."""
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from numflow.engine.prompt import Conversation, Prompts
 from numflow.errors import NumflowError, RequestError
 from numflow.server.config import ModelConfig
 from numflow.server.errors import ApiError, bad_request
+from numflow.server.ignored import Ignored
 from numflow.server.reply import END_THINK, THINK
 from numflow.server.tool_formats import find_format
 
@@ -86,15 +88,19 @@ class Served:
                               "unsupported")
         return self.engine
 
+    def knows(self, name: str, field: str, ignored: Ignored) -> bool:
+        """Whether the chat template has a name; if not, the field that is for it is ignored."""
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.chat_template or ""):
+            return True
+        ignored.add(field, f"the chat template of {self.name} knows no {name!r:.80}", "unsupported")
+        return False
+
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Conversation:
-        """Ids of a conversation. variables: further names for the template; it has to know each.
+        """Ids of a conversation. variables: further names for the template, which it knows.
 
         Raises:
-            ApiError: the template does not know one. TokenizerError: the template refuses the messages.
+            TokenizerError: the template refuses the messages.
         """
-        for name in variables:
-            if name not in (self.chat_template or ""):
-                raise bad_request(f"the chat template of {self.name} knows no {name!r:.80}", name[:80], "unsupported")
         own = self.config.prompt.get("system_prompt")
         if own and not any(message["role"] in ("system", "developer") for message in messages):
             messages = [{"role": "system", "content": own}, *messages]

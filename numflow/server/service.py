@@ -16,6 +16,7 @@ from numflow.engine.generation import Piece
 from numflow.engine.request import Request as Checked
 from numflow.server.config import Config
 from numflow.server.errors import ApiError, bad_request
+from numflow.server.ignored import Ignored
 from numflow.server.jobs import Jobs
 from numflow.server.metrics import Metrics, Watch
 from numflow.server.pool import Lease, Pool
@@ -67,10 +68,11 @@ class Service:
         data = await read_body(request, self.config.max_body, self.config.body_timeout)
         if self.config.log_prompts:
             request.state.body = {"body": data.decode("utf-8", "replace")}
+        ignored = request.state.ignored = Ignored(self.config.strict)
         if len(data) < LONG:
-            return parse(kind, data, self.config.lenient)
+            return parse(kind, data, ignored)
         async with self._readers:
-            return await asyncio.to_thread(parse, kind, data, self.config.lenient)
+            return await asyncio.to_thread(parse, kind, data, ignored)
 
     async def leased(self, request: Request, name: str | None) -> Lease:
         """The model that a request wants, loaded."""
@@ -144,6 +146,7 @@ class Generating:
 
     def __init__(self, service: Service, request: Request, lease: Lease):
         self.service, self.request, self.lease, self.served = service, request, lease, lease.served
+        self.ignored: Ignored = request.state.ignored
         self.runs: list[Run] = []
         self.prompt_tokens = 0
         self._watch = Watch(service.metrics, self.served.name)
@@ -160,6 +163,8 @@ class Generating:
         owner = getattr(self.request.state, "owner", "")
         requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]
         retry = self.service.metrics.seconds_per_request(self.served.name)
+        for checked in requests:
+            self.ignored.update(checked.ignored)
         for checked in requests:
             self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
             self.prompt_tokens += len(checked.prompt)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
-from numflow.server.errors import ApiError, one_line
+from numflow.server.errors import one_line
 from numflow.server.service import Service
 from numflow.server.wire import Json
 
@@ -48,11 +48,7 @@ async def models(service: Service, request: Request) -> Json:
 
 async def model(service: Service, request: Request) -> Json:
     """GET /v1/models/{id}; ids may have slashes."""
-    wanted = request.path_params["id"]
-    for config, *_ in service.pool.listing():
-        if wanted in (config.name, *config.aliases):
-            return Json(_entry(service, config.name))
-    raise ApiError(404, f"there is no model {wanted!r:.200}", param="model", code="model_not_found")
+    return Json(_entry(service, service.pool.find(request.path_params["id"])))
 
 
 def _entry(service: Service, name: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import numpy as np
 from starlette.requests import Request
 
 from numflow.server.chat import finish_reason
-from numflow.server.conversation import messages_of
+from numflow.server.conversation import messages_of, template_variables
 from numflow.server.errors import bad_request
+from numflow.server.ignored import Ignored
 from numflow.server.schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -25,7 +26,7 @@ from numflow.server.wire import Json, dump_long
 async def embeddings(service: Service, request: Request) -> Json:
     """POST /v1/embeddings."""
     body = await service.read(request, EmbeddingRequest)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
     if not all(texts):
         raise bad_request("input has an empty text", "input")
 
@@ -36,7 +37,7 @@ async def embeddings(service: Service, request: Request) -> Json:
             raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {served.name} cannot be cut",
                               "dimensions", "unsupported")
         shown = _base64 if body.encoding_format == "base64" else _plain
-        tokens = sum(len(served.tokenizer.encode(text)) for text in texts)
+        tokens = sum(len(served.tokenizer.encode(text) if isinstance(text, str) else text) for text in texts)
         return dump_long({"object": "list", "model": served.name,
                           "data": [{"object": "embedding", "index": index, "embedding": shown(vector)}
                                    for index, vector in enumerate(vectors)],
@@ -61,12 +62,13 @@ async def tokenize(service: Service, request: Request) -> Json:
         raise bad_request("give text or messages", "text")
     if body.messages is not None and (body.add_special is not None or body.parse_special is not None):
         raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
-    if body.tools is not None and body.messages is None:
+    if body.tools and body.messages is None:
         raise bad_request("tools need messages", "tools")
+    ignored: Ignored = request.state.ignored
 
     def work(served: Served):
         if body.messages is not None:
-            ids = list(served.render(messages_of(body.messages), _variables(body)))
+            ids = list(served.render(messages_of(body.messages), _variables(served, body, ignored)))
         else:
             ids = served.tokenizer.encode(body.text, body.add_special is not False, body.parse_special is not False)
         found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
@@ -93,16 +95,20 @@ async def detokenize(service: Service, request: Request) -> Json:
 async def apply_template(service: Service, request: Request) -> Json:
     """POST /apply-template: the prompt that a conversation becomes."""
     body = await service.read(request, TemplateRequest)
-    variables = {**_variables(body), **(body.chat_template_kwargs or {})}
+    ignored: Ignored = request.state.ignored
 
     def work(served: Served):
+        variables = {**_variables(served, body, ignored),
+                     **template_variables(served, body.chat_template_kwargs, ignored)}
         return {"model": served.name, "prompt": served.text_of(messages_of(body.messages), variables)}
 
     return Json(await service.in_thread(request, body.model, work))
 
 
-def _variables(body: TokenizeRequest | TemplateRequest) -> dict[str, Any]:
-    return {"tools": [tool.model_dump(exclude_none=True) for tool in body.tools]} if body.tools else {}
+def _variables(served: Served, body: TokenizeRequest | TemplateRequest, ignored: Ignored) -> dict[str, Any]:
+    if not body.tools or not served.knows("tools", "tools", ignored):
+        return {}
+    return {"tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
 
 
 async def translate(service: Service, request: Request) -> Json:

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import math
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,9 +43,35 @@ class ToolFormat:
         return {self.begin, self.end, *self.inner} - {""}
 
 
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    """A number of JSON that other programs can read too."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+
+
+def _arguments(values: Any) -> str:
+    """Arguments as JSON text. Raises ValueError where they are no object, or hold something that JSON has not."""
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        raise ValueError("arguments are no object")
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
 def _json_calls(body: str) -> list[Call]:
     """{"name": ..., "arguments": {...}}, a list of such objects, or several after one another."""
-    values, decoder, rest = [], json.JSONDecoder(), body.strip()
+    values, decoder, rest = [], _DECODER, body.strip()
     while rest:
         value, end = decoder.raw_decode(rest)
         values += value if isinstance(value, list) else [value]
@@ -58,20 +86,20 @@ def _call_of(value: Any) -> Call:
         raise ValueError("no name")
     given: Any = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
     if isinstance(given, str):
-        json.loads(given)
+        _arguments(_DECODER.decode(given))
         return Call(value["name"], given)
-    return Call(value["name"], json.dumps(given, ensure_ascii=False))
+    return Call(value["name"], _arguments(given))
 
 
 def _named_calls(body: str) -> list[Call]:
     """NAME[ARGS]{...}, several after one another, with or without the opening mark between them."""
-    calls, decoder, rest = [], json.JSONDecoder(), body.strip()
+    calls, decoder, rest = [], _DECODER, body.strip()
     while rest:
         name, mark, rest = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
         value, end = decoder.raw_decode(rest.lstrip())
-        if not mark or not name.strip() or not isinstance(value, dict):
+        if not mark or not name.strip():
             raise ValueError("no call")
-        calls.append(Call(name.partition("[CALL_ID]")[0].strip(), json.dumps(value, ensure_ascii=False)))
+        calls.append(Call(name.partition("[CALL_ID]")[0].strip(), _arguments(value)))
         rest = rest.lstrip()[end:].lstrip()
     return calls
 
@@ -89,10 +117,10 @@ def _tagged_calls(body: str) -> list[Call]:
             raise ValueError("no function")
         name, inside = found[1], found[2].strip()
         if inside.startswith("{"):
-            json.loads(inside)
+            _arguments(_DECODER.decode(inside))
             calls.append(Call(name, inside))
         else:
-            calls.append(Call(name, json.dumps(_parameters(inside), ensure_ascii=False)))
+            calls.append(Call(name, _arguments(_parameters(inside))))
         at = found.end()
     return calls
 
@@ -111,7 +139,7 @@ def _parameters(text: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A parameter's value: JSON where it is some, else text."""
     try:
-        return json.loads(text)
+        return _DECODER.decode(text)
     except ValueError:
         return text
 
@@ -119,18 +147,21 @@ def _value(text: str) -> Any:
 def _python_calls(body: str) -> list[Call]:
     """[name(key=value, ...), ...] with literal values."""
     try:
-        tree = ast.parse(body.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model's text may have escapes that Python doubts
+            tree = ast.parse(body.strip(), mode="eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else [tree]
         return [_python_call(node) for node in nodes]
-    except (SyntaxError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError("no calls") from error
 
 
 def _python_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
         raise ValueError("no call with named arguments")
-    values = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
-    return Call(ast.unparse(node.func), json.dumps(values, ensure_ascii=False))
+    if not all(isinstance(part, (ast.Name, ast.Attribute, ast.Load)) for part in ast.walk(node.func)):
+        raise ValueError("no name of a function")
+    return Call(ast.unparse(node.func), _arguments({word.arg: ast.literal_eval(word.value) for word in node.keywords}))
 
 
 def _fenced_calls(body: str) -> list[Call]:

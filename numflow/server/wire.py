@@ -11,8 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from numflow.errors import did_you_mean
+from numflow.server.constraints import refuse, refuse_inside
 from numflow.server.errors import ApiError, bad_request, of_error, one_line
+from numflow.server.ignored import Ignored
 from numflow.server.jobs import ClientGone, Jobs
+from numflow.server.schemas import Generating, NativeRequest, Open
 
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -83,20 +86,41 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     return b"".join(parts)
 
 
-def parse(kind: type[Body], data: bytes, lenient: bool = False) -> Body:
-    """A body as an object of its schema.
-
-    lenient: fields that the schema does not have are dropped instead of refused.
+def parse(kind: type[Body], data: bytes, ignored: Ignored) -> Body:
+    """A body as an object of its schema. Fields that the schema does not have go to `ignored`.
 
     Raises:
-        ApiError: 400, with the first field that is wrong.
+        ApiError: 400, with the first field that is wrong, or that is a constraint and unknown.
     """
     try:
-        return kind.model_validate_json(data or b"{}", extra="ignore" if lenient else None)
+        how: Any = {} if ignored.strict else {"extra": "allow", "context": "open"}
+        body = kind.model_validate_json(data or b"{}", **how)
     except ValidationError as error:
         raise _explained(kind, error.errors(include_url=False, include_context=False)) from None
     except RecursionError:
         raise bad_request("the request's JSON is nested too deeply", code="invalid_json") from None
+    _leave_out(body, ignored)
+    return body
+
+
+def _leave_out(body: Any, ignored: Ignored, path: str = "") -> None:
+    """Take fields that no schema has out of a body and of what is in it, but for schemas that are open."""
+    if isinstance(body, list) and body and isinstance(body[0], BaseModel):
+        for at, part in enumerate(body):
+            _leave_out(part, ignored, f"{path.removesuffix('.')}[{at}].")
+    if not isinstance(body, BaseModel):
+        return
+    if body.model_extra and not isinstance(body, Open):
+        known = [path + name for name in _names(type(body))]
+        for name, value in body.model_extra.items():
+            refuse(name, value, path)
+            ignored.unknown(path + name, known)
+        body.model_extra.clear()
+    elif isinstance(body, (Generating, NativeRequest)):  # whoever reads the others knows them; not what is in them
+        for name, value in (body.model_extra or {}).items():
+            refuse_inside(name, value)
+    for name in type(body).model_fields:
+        _leave_out(getattr(body, name), ignored, f"{path}{name}.")
 
 
 def _explained(kind: type[BaseModel], faults: Sequence[Mapping[str, Any]]) -> ApiError:

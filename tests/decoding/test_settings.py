@@ -38,9 +38,9 @@ def test_out_of_range(name, values):
     ({"min_p": 0.1}, "min_p"), ({"tfs_z": 0.9}, "tfs_z"), ({"typical_p": 0.9}, "typical_p"),
     ({"mirostat": 2}, "mirostat"),
     ({"pool_size": 50}, "pool_size=50 has no effect at temperature 0"),
-    ({"temperature": 1, "mirostat": 2, "top_k": 5}, "top_k=5 contradicts mirostat=2"),
+    ({"temperature": 1, "mirostat": 2, "top_k": 5}, "top_k=5 has no effect beside mirostat=2"),
     ({"temperature": 1, "mirostat_tau": 3.0}, "mirostat_tau=3.0 has no effect without mirostat"),
-    ({"fsd": True, "top_p": 0.9}, "top_p=0.9 contradicts fsd=True"),
+    ({"fsd": True, "top_p": 0.9}, "top_p=0.9 has no effect beside fsd=True"),
     ({"fsd": True, "mirostat": 1}, "mirostat=1 contradicts"),
     ({"fsd": "random", "temperature": 1, "mirostat": 1}, "contradicts fsd='random'"),
     ({"fsd": "random"}, "draws tokens: give a temperature"), ({"fsd_k": 3}, "fsd_k=3 has no effect without fsd"),
@@ -95,9 +95,8 @@ def test_every_name_makes_settings(name):
     ({"decoding_alg": '{"name"'}, "no JSON object"),
     ({"decoding_alg": 5}, "a name or a JSON object"), ({"decoding_alg": {"name": 5}}, "name should be text"),
     ({"decoding_alg": {"name": "greedy", "pool_size": "x"}}, "pool_size should be"),
-    ({"decoding_alg": "greedy", "temperature": 0.7}, "temperature=0.7 contradicts decoding_alg 'greedy'"),
-    ({"decoding_alg": "top_p", "temperature": 0.0}, "temperature=0.0 contradicts decoding_alg 'top_p'"),
-    ({"decoding_alg": "mirostat", "top_k": 5}, "top_k=5 contradicts mirostat=2"),
+    ({"decoding_alg": "random_fsd", "temperature": 0}, "draws tokens: give a temperature above 0"),
+    ({"top_k": -2}, "top_k should be"), ({"top_p": 1.5}, "top_p should be"), ({"samplers": ["topk"]}, "did you mean"),
     ({"top_pp": 0.5}, "no setting 'top_pp' for generating; did you mean 'top_p'"),
     ({"dry_breakers": {1}}, "no setting 'dry_breakers'")])
 def test_wrong_settings(given, message):
@@ -112,3 +111,29 @@ def test_what_json_can_say():
     assert Settings.of({"logit_bias": None, "temperature": None}) == Settings()
     assert Settings.of({"decoding_alg": "sample.top_p", "temperature": None, "top_p": 0.5}).top_p == 0.5
     assert Settings.of({"decoding_alg": "greedy", "temperature": 1.0}).greedy
+
+
+@pytest.mark.parametrize(("given", "ignored", "kept"), [
+    ({"top_p": 0.9}, ["top_p"], {}), ({"temperature": 0, "top_k": 40, "min_p": 0.1, "top_p": 0.5},
+                                      ["min_p", "top_k", "top_p"], {}),
+    ({"temperature": 0, "top_k": 1, "top_p": 1.0, "min_p": 0}, [], {"top_k": 1}),
+    ({"mirostat": 2, "mirostat_tau": 3.0}, ["mirostat", "mirostat_tau"], {}),
+    ({"temperature": 0.8, "mirostat": 2, "top_k": 40, "top_p": 0.9}, ["top_k", "top_p"],
+     {"temperature": 0.8, "mirostat": 2}),
+    ({"temperature": 1, "mirostat_tau": 3.0, "repeat_last_n": 64, "dry_base": 2.0, "fsd_k": 3},
+     ["dry_base", "fsd_k", "mirostat_tau", "repeat_last_n"], {"temperature": 1}),
+    ({"fsd": True, "top_p": 0.9}, ["top_p"], {"fsd": True}),
+    ({"temperature": 0.5, "top_k": 4, "samplers": ["top_p"], "top_p": 0.5}, ["temperature", "top_k"],
+     {"temperature": 1.0, "samplers": ("top_p",), "top_p": 0.5}),
+    ({"num_beams": 2, "top_p": 0.5, "length_penalty": 2.0}, ["top_p"], {"num_beams": 2, "length_penalty": 2.0}),
+    ({"length_penalty": 2.0, "early_stopping": True, "dry_sequence_breakers": ["x"]},
+     ["dry_sequence_breakers", "early_stopping", "length_penalty"], {}),
+    ({"decoding_alg": "greedy", "temperature": 0.7}, ["temperature"], {"temperature": 0.0}),
+    ({"decoding_alg": "top_p", "temperature": 0.0, "min_p": 0.1}, ["decoding_alg", "min_p"], {}),
+    ({"decoding_alg": "mirostat", "top_k": 5}, ["top_k"], {"temperature": 1.0, "mirostat": 2, "pool_size": 50}),
+    ({"decoding_alg": "fsd", "temperature": 0}, ["temperature"], {"temperature": 1.0, "fsd": True, "pool_size": 50}),
+    ({"top_k": -1, "seed": -1}, [], {})])
+def test_what_has_no_effect_is_left_out_and_told(given, ignored, kept):
+    settings = Settings.of(given)
+    assert sorted(settings.ignored) == ignored and all(settings.ignored.values())
+    assert settings == Settings(**kept)

@@ -124,9 +124,21 @@ def test_what_cannot_be_embedded():
     assert model.embed("abc", pooling="mean").shape == (WIDTH,)
     with pytest.raises(RequestError, match="no pooling 'meen'; did you mean 'mean'"):
         model.embed("abc", pooling="meen")
-    for texts in (["abc", 3], [[1, 2]]):
+    for texts in (["abc", 3], [[1, 2], "abc"], [[1, 2.5]], [[True]], [3, [1]]):
         with pytest.raises(RequestError, match="embed needs a text or a list of texts"):
             model.embed(texts, pooling="mean")
+
+
+def test_ids_run_as_they_are():
+    model, _ = table_model(Recipe(pooling=("mean",)))
+    texts = ["abc", "b"]
+    ids = [[CLS, *TOKENIZER.encode(text, False), SEP] for text in texts]
+    np.testing.assert_array_equal(model.embed(ids), model.embed(texts))
+    np.testing.assert_array_equal(model.embed(ids[0]), model.embed("abc"))
+    with pytest.raises(RequestError, match="99999"):
+        model.embed([[1, 99999]])
+    with pytest.raises(RequestError, match="prompt 'query' is for texts"):
+        model.embed(ids, prompt="query")
 
 
 EXPECTED = Path(__file__).parent / "expected" / "embeddings.json"

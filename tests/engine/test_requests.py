@@ -168,21 +168,18 @@ def test_repetitions_stop_at_breakers():
 @pytest.mark.parametrize(("settings", "message"), [
     ({"n": 0}, "n should be a whole number from 1"),
     ({"best_of": 1, "n": 2, "temperature": 1}, "best_of should be a whole"),
-    ({"n": 2}, "n=2 would give the same text 2 times"), ({"best_of": 3}, "best_of=3 would give the same"),
-    ({"n": 2, "fsd": True}, "n=2 would give"), ({"num_beams": 2, "n": 3}, "n=3 is more than the 2 beams"),
+    ({"num_beams": 2, "n": 3}, "n=3 is more than the 2 beams"),
     ({"num_beams": 2, "logprobs": 1}, "a beam search does not go with logprobs"),
     ({"num_beams": 2, "fsd": True}, "leave out fsd"), ({"num_beams": 2, "speculate": "ngram"}, "does not speculate"),
     ({"num_beams": 2, "regex": "a"}, "does not go with regex"),
     ({"speculate": "magic"}, "speculate should be one of ngram, draft, off"),
     ({"speculate": "draft"}, "needs a draft model"),
-    ({"draft_tokens": 3}, "draft_tokens=3 has no effect"),
     ({"draft_tokens": 0, "speculate": "ngram"}, "draft_tokens should be a whole number 1 .. 16"),
     ({"regex": "a", "grammar": "start: a"}, "regex contradicts grammar"), ({"echo": 1}, "echo should be a switch"),
     ({"echo": True, "chat": True}, "echo is for prompts"),
     ({"stop_token_ids": [999]}, "stop_token_ids has token id 999"),
     ({"banned_tokens": [[1, 999]]}, "banned_tokens has token id 999"),
     ({"banned_tokens": [[]]}, "banned_tokens is empty"),
-    ({"dry_sequence_breakers": ["x"]}, "has no effect without dry_multiplier"),
     ({"dry_sequence_breakers": "x", "dry_multiplier": 1}, "should be texts"),
     ({"n": 1, "best_of": 2, "temperature": 1, "stream": True}, "best_of chooses at the end")])
 def test_what_contradicts(settings, message):
@@ -190,6 +187,21 @@ def test_what_contradicts(settings, message):
     with pytest.raises(RequestError, match=message):
         model.generate("ab", **settings)
     assert model.program.batches == []
+
+
+@pytest.mark.parametrize(("settings", "ignored"), [
+    ({"top_p": 0.9}, ["top_p"]), ({"draft_tokens": 3}, ["draft_tokens"]), ({"mirostat": 2}, ["mirostat"]),
+    ({"dry_sequence_breakers": ["x"]}, ["dry_sequence_breakers"]), ({"length_penalty": 2.0}, ["length_penalty"])])
+def test_what_has_no_effect_changes_nothing_and_is_told(settings, ignored):
+    model = fake_model(noisy)
+    plain, found = (model.generate("ab", max_tokens=8, **more) for more in ({}, settings))
+    assert found.ids == plain.ids and plain.ignored == {} and list(found.ignored) == ignored
+
+
+@pytest.mark.parametrize("settings", [{"n": 3}, {"n": 3, "fsd": True}, {"n": 3, "best_of": 4}])
+def test_several_greedy_texts_are_the_same_text(settings):
+    found = fake_model(noisy).generate("ab", max_tokens=5, **settings)
+    assert len(found.choices) == 3 and len({tuple(one.ids) for one in found.choices}) == 1
 
 
 def scattered(history):

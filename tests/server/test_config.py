@@ -57,7 +57,7 @@ def test_templates_by_name():
     ({"models": MODELS, "prompt_templates": {"q": "hello"}}, "has no {query}"),
     ({"models": {"a": {"path": "x", "aliases": ["b"]}, "b": {"path": "y"}}}, "two models go by the name 'b'"),
     ({"models": {"a": {"path": "x", "decoding_strategy": "sample.top_q"}}}, "[models.a] there is no decoding_alg"),
-    ({"models": {"a": {"path": "x", "decoding_strategy": "greedy", "temperature": 0.5}}}, "contradicts"),
+    ({"models": {"a": {"path": "x", "decoding_strategy": "greedy", "temperature": 0.5}}}, "has no effect"),
     ({}, "no model"), ({"models": 5}, "should be a table"), ({"models": {"a": 5}}, "should be a table"),
 ])
 def test_what_is_refused(tables, said):

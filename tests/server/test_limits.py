@@ -66,8 +66,11 @@ async def test_other_origins_and_names_are_refused():
         assert "access-control-allow-origin" not in (await http.get("/v1/models")).headers
     async with client(host="0.0.0.0") as http:
         assert (await http.get("/v1/models", headers={"Host": "my-machine"})).status_code == 200
-    async with client(host="0.0.0.0", allowed_hosts=["my-machine"]) as http:
-        assert (await http.get("/v1/models", headers={"Host": "other"})).status_code == 403
+    for listens in ("0.0.0.0", "127.0.0.1"):
+        async with client(host=listens, allowed_hosts=["my-machine"]) as http:
+            for host, status in (("other", 403), ("my-machine:80", 200), ("localhost", 200),
+                                 ("host.docker.internal:8080", 200)):
+                assert (await http.get("/v1/models", headers={"Host": host})).status_code == status, (listens, host)
 
 
 async def test_health_says_when_it_is_not_ready():

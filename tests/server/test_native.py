@@ -51,7 +51,7 @@ def test_templates_and_defaults_of_the_configuration(http, model):
     ({"text": "x" * 600}, "error.too_long_request", "512"),
     ({"text": "x", "decoding_alg": "sample.top_q"}, "error.invalid_request_format", "top_p"),
     ({"text": "x", "max_output_len": 1, "max_new_tokens": 1}, "error.invalid_request_format", "the same"),
-    ({"text": "x", "max_output_length": 1}, "error.invalid_request_format", "max_output_len"),
+    ({"text": "x", "guided_grammar": 5}, "error.invalid_request_format", "guided_grammar"),
     ({"text": "x", "encoder_input_template": "{query}"}, "error.invalid_request_format", "no encoder"),
 ])
 def test_errors_have_both_shapes(http, body, code, said):

@@ -146,6 +146,19 @@ def test_embeddings(openai_client, model_folders):
     assert reply.usage.prompt_tokens == 9 and reply.object == "list"
 
 
+def test_embeddings_of_token_ids(openai_client, model_folders):
+    import numflow
+
+    ids = [[2, 5, 8, 3], [2, 5, 3]]
+    reply = openai_client.embeddings.create(model="encoder", input=ids, extra_body={"pooling": "mean"})
+    one = openai_client.embeddings.create(model="encoder", input=ids[1], extra_body={"pooling": "mean"})
+    with numflow.load(model_folders["encoder"], backend="reference") as encoder:
+        expected = encoder.embed(ids, pooling="mean")
+    np.testing.assert_allclose([entry.embedding for entry in reply.data], expected, atol=1e-6)
+    np.testing.assert_allclose(one.data[0].embedding, expected[1], atol=1e-6)
+    assert reply.usage.prompt_tokens == 7
+
+
 def test_models(openai_client):
     assert [entry.id for entry in openai_client.models.list()] == ["org/chat", "encoder", "translator", "limited"]
     one = openai_client.models.retrieve("org/chat")

@@ -12,6 +12,14 @@ from numflow.server.tool_formats import FORMATS, find_format
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
+def strict_json(text):
+    """The value of JSON text; NaN and Infinity are none."""
+    def refused(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refused)
+
+
 def split(text, cuts=(), tools=None, **options):
     """(content, reasoning, [(name, arguments)]) of a text that comes in pieces; what is emitted equals the reply."""
     splitter, emitted, at = Splitter(tools and FORMATS[tools], **options), Reply(), 0
@@ -23,7 +31,7 @@ def split(text, cuts=(), tools=None, **options):
         emitted.add(part)
     assert emitted == splitter.reply
     assert [call.index for call in emitted.calls] == list(range(len(emitted.calls)))
-    return emitted.content, emitted.reasoning, [(c.call.name, json.loads(c.call.arguments)) for c in emitted.calls]
+    return emitted.content, emitted.reasoning, [(c.call.name, strict_json(c.call.arguments)) for c in emitted.calls]
 
 
 @pytest.mark.parametrize("tools, text, content, calls", [
@@ -95,3 +103,33 @@ def test_the_format_is_seen_from_the_template():
     assert find_format("<tool_call>") is None  # it takes no tools
     assert find_format("{{ tools }}") is None and find_format(None) is None
     assert find_format(None, "pipe_json") is FORMATS["pipe_json"]
+
+
+JSON_BODIES = ['{"name": "f", "arguments": {"a": NaN}}', '{"name": "f", "arguments": {"a": [-Infinity]}}',
+               '{"name": "f", "arguments": {"a": 1e999}}', '{"name": "f", "arguments": "NaN"}',
+               '{"name": "f", "arguments": "{\\"a\\": -1e400}"}', '{"name": "f", "arguments": [1]}',
+               '{"name": "f", "arguments": 5}', '{"name": 5}', '[1]', '{"name": "f", "arguments": "[1]"}',
+               '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "[" * 5000]
+PYTHON_BODIES = ["[f(a={1,2})]", "[f(a=b'x')]", "[f(a=1j)]", "[f(a=...)]", "[f(a={(1,2):3})]", "[f(a=1e999)]",
+                 "[f(a=[-1e999])]", "[f(a={[1]: 2})]", "[f(a={**b})]", "[f(a=f'{x}')]", "[f(a=g())]", "[f(**a)]",
+                 "[(lambda: 1)(a=1)]", "[f()(a=1)]", "[f(a=x)]", "[f(a=1+'b')]", "[f(a='\x00')]", "[f(a='\\d'", "[1]",
+                 "[f(a=" + "(" * 5000, "[f(a=0x" + "f" * 5000 + ")]"]
+
+
+@pytest.mark.parametrize("tools, body", [
+    *((name, body) for name in ("tag_json", "bracket_json", "pipe_json", "plain_json") for body in JSON_BODIES),
+    *((name, body) for name in ("pipe_python", "plain_python") for body in PYTHON_BODIES),
+    *(("bracket_named", f"f[ARGS]{body}") for body in ('{"a": NaN}', '{"a": 1e999}', "[1]", "5")),
+    *((name, text) for name in ("function_tag",) for text in ('f>{"a": NaN}', 'f>{"a": 1e999}')),
+    *(("tag_parameters", f"<function=f>{text}</function>") for text in ('{"a": NaN}', '{"a": 1e999}')),
+    ("fenced", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": NaN}\n```<｜tool▁call▁end｜>')])
+def test_what_json_cannot_say_is_no_call_and_stays_text(tools, body):
+    form = FORMATS[tools]
+    text = form.begin + body + form.end
+    assert split(text, tools=tools, names=frozenset({"f"})) == (text, "", [])
+
+
+def test_a_parameter_that_is_no_json_is_text():
+    text = "<tool_call><function=f><parameter=a>NaN</parameter><parameter=b>1e999</parameter></function></tool_call>"
+    assert split(text, tools="tag_parameters")[2] == [("f", {"a": "NaN", "b": "1e999"})]
+    assert split('<tool_call>{"name": "f", "arguments": null}</tool_call>', tools="tag_json")[2] == [("f", {})]
