@@ -109,7 +109,8 @@ def check(values: Mapping[str, Any]) -> None:
         if name in samplers[:at]:
             raise RequestError(f"samplers names one twice: {name}")
     if values["fsd"] and values["mirostat"]:
-        raise RequestError(f"mirostat={values['mirostat']} contradicts fsd={quoted(values['fsd'])}: leave out one of them")
+        raise RequestError(f"mirostat={values['mirostat']} contradicts fsd={quoted(values['fsd'])}: leave out one of "
+                           "them")
     if values["fsd"] == "random" and values["temperature"] == 0:
         raise RequestError('fsd="random" draws tokens: give a temperature above 0')
 

@@ -120,6 +120,10 @@ def of_format(form: ResponseFormat) -> Found | None:
     Raises:
         ApiError: it is none that is known, or not complete.
     """
+    content = _TYPES.get(form.type, ((),))[0]
+    for name, value in (form.model_extra or {}).items():
+        if name not in content:
+            refuse(name, value, "response_format.")
     return _of_type(form.model_dump(by_alias=True), "response_format")
 
 

@@ -86,12 +86,14 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     return b"".join(parts)
 
 
-def parse(kind: type[Body], data: bytes, ignored: Ignored) -> Body:
-    """A body as an object of its schema. Fields that the schema does not have go to `ignored`.
+def parse(kind: type[Body], data: bytes, ignored: Ignored | None = None) -> Body:
+    """A body as an object of its schema. Fields that the schema does not have go to `ignored`; without it they are
+    refused.
 
     Raises:
         ApiError: 400, with the first field that is wrong, or that is a constraint and unknown.
     """
+    ignored = Ignored(strict=True) if ignored is None else ignored
     try:
         how: Any = {} if ignored.strict else {"extra": "allow", "context": "open"}
         body = kind.model_validate_json(data or b"{}", **how)

@@ -15,6 +15,7 @@ from numflow.server import service as service_module
 from numflow.server.app import ENDPOINTS, Endpoint, make_app
 from numflow.server.config import make_config
 from numflow.server.errors import ApiError, of_error
+from numflow.server.ignored import MOST_TOLD, Ignored
 from numflow.server.served import Served
 from numflow.server.service import LONG, READERS, Service
 from numflow.server.wire import Json, dump, dump_long, parse
@@ -39,7 +40,7 @@ def names(value: str) -> str:
     (schemas.ChatRequest, f'{{"messages": {items("{}")}}}', "messages[0].role"),
     (schemas.ChatRequest, f'{{"messages": [{{"role": "user", "content": {items("{}")}}}]}}', "messages[0].content"),
     (schemas.ChatRequest, f'{{{TALK}, "tools": {items("{}")}}}', "tools[0]"),
-    (schemas.ChatRequest, f'{{{TALK}, "response_format": {{"type": "text", {names("1")}}}}}', "response_format.f0"),
+    (schemas.ChatRequest, f'{{{TALK}, "stream_options": {{{names("1")}}}}}', "stream_options.f0"),
     (schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}', "f0"),
     (schemas.TranslateRequest, f'{{"text": {items("{}")}}}', "text[0]"),
     (schemas.DetokenizeRequest, f'{{"tokens": {items("{}")}}}', "tokens[0]"),
@@ -182,3 +183,9 @@ def test_memory_of_any_kind_is_503():
         assert (answer.status, answer.code) == (503, "out_of_memory") and "Retry-After" in answer.headers
     assert of_error(OSError(2, "No such file")).status == 500
     assert json.loads(dump(of_error(ValueError("x" * 10**6)).body()))["error"]["code"] == "internal_error"
+
+
+def test_a_body_of_many_unknown_names_is_told_in_part():
+    ignored = Ignored()
+    body = parse(schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}'.encode(), ignored)
+    assert body.model_extra == {} and list(ignored.why) == [f"f{i}" for i in range(MOST_TOLD)]
