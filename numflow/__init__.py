@@ -13,6 +13,7 @@ from numflow.errors import (
     DeviceError,
     DeviceFaultError,
     DeviceLostError,
+    DeviceMemoryError,
     DownloadError,
     FormatError,
     ModelNotFoundError,
@@ -39,7 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
     "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
-    "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError", "OutOfMemoryError",
+    "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError", "DeviceMemoryError", "OutOfMemoryError",
     "__version__",
 ]
 

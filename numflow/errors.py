@@ -9,10 +9,11 @@
     ├── ModelNotFoundError       no model, spec or file of that name
     ├── DownloadError            fetching a model failed, or its bytes are not the expected ones
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
-    │   └── QueueFullError       too many requests wait already: try again later
+    │   ├── QueueFullError       too many requests wait already: try again later
+    │   └── OutOfMemoryError     memory does not suffice for what is wanted now; also a MemoryError
     └── DeviceError              an executor, a device or an optional package that is not there
         ├── DeviceLostError      a device went away and is back, without the keys and values that it held
-        └── OutOfMemoryError     memory of this machine or of a device does not suffice; also a MemoryError
+        └── DeviceMemoryError    memory of a device does not suffice; also an OutOfMemoryError
 """
 
 import reprlib
@@ -78,13 +79,18 @@ class DeviceLostError(DeviceError):
     cache is lost, so sequences have to be read again from their first token."""
 
 
-class OutOfMemoryError(DeviceError, MemoryError):
-    """Memory, of this machine or of a device, does not suffice for what is wanted now."""
+class OutOfMemoryError(RequestError, MemoryError):
+    """Memory does not suffice for what is wanted now."""
+
+
+class DeviceMemoryError(DeviceError, OutOfMemoryError):
+    """A device's memory does not suffice."""
 
 
 def no_memory(error: BaseException) -> bool:
     """Whether an exception says that memory has run out, as Python, NumPy, the system or a device say it."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+    return (isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM)
+            or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)))
 
 
 def quoted(value: object, most: int = 100) -> str:

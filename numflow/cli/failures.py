@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import typer
 
 from numflow.cli.tables import printable
-from numflow.errors import NumflowError
+from numflow.errors import NumflowError, no_memory
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
 STDOUT = "standard output"
@@ -34,9 +34,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
             _fail("interrupted", INTERRUPTED)
-        except MemoryError:
-            _fail("error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less")
         except Exception as error:
+            if no_memory(error):
+                _fail("error: out of memory; a smaller model, a shorter prompt or fewer new tokens need less")
             if isinstance(error, OSError) and error.filename == STDOUT:
                 drop_output()
             if isinstance(error, OSError) and error.filename is not None and error.strerror:

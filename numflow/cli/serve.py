@@ -35,7 +35,7 @@ def serve(
                                                   "side.")] = None,
     max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may "
                                                   "wait.")] = None,
-    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="as needed", help="Memory for keys and "
+    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="as is free", help="Memory for keys and "
                                                   "values, such as 2GB.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="all", help="Memory for models; the least "
                                                "recently used make room.")] = None,
@@ -91,8 +91,14 @@ def serve(
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)
 
-    def started(url: str) -> None:
-        names = ", ".join(model.name for model in made.models)
+    names = ", ".join(model.name for model in made.models)
+
+    def listens(url: str) -> None:
+        print(f"numflow loads {names}, to be served on {url}", flush=True)
+
+    def serves(url: str, plans: dict[str, str]) -> None:
+        for name, plan in plans.items():
+            print(f"memory of {name}: {plan}", flush=True)
         print(f"numflow serves {names} on {url}", flush=True)
         if made.host not in LOOPBACK and not made.api_keys:
             print(f"warning: whoever reaches {url} may use it; NUMFLOW_API_KEY or --api-key asks for a key",
@@ -103,9 +109,9 @@ def serve(
         if made.replicas:
             from numflow.server.front import serve as run_replicas
 
-            run_replicas(made, started)
+            run_replicas(made, listens, serves)
         else:
-            run(Service(made), started)
+            run(Service(made), listens, serves)
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import threading
 
 import numpy as np
 
+from numflow.cpu.memory import anonymous
+
 _CHUNK = 64 << 20  # bytes of a mapping; what is not used of it takes no memory
 _HUGE = 2 << 20
 
@@ -32,10 +34,8 @@ class Arena:
 def _mapping(nbytes: int) -> np.ndarray:
     """Zeroed memory of at least `nbytes` that starts where a huge page may."""
     size = -(-nbytes // _HUGE) * _HUGE + _HUGE
+    memory = anonymous(size)  # private: shared memory has no huge pages
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    else:
-        memory = mmap.mmap(-1, size)
     array = np.frombuffer(memory, np.uint8)
     return array[-array.ctypes.data % _HUGE:]

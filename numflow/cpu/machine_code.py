@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 
+from numflow.cpu.memory import anonymous
 from numflow.cpu.symbols import address_of
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -57,7 +58,7 @@ class MachineCode:
         except (struct.error, ValueError, IndexError) as error:
             raise UnknownCodeError(f"not an object file: {error}") from None
         fixed, total = self._place()
-        self._memory = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._memory = anonymous(total, mmap.PROT_READ | mmap.PROT_WRITE)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._fill()
         libc = ctypes.CDLL(None, use_errno=True)

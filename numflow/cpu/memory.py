@@ -4,6 +4,7 @@ import mmap
 
 import numpy as np
 
+from numflow.errors import no_memory
 from numflow.ops import Network, View
 
 LINE = 64     # bytes of a cache line and of the widest vector register
@@ -24,7 +25,23 @@ def _zeros(nbytes: int) -> np.ndarray:
     """uint8 [nbytes]. What is large comes from the system itself: pages that nobody writes to take no memory."""
     if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(nbytes, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    return np.frombuffer(anonymous(nbytes), np.uint8)
+
+
+def anonymous(nbytes: int, *protection: int) -> mmap.mmap:
+    """Pages of this process's own, zero, from the system.
+
+    Raises:
+        MemoryError: there are none left.
+    """
+    try:
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return mmap.mmap(-1, nbytes)
+        return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, *protection)
+    except OSError as error:
+        if not no_memory(error):
+            raise
+        raise MemoryError(f"the system has no {nbytes} bytes left") from None
 
 
 def padded(width: int) -> int:

@@ -21,7 +21,7 @@ from numflow.cuda.device import Device, Launch, Memory, Order, Ref, Simulated
 from numflow.cuda.kernel import Kernel
 from numflow.cuda.memory import Slabs
 from numflow.cuda.scalar import Pointer, f32, i32
-from numflow.errors import DeviceError, DeviceFaultError
+from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError
 
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
@@ -347,8 +347,8 @@ class Gpu:
         if int(code):
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:
-                raise DeviceError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
-                                  "--cpu-layers, --host-kv-percent, --host-embeddings or --context")
+                raise DeviceMemoryError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
+                                        "--cpu-layers, --host-kv-percent, --host-embeddings or --context")
             fault = any(what.endswith(end) for end in _FAULTS)
             raise (DeviceFaultError if fault else DeviceError)(f"the GPU's driver says {what} to {name}")
         return results[0] if len(results) == 1 else results or None

@@ -12,13 +12,15 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.generation import Piece
 from numflow.engine.job import Job
+from numflow.engine.memory import MemoryPlan, block_bytes
 from numflow.engine.reading import Reading
 from numflow.engine.schedule.lane import Group, Lane, Plan, Span
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Limits, Scheduler
 from numflow.engine.sequence import Part, Runner
 from numflow.engine.swap import HostBlocks
-from numflow.errors import DeviceLostError, RequestError
+from numflow.errors import DeviceLostError, OutOfMemoryError, RequestError
+from numflow.sizes import in_words
 
 MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
 MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
@@ -68,12 +70,20 @@ class Core:
                                        "that are allowed now: load the model anew")
                 try:
                     self.runner.program.reserve(blocks, blocks if self.runner.has_encoder else 0)
-                except MemoryError:
-                    raise RequestError(f"no memory for {blocks} KV blocks") from None
+                except MemoryError as error:
+                    size = in_words(blocks * block_bytes(self.runner.program))
+                    raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
+                                           f"reserved at once: give kv_memory less ({error})") from None
                 for allocator in memory[:1 + self.runner.has_encoder]:
                     allocator.grow(blocks)
             self._set(limits, blocks, keep_up_to)
             self._open, self.counts = True, dict(COUNTS)
+
+    def plan(self, memory: MemoryPlan) -> None:
+        """Keep keys and values within a plan, unless `open` is told another number of blocks."""
+        with self.runner.lock:
+            self.runner.memory = memory
+            self._set(self._plain(), None, 0)
 
     def close(self) -> None:
         """As it was before `open`; requests that are here go on."""
@@ -87,6 +97,8 @@ class Core:
 
     def _set(self, limits: Limits, blocks: int | None, keep_up_to: int) -> None:
         self.runner.blocks.forget_idle()
+        if blocks is None and self.runner.memory is not None:
+            blocks = self.runner.memory.blocks
         self.runner.blocks.limit = self.runner.cross_blocks.limit = blocks
         self.runner.blocks.keep_up_to = keep_up_to
         self.scheduler = self._scheduler(limits, keep_up_to > 0)
@@ -175,7 +187,7 @@ class Core:
                 self._propose()
                 plan = self.scheduler.plan()
                 for group, tokens in plan.refused:
-                    self._end(self.jobs[group], error=RequestError(_no_memory(tokens)))
+                    self._end(self.jobs[group], error=OutOfMemoryError(_no_memory(tokens)))
                 if not plan:
                     return False
                 self._run(plan)

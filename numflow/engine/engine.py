@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from numflow.engine.budget import Budget
@@ -31,7 +32,8 @@ class Engine:
     open, `model.generate` and the others take part in its steps; they do not count for `max_queue`.
 
     max_batch:    sequences that run side by side (samples and beams count each).
-    kv_memory:    bytes for keys and values, or a size such as "2GB", reserved at once; None: as much as is needed.
+    kv_memory:    bytes for keys and values, or a size such as "2GB", reserved at once; None: as much as is needed, up
+                  to what leaves this machine usable (`memory`, the MemoryPlan, says how much that is).
     max_queue:    requests that may wait.
     max_step_tokens: tokens of one step; longer prompts are cut, so that others go on meanwhile.
     batching:     "dynamic", or "static": a new batch starts when the last one has ended (for experiments).
@@ -54,11 +56,14 @@ class Engine:
         self.model, self.max_queue, self._core = model, max_queue, model.core
         self.budget = budget or Budget()
         program = model.program
-        budget = None
+        blocks, memory = None, self._core.runner.memory
         if kv_memory is not None:
-            budget = blocks_within(parse_bytes(kv_memory, "memory for keys and values"), program)
-        kept = 0 if not prefix_cache else budget or max(1, CACHE_BYTES // max(1, block_bytes(program)))
-        self._core.open(limits, budget, kept)
+            size = parse_bytes(kv_memory, "memory for keys and values")
+            blocks = blocks_within(size, program, memory)
+            memory = None if memory is None else replace(memory, given=size)
+        kept = 0 if not prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
+        self._core.open(limits, blocks, kept)
+        self.memory = memory
         self._begin, self._jobs = time.perf_counter(), set[Job]()
         self._closing = self._closed = False
         self._lock = threading.Lock()

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from numflow import formats, network, registry
 from numflow.engine.defaults import read_defaults
+from numflow.engine.memory import plan_memory
 from numflow.engine.model import Model
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.formats.mapped import release_memory
+from numflow.machine import free_memory
 from numflow.partition.plan import single_device
 from numflow.registry.progress import reporter
 
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
 ACTIVATIONS = ("int8", "f32")
+OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
 OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
 
 
@@ -58,7 +61,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         DeviceError: no such backend, or what it needs is missing.
         RequestError: an option that does not exist, or is out of range.
     """
-    begin = time.perf_counter()
+    begin, free = time.perf_counter(), free_memory()
     program_class, types = _executor(backend), {"kv_k": kv_k or kv, "kv_v": kv_v or kv}
     options |= {name: str(kind).lower() for name, kind in types.items() if kind is not None}
     options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
@@ -97,6 +100,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,
                                               progress=progress))
     release_memory()
+    model.core.plan(plan_memory(program, free if backend in OF_HOST and transport != "ray" else None))
     model.load_s = time.perf_counter() - begin
     return model
 

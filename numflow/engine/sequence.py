@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding.choice import Choice
+from numflow.engine.memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.turns import Turns
-from numflow.errors import RequestError
+from numflow.errors import OutOfMemoryError, RequestError
 from numflow.network.by_length import variant
 from numflow.ops import Batch, TraceRow
 
@@ -35,6 +36,7 @@ class Runner:
     """Owns a program and its KV blocks. Each batch runs under `lock`, so sequences of several threads may alternate.
 
     chunk: rows of a prompt that run at once, where the network lets a prompt be cut (causal attention).
+    memory: what keys and values may take, None: all that there is.
     """
 
     def __init__(self, network, program, chunk: int = 512):
@@ -48,8 +50,20 @@ class Runner:
         self.blocks = BlockAllocator()
         self.cross_blocks = BlockAllocator()
         self.lock = Turns()
-        self.blocks.on_grow = lambda blocks: program.reserve(blocks, self.cross_blocks.capacity)
-        self.cross_blocks.on_grow = lambda blocks: program.reserve(self.blocks.capacity, blocks)
+        self.memory: MemoryPlan | None = None
+        self.blocks.on_grow = lambda blocks: self._grow(blocks, self.cross_blocks.capacity)
+        self.cross_blocks.on_grow = lambda blocks: self._grow(self.blocks.capacity, blocks)
+
+    def _grow(self, blocks: int, cross_blocks: int) -> None:
+        """Let the program hold more KV blocks.
+
+        Raises:
+            MemoryError: there is no memory for them, or too little would be left.
+        """
+        if self.memory is not None:
+            there = max(self.blocks.capacity, self.cross_blocks.capacity)
+            self.memory.check(there, max(blocks, cross_blocks) - there)
+        self.program.reserve(blocks, cross_blocks)
 
     def check(self, ids, what: str = "prompt") -> np.ndarray:
         """Ids as i32 [n].
@@ -154,7 +168,7 @@ class Runner:
         """Let each table hold its tokens; the program's KV memory grows in steps of up to `limits` tokens."""
         missing, wanted = (sum(map(BlockTable.missing, tables, counts)) for counts in (tokens, limits))
         if missing and not tables[0].allocator.room(missing, wanted, tables[0].block_size):
-            raise RequestError(f"no memory for the keys and values of {sum(tokens)} tokens")
+            raise OutOfMemoryError(f"no memory for the keys and values of {sum(tokens)} tokens")
         for table, count in zip(tables, tokens):
             table.extend(count)
 

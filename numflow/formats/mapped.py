@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import FormatError
+from numflow.errors import FormatError, OutOfMemoryError, no_memory
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TensorType
 
@@ -73,6 +73,8 @@ class MappedFile:
             with open(self.path, "rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
+            if no_memory(error):
+                raise OutOfMemoryError(f"{path}: this process may not take as much memory as the file has") from None
             raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         _maps.add(self.map)
         self.data = np.frombuffer(self.map, np.uint8)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.errors import DeviceError, DeviceMemoryError, RequestError, did_you_mean, no_memory
 from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.micro import cut_batch, pieces_of
 from numflow.partition.plan import Plan
@@ -319,11 +319,11 @@ class PlanProgram:
 
     def _with_device(self, index: int, error: Exception) -> Exception:
         """A device's error; one of memory says whose, and what the others hold."""
-        if not isinstance(error, MemoryError):
+        if not no_memory(error):
             return error
         part = self.plan.devices[index]
-        return DeviceError(f"device {part.name}: no memory for its part of {self.network.name} ({error}); give it a "
-                           f"smaller share ({part.name}*0.5) or more devices")
+        return DeviceMemoryError(f"device {part.name}: no memory for its part of {self.network.name} ({error}); give "
+                                 f"it a smaller share ({part.name}*0.5) or more devices")
 
     def _stop(self, missing: set[int]) -> None:
         """Break a run off: whoever waits for another device stops. Then all is as before it, but for the cache."""

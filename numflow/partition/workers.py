@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import DeviceError, NumflowError
+from numflow.errors import DeviceError, NumflowError, no_memory
 from numflow.ops import Batch
 
 Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value, exception or what became of it)
@@ -180,6 +180,6 @@ def portable(error: Exception) -> Exception:
     """The error itself if it is one of numflow's with a message only; else its text, since it may not be picklable."""
     if isinstance(error, NumflowError) and len(error.args) == 1:
         return error
-    if isinstance(error, MemoryError):
+    if no_memory(error):
         return MemoryError(str(error))
     return DeviceError(f"{type(error).__name__}: {error}")

@@ -23,11 +23,11 @@ from numflow.server.wire import Json, dump, event, read_body
 _OWN_HEADERS = (b"content-length", b"x-request-id")  # the front makes them itself
 
 
-def serve(config: Config, started: Callable[[str], None]) -> None:
+def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str, dict[str, str]], None]) -> None:
     """Run a service of `config.replicas` replicas until SIGINT or SIGTERM, as listen.serve does."""
     replicas = Replicas(config, config.replicas)
     service = Service(config, replicas)  # type: ignore[arg-type]  # what a service asks of its pool, it has
-    listen.serve(service, started, endpoints(replicas))
+    listen.serve(service, listens, serves, endpoints(replicas))
 
 
 def endpoints(replicas: Replicas) -> Sequence[Endpoint]:

@@ -114,9 +114,13 @@ class _Server(uvicorn.Server):
         timer.cancel()
 
 
-def serve(service: Service, started: Callable[[str], None] = lambda url: None,
+def serve(service: Service, listens: Callable[[str], None] = lambda url: None,
+          serves: Callable[[str, dict[str, str]], None] = lambda url, plans: None,
           routes: Sequence[Endpoint] | None = None) -> None:
-    """Run until SIGINT or SIGTERM. started: told the URL when connections are accepted. routes: as for make_app.
+    """Run until SIGINT or SIGTERM.
+
+    listens: told the URL when connections are accepted. serves: told it when the models of the beginning are there,
+    with the memory plan of each. routes: as for make_app.
 
     Raises:
         RequestError: the address cannot be had. NumflowError: the models of the beginning cannot be loaded.
@@ -130,7 +134,8 @@ def serve(service: Service, started: Callable[[str], None] = lambda url: None,
         make_app(service, routes), http=protocol,  # type: ignore[arg-type]
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         timeout_keep_alive=30, backlog=2048, timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
-    server = _Server(options, service, lambda: started(url))
+    service.ready = partial(serves, url)
+    server = _Server(options, service, lambda: listens(url))
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all is over
             server.run(sockets=[listener])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numflow
 from numflow.engine.engine import Engine
-from numflow.engine.memory import block_bytes
+from numflow.engine.memory import MemoryPlan, block_bytes
 from numflow.engine.prompt import Conversation, Prompts
 from numflow.errors import NumflowError, RequestError
 from numflow.server.config import ModelConfig
@@ -61,6 +61,11 @@ class Served:
         """Memory of weights, keys and values."""
         program = self.model.program
         return int(program.weights_bytes) + self.model.runner.blocks.capacity * block_bytes(program)
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What it takes of the machine's memory, and may come to take."""
+        return self.engine.memory if self.engine is not None else self.model.runner.memory
 
     @property
     def tokenizer(self):

@@ -32,7 +32,10 @@ READERS = 2  # such threads at a time
 
 
 class Service:
-    """The state of one service."""
+    """The state of one service.
+
+    ready: called when the models of the beginning are there, with the memory plan of each.
+    """
 
     def __init__(self, config: Config, pool: Pool | None = None):
         self.config = config
@@ -43,6 +46,7 @@ class Service:
         self.draining = False
         self.failure: BaseException | None = None
         self._hub: Hub | None = None
+        self.ready: Callable[[dict[str, str]], None] = lambda plans: None
         self._readers = asyncio.Semaphore(READERS)
 
     @property
@@ -57,7 +61,9 @@ class Service:
         if not loading.cancelled() and (error := loading.exception()) is not None:
             self.failure, self.draining = error.__cause__ or error, True
         elif not loading.cancelled():
-            log.info({"ready": [served.name for served in self.pool.loaded()]})
+            plans = {served.name: str(served.memory) for served in self.pool.loaded()}
+            log.info({"ready": list(plans), "memory": plans})
+            self.ready(plans)
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The request's body.

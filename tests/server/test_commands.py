@@ -1,10 +1,14 @@
 """`serve`, `client` and `bench serve` from the shell."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from numflow.cli.app import app
+from tests.conftest import REPO
 
 
 @pytest.fixture
@@ -65,3 +69,26 @@ def test_serve_fails_in_one_line(numflow, server, tmp_path):
         code, _, err = numflow("serve", *words)
         lines = [line for line in err.splitlines() if not line.startswith("{")]
         assert code == 1 and len(lines) == 1 and said in lines[0], err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v")
+@pytest.mark.parametrize("size", ["20GB", "3.9GB"])
+def test_memory_that_is_not_there_ends_serve_before_it_serves(model_folders, size):
+    command = [sys.executable, "-m", "numflow", "serve", "-m", f"m={model_folders['chat']}", "--device", "reference",
+               "--port", "0", "--kv-memory", size]
+    done = subprocess.run(["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *command], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(REPO), "NUMFLOW_OFFLINE": "1"}, timeout=120)
+    assert done.returncode == 1 and "serves" not in done.stdout
+    assert "of keys and values" in done.stderr or "for keys and values" in done.stderr
+    assert "kv_memory" in done.stderr and "bug" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_serve_prints_its_memory_plan(model_folders):
+    command = [sys.executable, "-m", "numflow", "serve", "-m", f"m={model_folders['chat']}", "--device", "reference",
+               "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, "PYTHONPATH": str(REPO), "NUMFLOW_OFFLINE": "1"}) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.terminate()
+    assert lines[0].startswith("numflow loads m, ") and lines[2].startswith("numflow serves m on http")
+    assert lines[1].startswith("memory of m: weights ") and "keys and values up to" in lines[1]
