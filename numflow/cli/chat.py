@@ -34,12 +34,19 @@ def chat(
     answer or clears the line, twice or Ctrl-D leaves. From a pipe each line is a question, and the first that fails
     ends the command with exit code 1.
     """
+    from numflow.engine.ahead import check_settings, check_writes
+
     settings = {"max_tokens": max_tokens, **sampling.settings()}
     if not streams(settings):
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
-    with loaded(model, how, draft=draft) as (ready, notice):
-        if not ready.has_template:
-            raise RequestError(f"{ready.network.name} has no chat template; `numflow generate` continues text with it")
+    check_settings(settings, draft is not None)
+
+    def before(built, prompts) -> None:
+        check_writes(built)
+        if not prompts.has_template:
+            raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")
+
+    with loaded(model, how, draft=draft, before=before) as (ready, notice):
         keyboard = Keyboard(sys.stdin.isatty())
         _converse(Conversation(ready, notice, system, settings, stats, trim, keyboard.interactive), keyboard)
 

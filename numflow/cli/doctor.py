@@ -15,7 +15,7 @@ from numflow.distribution import NAME, install
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
             "huggingface_hub", "filelock", "typer", "rich")
 EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance"),
-          "cuda": ("numba-cuda", "cuda-core", "cuda-bindings"), "nccl": ("nccl4py", "nvidia-nccl-cu13"),
+          "cuda": ("numba-cuda", "cuda-core", "cuda-bindings", "greenlet"), "nccl": ("nccl4py", "nvidia-nccl-cu13"),
           "ray": ("ray",),
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
           "report": ("matplotlib",), "structured": ("llguidance",),

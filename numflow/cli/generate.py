@@ -44,15 +44,24 @@ def generate(
     A model that has a chat template gets the prompt as one user message and answers it; --raw continues the text
     as it stands. Models without a template always continue.
     """
+    from numflow.engine.ahead import check_settings, check_writes
+
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
     if trace:
         _check_trace(settings, max_tokens=max_tokens != MAX_TOKENS, draft=draft, stats=stats)
     if raw and system is not None:
         raise RequestError("--system has no effect with --raw: the text is continued as it is")
+    check_settings({**settings, "max_tokens": max_tokens}, draft is not None)
     text = read_prompt(prompt, file, "numflow generate")
-    with loaded(model, how, draft=draft) as (ready, notice):
+
+    def before(built, prompts) -> None:
+        check_writes(built)
+        prompts.check()
+        _asked(built.name, text, system, not raw and prompts.has_template)
+
+    with loaded(model, how, draft=draft, before=before) as (ready, notice):
         chat = not raw and ready.has_template
-        asked = _asked(ready, text, system, chat)
+        asked = _asked(ready.network.name, text, system, chat)
         if trace:
             rows = ready.trace(asked, chat)
             notice.clear()
@@ -75,12 +84,12 @@ def _check_trace(settings: dict, **more: Any) -> None:
         raise RequestError(f"--trace shows one step and chooses no token: {name} has no effect, leave it out")
 
 
-def _asked(model, text: str, system: str | None, chat: bool) -> str | list[dict]:
+def _asked(name: str, text: str, system: str | None, chat: bool) -> str | list[dict]:
     """The prompt, below a system message if there is one."""
     if system is None:
         return text
     if not chat:
-        raise RequestError(f"{model.network.name} has no chat template: leave --system out, and say it in the prompt")
+        raise RequestError(f"{name} has no chat template: leave --system out, and say it in the prompt")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 

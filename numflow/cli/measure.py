@@ -80,9 +80,10 @@ def warmup(
     Its next start is quick then. Compiled kernels are kept per machine, and are compiled anew after numflow or
     Numba is upgraded.
     """
+    from numflow.engine.warmup import warm_up
+
     begin = time.perf_counter()
     with loaded(model, how) as (ready, notice):
-        for length in (1, min(64, ready.context - 2)):  # one token and many take different kernels
-            ready.generate([0] * length, max_tokens=2, ignore_eos=True)
+        warm_up(ready)
     what = f"{notice.compiled} kernels compiled" if notice.compiled else "all kernels were compiled before"
     print(f"{ready.network.name}: {what}, {time.perf_counter() - begin:.1f} s in all")

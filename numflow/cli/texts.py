@@ -39,7 +39,7 @@ def embed(
     if json and npy is not None:
         raise RequestError("give --json or --npy, not both")
     lines = read_lines(texts or [], file)
-    with loaded(model, how, "embed") as (ready, notice):
+    with loaded(model, how, "embed", before=lambda built, prompts: prompts.check()) as (ready, notice):
         vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
         notice.clear()
     if npy is not None:
@@ -73,8 +73,15 @@ def fill_mask(
     json: options.Json = False,
 ) -> None:
     """Show the likeliest words for the gaps of a text."""
+    from numflow.engine.ahead import check_masked
+
     text = _only_text(text)
-    with loaded(model, how) as (ready, notice):
+
+    def before(built, prompts) -> None:
+        check_masked(built)
+        prompts.check()
+
+    with loaded(model, how, before=before) as (ready, notice):
         gaps = ready.fill_mask(text, top_k)
         notice.clear()
     if json:
@@ -112,10 +119,16 @@ def translate(
 
     Languages are written as the model's vocabulary has them: en, eng_Latn, en_XX.
     """
+    from numflow.engine.ahead import check_translates
+
     lines = read_lines(texts or [], file)
     given = {"max_tokens": max_tokens, "num_beams": num_beams}
     settings = {name: value for name, value in given.items() if value is not None}
-    with loaded(model, how) as (ready, notice):
+    def before(built, prompts) -> None:
+        check_translates(built)
+        prompts.check()
+
+    with loaded(model, how, before=before) as (ready, notice):
         results = ready.translate(lines, source, target, **settings)
         notice.clear()
     if json:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numflow.cuda.scalar import Scalar
+from numflow.distribution import install
 from numflow.errors import DeviceError
 
 WARP = 32
@@ -132,7 +133,7 @@ def launch(body: Callable, grid: tuple[int, int, int], threads: int, args: tuple
     try:
         from greenlet import getcurrent
     except ImportError:
-        raise DeviceError("the simulator of the GPU needs the package greenlet") from None
+        raise DeviceError(f"the simulator of the GPU needs the package greenlet: {install('cuda')}") from None
     rng = random.Random(seed)
     indices = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
     if seed:

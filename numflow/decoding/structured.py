@@ -50,42 +50,25 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()  # the latest last
         self._lock = Lock()
 
-    def compile(self, kind: str, content: str | Mapping[str, Any], ends: Iterable[int]) -> "Matcher":
+    def compile(self, kind: str, content: str | Mapping[str, Any], ends: Iterable[int],
+                whitespace: bool = False) -> "Matcher":
         """A matcher at the beginning of a text.
 
         kind: "json_schema" (a dict or JSON text), "regex", or "grammar" (Lark as llguidance writes it, or GBNF).
-        ends: ids that end a text.
+        ends: ids that end a text. whitespace: whether JSON may have white space between its parts.
 
         Raises:
             RequestError: the grammar is wrong, or asks for something that cannot be enforced.
         """
-        grammar = self._grammar(kind, content)
+        grammar = _grammar(self._library, kind, content, whitespace)
         with self._lock:  # one at a time: several of the largest kind would take all processors
             if grammar not in self._compiled:
-                if problem := self._library.LLMatcher.validate_grammar(grammar, self._tokenizer):
-                    raise RequestError(f"{kind}: {_one_line(problem)}")
+                _validate(self._library, kind, grammar, self._tokenizer)
                 self._compiled[grammar] = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
                 if len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
             return Matcher(self._compiled[grammar].deep_copy(), self, frozenset(ends))
-
-    def _grammar(self, kind, content) -> str:
-        matcher = self._library.LLMatcher
-        try:
-            if kind == "json_schema":
-                schema = json.loads(content) if isinstance(content, str) else content
-                if not isinstance(schema, (Mapping, bool)):
-                    raise ValueError("a schema should be a JSON object")
-                options = {"whitespace_pattern": WHITE_SPACE}
-                return matcher.grammar_from_json_schema(source(kind, schema), defaults=options)
-            if not isinstance(content, str) or not content:
-                raise ValueError("should be text that is not empty")
-            if kind == "regex":
-                return matcher.grammar_from_regex(content)
-            return self._library.grammar_from("gbnf", content)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RequestError(f"{kind}: {_one_line(error)}") from None
 
 
 class Matcher:
@@ -131,6 +114,40 @@ class Matcher:
     def _check(self):
         if self._matcher.is_error():
             raise RequestError(f"structured output: {_one_line(self._matcher.get_error())}")
+
+
+def check_grammar(kind: str, content: str | Mapping[str, Any]) -> None:
+    """Refuse what `Grammars.compile` refuses whatever the vocabulary.
+
+    Raises:
+        DeviceError: llguidance is not installed. RequestError: the grammar is wrong.
+    """
+    library = _library()
+    _validate(library, kind, _grammar(library, kind, content), None)
+
+
+def _validate(library, kind: str, grammar: str, tokenizer) -> None:
+    if problem := library.LLMatcher.validate_grammar(grammar, tokenizer):
+        raise RequestError(f"{kind}: {_one_line(problem)}")
+
+
+def _grammar(library, kind: str, content, whitespace: bool = False) -> str:
+    """The grammar as llguidance takes it."""
+    matcher = library.LLMatcher
+    try:
+        if kind == "json_schema":
+            schema = json.loads(content) if isinstance(content, str) else content
+            if not isinstance(schema, (Mapping, bool)):
+                raise ValueError("a schema should be a JSON object")
+            options = {"whitespace_pattern": WHITE_SPACE} if whitespace else {"whitespace_flexible": False}
+            return matcher.grammar_from_json_schema(source(kind, schema), defaults=options)
+        if not isinstance(content, str) or not content:
+            raise ValueError("should be text that is not empty")
+        if kind == "regex":
+            return matcher.grammar_from_regex(content)
+        return library.grammar_from("gbnf", content)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(f"{kind}: {_one_line(error)}") from None
 
 
 class _Vocabulary:

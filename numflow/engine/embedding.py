@@ -62,7 +62,7 @@ def _modes(model, recipe, pooling) -> tuple[str, ...]:
     if pooling is None:
         if not recipe.pooling:
             raise RequestError(f"{model.network.name} does not say how embeddings are pooled (it has no modules.json, "
-                               f"and its specification no pooling); pass pooling=, one of {', '.join(POOLINGS)}")
+                               f"and its specification no pooling): name a pooling, one of {', '.join(POOLINGS)}")
         return recipe.pooling
     if pooling not in POOLINGS:
         raise RequestError(f"no pooling {quoted(pooling)}{did_you_mean(pooling, POOLINGS)}")
@@ -127,7 +127,7 @@ def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
         if len(ids) + added > limit and not truncate:
             source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
             raise RequestError(f"text {number} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
-                               "Shorten it, or pass truncate=True to drop what is beyond")
+                               "Shorten it, or have what is beyond dropped (truncate)")
         ids = ids[:max(0, limit - added)]
         ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
         found.append(model.runner.check(ids, f"text {number}"))

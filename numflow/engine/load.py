@@ -2,18 +2,24 @@
 
 import inspect
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from numflow import formats, network, registry
+from numflow.engine.ahead import check_draft
 from numflow.engine.defaults import read_defaults
 from numflow.engine.memory import plan_memory
 from numflow.engine.model import Model
+from numflow.engine.prompt import Prompts
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
+from numflow.ops import Network
 from numflow.partition.plan import single_device
 from numflow.registry.progress import reporter
 
@@ -29,7 +35,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
          context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
          imatrix: str | Path | None = None, kv: str | None = None, kv_k: str | None = None, kv_v: str | None = None,
          devices: str | None = None, transport: str = "threads", cpu_layers: int = 0,
-         draft: "str | Path | Model | None" = None, **options) -> Model:
+         draft: "str | Path | Model | None" = None, before: Callable[[Network, Prompts], None] | None = None,
+         **options) -> Model:
     """Load a model, ready to run.
 
     path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
@@ -54,6 +61,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     cpu_layers:   with "cuda": so many layers run on the processor, the first ones; -N: the last N.
     draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
                   loaded with the same backend, activations and threads, and closed with the model.
+    before:       called with the network and what reads prompts before weights are read and kernels compiled: what it
+                  raises ends the loading.
     options:      further options of the executor.
 
     Raises:
@@ -75,12 +84,20 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     chosen = network.choose_spec(checkpoint, spec)
     if imatrix is not None and weights is None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
+    tokenizer, defaults = _tokenizer_of(checkpoint, chosen), chosen.section("generation")
+    texts, headers = (defaults.get("template", ""), defaults.get("system_prompt", "")), None
+    if before is not None or _is_named(draft):
+        headers = _limited(network.build(chosen, checkpoint, fuse=not several), context)
+        if before is not None:
+            before(headers, Prompts(tokenizer, *texts))
+        if _is_named(draft):
+            check_draft(headers, draft, offline, progress)
     with closing(reporter(progress and weights is not None)) as told:
         if weights is not None:
             from numflow.engine.quantise.requantise import requantised
 
-            checkpoint = requantised(checkpoint, chosen, weights, imatrix, threads, told)
-        built = _limited(network.build(chosen, checkpoint, fuse=not several), context)
+            checkpoint, headers = requantised(checkpoint, chosen, weights, imatrix, threads, told), None
+        built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), context)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                     **options)
@@ -90,10 +107,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
             program = placed_program(built, backend, BACKENDS, devices, checkpoint,
                                      FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
                                      cpu_layers=cpu_layers, options=options)
-    defaults = chosen.section("generation")
-    model = Model(built, program, lambda: _tokenizer(checkpoint, chosen), _ends(checkpoint),
-                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"),
-                  defaults.get("template", ""), defaults.get("system_prompt", ""), chunk,
+    model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
+                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"), *texts, chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if draft is not None:
@@ -153,11 +168,25 @@ def _limited(built, context):
     return replace(built, facts={**built.facts, "context": context})
 
 
-def _tokenizer(checkpoint, spec):
-    from numflow.tokenizer import load_tokenizer
+def _is_named(draft) -> bool:
+    """Whether a draft model has still to be loaded."""
+    return draft is not None and not isinstance(draft, Model)
 
-    tokenizer = load_tokenizer(checkpoint, spec.section("tokenizer"))
-    if checkpoint.format == "gguf":  # its vocabulary is held by the tokenizer now
+
+def _tokenizer_of(checkpoint, spec) -> Callable[[], Any]:
+    """A function that loads the tokenizer when it is first called."""
+    @cache
+    def tokenizer():
+        from numflow.tokenizer import load_tokenizer
+
+        return load_tokenizer(checkpoint, spec.section("tokenizer"))
+
+    return tokenizer
+
+
+def _vocabulary_released(tokenizer, checkpoint):
+    """The tokenizer; it holds the vocabulary of a GGUF file now, which is dropped from the metadata."""
+    if checkpoint.format == "gguf":
         for key in ("tokens", "merges", "scores", "token_type"):
             checkpoint.config.pop(f"tokenizer.ggml.{key}", None)
     release_memory()

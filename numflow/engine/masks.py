@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.select import largest
+from numflow.engine.ahead import check_masked
 from numflow.errors import RequestError, quoted
 
 
@@ -19,8 +20,7 @@ class Filling(NamedTuple):
 
 def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
     """See Model.fill_mask."""
-    if model.runner.causal:
-        raise RequestError(f"{model.network.name} is no masked language model: it cannot fill gaps")
+    check_masked(model.network)
     if not isinstance(top_k, (int, np.integer)) or isinstance(top_k, bool) or not 1 <= top_k <= model.vocabulary:
         raise RequestError(f"top_k should be a whole number 1 .. {model.vocabulary}, is {quoted(top_k)}")
     tokenizer = model.tokenizer

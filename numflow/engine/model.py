@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.engine.ahead import check_translates
 from numflow.engine.batch import Text, outputs
 from numflow.engine.budget import Budget
 from numflow.engine.core import Core
@@ -311,8 +312,7 @@ class Model:
         Raises:
             RequestError, TokenizerError: as `translate` does.
         """
-        if not self.runner.has_encoder:
-            raise RequestError(f"{self.network.name} has no encoder: it cannot translate; generate continues a text")
+        check_translates(self.network)
         return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings, budget)
 
     def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings,

@@ -32,6 +32,14 @@ class Prompts:
         """
         return bool(self._template) or self._tokenizer().chat_template is not None
 
+    def check(self) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            TokenizerError: the model has none.
+        """
+        self._tokenizer()
+
     def ids(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool) -> Sequence[int]:
         """Token ids of a prompt; what is no text and no message passes as it is.
 

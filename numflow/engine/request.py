@@ -14,6 +14,7 @@ from numflow.decoding.sampler import Grammar, Sampler
 from numflow.decoding.settings import Sampling, is_count
 from numflow.decoding.speculative import StepTimes
 from numflow.decoding.structured import KINDS, Grammars
+from numflow.engine.ahead import check_writes
 from numflow.engine.beam import Beams
 from numflow.engine.budget import SALT_CHARACTERS, Budget
 from numflow.engine.defaults import Defaults
@@ -104,10 +105,7 @@ class Requests:
             RequestError, TokenizerError: as Model.generate says.
         """
         runner = self._runner
-        if not runner.causal:
-            raise RequestError(f"{self._name} is an encoder: it cannot generate text")
-        if "logits" not in runner.network.outputs:
-            raise RequestError(f"{self._name} computes no logits: it has no output head")
+        check_writes(runner.network)
         if budget is not None:
             budget.check(settings)
         max_tokens = None if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
@@ -186,6 +184,8 @@ class Requests:
 
     def _grammar(self, settings, constraints) -> Grammar | None:
         given = [(kind, getattr(settings, kind)) for kind in KINDS if getattr(settings, kind) is not None]
+        if not isinstance(settings.json_whitespace, bool):
+            raise RequestError(f"json_whitespace should be a switch, is {settings.json_whitespace!r:.80}")
         if not given:
             return None
         if len(given) > 1:
@@ -193,7 +193,7 @@ class Requests:
         (kind, content), = given
         if self._grammars is None:
             self._grammars = Grammars(self._tokenizer(), self._runner.vocabulary)
-        return self._grammars.compile(kind, content, constraints.ends)
+        return self._grammars.compile(kind, content, constraints.ends, settings.json_whitespace)
 
     def _samples(self, settings, beams) -> tuple[int, int]:
         """How many texts to generate, and how many of them are wanted."""
@@ -234,7 +234,7 @@ class Requests:
         if how not in SPECULATIONS:
             raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
         if how == "draft" and self.draft is None:
-            raise RequestError('speculate="draft" needs a draft model: load the model with draft=')
+            raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
         if how != "off" and beams is not None:
             raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
         if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):

@@ -32,6 +32,7 @@ class Settings(Sampling):
     echo:            also tell the prompt's text, in Generation.prompt; with logprobs, prompt_logprobs is that number.
     json_schema, regex, grammar: the text follows a JSON schema (dict or JSON text), a regular expression, or a grammar
                      (Lark or GBNF); an end token comes only where it is complete.
+    json_whitespace: with json_schema: allow white space between the parts of the JSON text; else it is compact.
     speculate:       how tokens are guessed ahead, so that several are checked at once: "ngram" (what came after the
                      latest tokens earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if
                      the model has one. The text is the same kind of text.
@@ -63,6 +64,7 @@ class Settings(Sampling):
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
+    json_whitespace: bool = False
     speculate: str | None = None
     draft_tokens: int | None = None
     cache_salt: str | None = None

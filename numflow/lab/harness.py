@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from numflow.errors import ModelNotFoundError, RequestError, did_you_mean
-from numflow.lab.report import Lab
+from numflow.lab.report import Lab, pyplot
 
 
 def experiments_dir() -> Path:
@@ -47,6 +47,7 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
     Raises:
         ModelNotFoundError: no such experiment.
         RequestError: an option that the experiment does not have.
+        DeviceError: matplotlib is not installed.
     """
     known = list_experiments()
     if name not in known:
@@ -57,6 +58,7 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         if key not in settings:
             raise RequestError(f"experiment {name!r} has no option {key!r}{did_you_mean(key, settings)}")
         settings[key] = _as(type(settings[key]), key, value)
+    pyplot()  # what the report is drawn with is asked for before hours of measuring
     folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
     lab = Lab(name, known[name], quick, folder, settings)
     os.environ.setdefault("NUMFLOW_PREPARED", "0")  # files of experiments have no second start

@@ -64,14 +64,7 @@ class Lab:
         Raises:
             DeviceError: matplotlib is not installed.
         """
-        try:
-            import matplotlib
-        except ImportError:
-            raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        return plt
+        return pyplot()
 
     def write(self) -> None:
         """report.md and results.json; called by the harness when the experiment is done."""
@@ -92,6 +85,22 @@ class Lab:
         return {"command": shlex.join(words), "options": options, "started": self._started,
                 "seconds": round(self.seconds, 1), "commit": _commit(),
                 "host": host()}
+
+
+def pyplot():
+    """matplotlib.pyplot without a window.
+
+    Raises:
+        DeviceError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
 
 
 def _portable(value: Any) -> Any:

@@ -44,6 +44,7 @@ class Entry:
     about: str = ""
     license: str = "see its source"
     bytes: int = 0
+    token_ids: int = 0
     load: str = "."
     wheels: tuple[Wheel, ...] = ()
     files: tuple[ModelFile, ...] = ()

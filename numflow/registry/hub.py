@@ -63,6 +63,18 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
     return _opened(folder, files, pattern)
 
 
+def token_ids(repo: str, revision: str | None, offline: bool) -> int | None:
+    """The vocab_size of a repository's config.json, which is small; None: there is none, or it cannot be had."""
+    import huggingface_hub
+
+    try:
+        file = huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=offline)
+        found = json.loads(Path(file).read_text(encoding="utf-8")).get("vocab_size")
+    except Exception:  # whatever is wrong is said when the model itself is fetched
+        return None
+    return found if isinstance(found, int) else None
+
+
 def _fetched(repo: str, pattern: str, revision: str | None, tell) -> tuple[Path, list[str]]:
     """The folder of a repository and the files of the model in it, from the hub."""
     import huggingface_hub

@@ -45,6 +45,17 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
     raise catalogue.unknown(name)
 
 
+def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | None:
+    """How many token ids a model has, if that can be known before its weights are fetched; None: it cannot."""
+    if Path(name_or_path).expanduser().exists():
+        return None  # its headers say so
+    entry = catalogue.find(str(name_or_path))
+    if entry is not None and entry.token_ids:
+        return entry.token_ids
+    found = hub.parse(entry.repo if entry is not None else str(name_or_path))
+    return hub.token_ids(found.repo, found.revision, paths.is_offline(offline)) if found else None
+
+
 def pull(entry: Entry, offline: bool = False, progress: bool = True) -> Path:
     """The file or folder of a known model, fetched if it is not there. Raises as `resolve` does."""
     offline = paths.is_offline(offline)

@@ -18,6 +18,7 @@ from numflow.server.errors import ApiError, shutting_down
 from numflow.server.service import Service
 from numflow.server.wire import dump
 
+BACKLOG = 2048  # connections that wait to be accepted
 GRACE = 15.0  # seconds beyond drain_timeout, for answers that say that the service ends
 
 
@@ -133,7 +134,7 @@ def serve(service: Service, listens: Callable[[str], None] = lambda url: None,
     options = uvicorn.Config(
         make_app(service, routes), http=protocol,  # type: ignore[arg-type]
         ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        timeout_keep_alive=30, backlog=2048, timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
+        timeout_keep_alive=30, backlog=BACKLOG, timeout_graceful_shutdown=int(config.drain_timeout + GRACE) + 1)
     service.ready = partial(serves, url)
     server = _Server(options, service, lambda: listens(url))
     try:
@@ -151,6 +152,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # a port that two services have bound at once is refused here, before anything loads
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numflow.engine.budget import Budget
 from numflow.errors import RequestError
+from numflow.server.tool_formats import find_format
 from numflow.sizes import parse_bytes
 
 
@@ -56,6 +58,20 @@ def _devices(value, name):
 def _strategy(value, name):
     if not isinstance(value, (str, dict)):
         raise RequestError(f"{name} should be a strategy's name, or a table of its settings, is {value!r:.80}")
+    return value
+
+
+def _tool_format(value, name):
+    try:
+        find_format(None, _text(value, name))
+    except RequestError as error:
+        raise RequestError(f"{name}: {error}") from None
+    return value
+
+
+def _file(value, name):
+    if not Path(_text(value, name)).is_file():
+        raise RequestError(f"{name}: there is no file {value}")
     return value
 
 
@@ -142,7 +158,7 @@ MODEL = {
     "kv_memory": Option(_bytes, None, "Memory for keys and values; default: what leaves the machine usable.", (),
                         "engine"),
     "max_step_tokens": Option(_count, None, "Tokens of one step; longer prompts are cut.", (), "engine"),
-    "preemption": Option(_text, None, "When memory runs out: swap or recompute.", (), "engine"),
+    "preemption": Option(_one_of("swap", "recompute"), None, "When memory runs out: swap or recompute.", (), "engine"),
     "prefix_cache": Option(_flag, None, "Keep keys and values of texts that may come again.", (), "engine"),
     "decoding_strategy": Option(_strategy, None, "Strategy of requests that name none: a name, or a table with name "
                                 "and settings.", ("decoding",), "prompt"),
@@ -155,7 +171,7 @@ MODEL = {
     "encoder_template": Option(_text, None, "The same for what an encoder reads.", ("encoder_input_template",),
                                "prompt"),
     "system_prompt": Option(_any_text, "", "Of conversations that have none.", (), "prompt"),
-    "chat_template": Option(_text, None, "File with a Jinja chat template, instead of the model's own.", (), "prompt"),
-    "tool_format": Option(_text, None, "How the model writes tool calls; default: seen from its chat template.", (),
-                          "prompt"),
+    "chat_template": Option(_file, None, "File with a Jinja chat template, instead of the model's own.", (), "prompt"),
+    "tool_format": Option(_tool_format, None, "How the model writes tool calls; default: seen from its chat "
+                          "template.", (), "prompt"),
 }

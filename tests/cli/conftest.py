@@ -65,10 +65,13 @@ class Loader:
         self.answer: list[int] | bytes = "Hello, wörld 🙂".encode()
         self.context, self.tokenizer, self.options, self.programs = 512, RecordingTokenizer(), [], []
 
-    def __call__(self, name, **options):
+    def __call__(self, name, before=None, **options):
         self.options.append({"name": name, **options})
         self.programs.append(FakeProgram(self._next))
-        return Model(network(self.context), self.programs[-1], lambda: self.tokenizer, ends=frozenset({EOS}), bos=BOS)
+        model = Model(network(self.context), self.programs[-1], lambda: self.tokenizer, ends=frozenset({EOS}), bos=BOS)
+        if before is not None:
+            before(model.network, model.prompts)
+        return model
 
     def _next(self, history):
         return writes(self.answer, prompt=1 + len(self.tokenizer.prompts[-1].encode()))(history)

@@ -1,16 +1,21 @@
 """From files to a running model, on the reference executor, and `bench` over it."""
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from numflow import registry
 from numflow.engine import load as load_module
+from numflow.engine.ahead import check_settings
 from numflow.engine.load import load
 from numflow.engine.measure.bench import bench, host, peak_rss_mib, process_start
 from numflow.errors import DeviceError, ModelNotFoundError, RequestError, TokenizerError
+from numflow.registry import hub
 from tests.conftest import shared
 from tests.engine.tiny import write_checkpoint
 
@@ -143,3 +148,72 @@ def test_trace_is_one_step_of_decoding(folder, monkeypatch):
 def test_what_only_gpus_have_is_refused_by_name(folder, name, value):
     with pytest.raises(RequestError, match=rf"{name}=.* is for GPUs \(--device cuda\); backend 'reference'"):
         load(folder, backend="reference", **{name: value})
+
+
+class Refused(Exception):
+    """What a test's `before` raises."""
+
+
+@pytest.fixture
+def no_program(monkeypatch):
+    """Nothing may be bound: kernels would be compiled."""
+    def fail(*arguments, **options):
+        raise AssertionError("a program was made")
+
+    monkeypatch.setattr(load_module.network, "WeightSource", fail)
+
+
+def test_before_comes_before_weights_and_kernels(folder, no_program):
+    def before(built, prompts):
+        assert built.facts["vocabulary"] == 50
+        with pytest.raises(TokenizerError):
+            prompts.check()
+        raise Refused
+
+    for weights in (None, "q8"):
+        with pytest.raises(Refused):
+            load(folder, weights=weights, before=before)
+
+
+def test_a_draft_model_is_looked_at_before_kernels(folder, tmp_path, no_program):
+    other = write_checkpoint(tmp_path)
+    tensors = load_file(other / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:40].copy()
+    save_file(tensors, other / "model.safetensors")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
+    with pytest.raises(RequestError, match="has 40 token ids, llama 50: they need one vocabulary"):
+        load(folder, draft=other)
+
+
+def test_a_draft_model_that_cannot_fit_is_not_fetched(folder, monkeypatch, no_program):
+    original = registry.resolve
+
+    def resolve(name, **options):
+        assert name == folder, "it was fetched"
+        return original(name, **options)
+
+    monkeypatch.setattr(registry, "resolve", resolve)
+    with pytest.raises(RequestError, match="the draft model gemma3 has 262144 token ids, llama 50"):
+        load(folder, draft="gemma3")
+    monkeypatch.setattr(hub, "token_ids", lambda repo, revision, offline: {"org/name": 7}[repo])
+    with pytest.raises(RequestError, match="the draft model org/name has 7 token ids"):
+        load(folder, draft="org/name")
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"temperatur": 1}, "did you mean 'temperature'"), ({"temperature": -1}, "temperature should be"),
+    ({"speculate": "draft"}, "--draft MODEL"), ({"regex": "a("}, "regex: "), ({"json_schema": "{"}, "json_schema: "),
+    ({"grammar": "start: ("}, "grammar: ")])
+def test_settings_are_checked_without_a_model(settings, message):
+    pytest.importorskip("llguidance")
+    with pytest.raises(RequestError, match=message):
+        check_settings(settings, has_draft=False)
+    check_settings({"regex": "a+", "temperature": 0.5, "speculate": "draft"}, has_draft=True)
+
+
+def test_a_missing_package_is_said_without_a_model(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(DeviceError, match="structured output needs llguidance"):
+        check_settings({"regex": "a+"}, has_draft=False)

@@ -1,8 +1,9 @@
 import json
+import sys
 
 import pytest
 
-from numflow.errors import ModelNotFoundError, RequestError
+from numflow.errors import DeviceError, ModelNotFoundError, RequestError
 from numflow.lab import list_experiments, run_experiment
 
 EXPERIMENT = '''"""Counts to three.
@@ -51,6 +52,14 @@ def test_report_results_and_figure_are_written(folder):
 def test_recipe_names_files_without_this_machines_folders(folder):
     out = run_experiment("count", options={"label": "/models/a.gguf,/models/b.gguf,c"})
     assert json.loads((out / "results.json").read_text())["recipe"]["options"]["label"] == "a.gguf,b.gguf,c"
+
+
+def test_matplotlib_is_asked_for_before_anything_is_measured(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (folder / "experiments" / "count" / "run.py").write_text('"""Fails."""\ndef run(lab):\n    raise AssertionError\n')
+    with pytest.raises(DeviceError, match="experiments draw with matplotlib"):
+        run_experiment("count")
+    assert not (folder / "reports").exists()
 
 
 def test_quick_is_said_and_out_is_used(folder):

@@ -18,9 +18,9 @@ SCHEMA = {"type": "object", "properties": {"word": {"enum": ["tea", "Ã¼ber", "æ—
 END = 5000  # an id that ends a text, beside those of the vocabulary
 
 
-def write(tokenizer, grammars, kind, content, seed, ends):
+def write(tokenizer, grammars, kind, content, seed, ends, whitespace=False):
     """A text by random logits, as Model.text_decoder decodes it."""
-    grammar = grammars.compile(kind, content, ends)
+    grammar = grammars.compile(kind, content, ends, whitespace)
     sampler = Sampler(Sampling(temperature=1.0, seed=seed), Constraints(ends), grammar=grammar)
     rng, ids = np.random.default_rng(seed), []
     for _ in range(150):
@@ -70,6 +70,18 @@ def test_json_follows_its_schema(every_tokenizer):
             continue
         grammars, tried = compiled(tokenizer), tried + 1
         for seed in range(3):
-            value = json.loads(write(tokenizer, grammars, "json_schema", SCHEMA, seed, frozenset({END})))
+            text = write(tokenizer, grammars, "json_schema", SCHEMA, seed, frozenset({END}))
+            value = json.loads(text)
+            assert text == json.dumps(value, separators=(",", ":"), ensure_ascii=False), name
             assert value["word"] in SCHEMA["properties"]["word"]["enum"] and 0 <= value["count"] <= 99, name
     assert tried >= 5
+
+
+def test_white_space_between_the_parts_of_json_is_an_option(every_tokenizer):
+    tokenizer = next(one for one in every_tokenizer.values() if can_write(one, '{}":, 0189\n'))
+    texts = [write(tokenizer, compiled(tokenizer), "json_schema", SCHEMA, seed, frozenset({END}), True)
+             for seed in range(6)]
+    assert any(character.isspace() for text in texts for character in text)
+    assert all(json.loads(text)["word"] in SCHEMA["properties"]["word"]["enum"] for text in texts)
+    pattern = SCHEMA | {"x-guidance": {"whitespace_pattern": "[ ]+"}}
+    assert " " in write(tokenizer, compiled(tokenizer), "json_schema", pattern, 0, frozenset({END}))
