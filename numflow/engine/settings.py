@@ -118,6 +118,8 @@ def _idle(values: Mapping[str, Any]) -> dict[str, str]:
     breakers = values["dry_sequence_breakers"]
     if not values["dry_multiplier"] and isinstance(breakers, Sequence) and tuple(breakers) != BREAKERS:
         found["dry_sequence_breakers"] = "dry_sequence_breakers has no effect without dry_multiplier"
+    if values["json_whitespace"] and values["json_schema"] is None:
+        found["json_whitespace"] = "json_whitespace has no effect without json_schema"
     return found
 
 
