@@ -16,7 +16,7 @@ from numflow.engine.defaults import read_defaults
 from numflow.engine.memory import plan_memory
 from numflow.engine.model import Model
 from numflow.engine.prompt import Prompts
-from numflow.errors import DeviceError, RequestError, did_you_mean
+from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, quoted
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
 from numflow.ops import Network
@@ -108,7 +108,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
                                      FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
                                      cpu_layers=cpu_layers, options=options)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
-                  _first(checkpoint.config, "bos_token_id", "tokenizer.ggml.bos_token_id"), *texts, chunk,
+                  _begin(checkpoint), *texts, chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if draft is not None:
@@ -201,9 +201,20 @@ def _recipe(checkpoint, spec):
 
 def _ends(checkpoint) -> frozenset[int]:
     """End-of-text ids as the model's configuration has them: one id or a list."""
-    ends = _first(checkpoint.config, "eos_token_id", "tokenizer.ggml.eos_token_id")
-    return frozenset(() if ends is None else ends if isinstance(ends, list) else (ends,))
+    return frozenset(_ids(checkpoint, "eos_token_id"))
 
 
-def _first(table, *keys):
-    return next((table[key] for key in keys if table.get(key) is not None), None)
+def _begin(checkpoint) -> int | None:
+    """The id that starts a text, as the model's configuration has it."""
+    return next(iter(_ids(checkpoint, "bos_token_id")), None)
+
+
+def _ids(checkpoint, role: str) -> list[int]:
+    """One id or a list of them."""
+    keys = [key for key in (role, f"tokenizer.ggml.{role}") if checkpoint.config.get(key) is not None]
+    found = checkpoint.config[keys[0]] if keys else []
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(id) is int for id in ids):
+        raise FormatError(f"{checkpoint.files.get('config', checkpoint.path)}: {keys[0]}: expected a token's id or a "
+                          f"list of ids, found {quoted(found)}")
+    return ids

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from numflow.errors import SpecError
 from numflow.network.builder import Builder
-from numflow.network.rope import Rotary, alibi_slopes, rotary
+from numflow.network.rope import Rotary, alibi_slopes, check_rotary, rotary
 from numflow.ops import Cache, View
 from numflow.spec.schema import SECTIONS
 
@@ -23,6 +24,9 @@ class Heads:
 def self_attention(b: Builder, x: View) -> View:
     """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, D]."""
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
+    if shape.heads % shape.kv_heads:
+        raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
+                        f"found {shape.heads}")
     if b.option("latent", "rank"):
         q, k, v, shape = _latent_projections(b, x, shape)
     else:
@@ -75,7 +79,8 @@ def cross_attention(b: Builder, x: View) -> View:
 def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, start: int = 0) -> None:
     """Rotate columns [start, start + dims) of every head in place; angles are computed once per kind and entry."""
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
-    angles = _angles(b, rotary(options, *_divisors(b)))
+    check_rotary(options, head_dim - start, b.where)
+    angles = _angles(b, rotary(options, *_divisors(b, options["dims"] // 2)))
     b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"], start=start)
 
 
@@ -102,10 +107,20 @@ def _constant(b: Builder, inv_freq: np.ndarray) -> str:
     return name or b.constant(f"rope.{len(known)}", inv_freq)
 
 
-def _divisors(b: Builder) -> list[np.ndarray | None]:
-    """Factors that some files carry as a tensor: one, or one for each side of the original context."""
+def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
+    """Factors that some files carry as a tensor: one, or one for each side of the original context.
+
+    Raises:
+        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
+    """
     tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
-    return [None if tensor is None else tensor.f32().reshape(-1) for tensor in tensors]
+    divisors: list[np.ndarray | None] = []
+    for tensor in tensors:
+        found = None if tensor is None else tensor.f32().reshape(-1)[:count]
+        if found is not None and not (len(found) == count and (found > 0).all() and np.isfinite(found).all()):
+            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected {count} positive divisors of frequencies")
+        divisors.append(found)
+    return divisors
 
 
 def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
@@ -122,6 +137,7 @@ def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
     if layout == "concat":
         chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
     else:
+        b.expect_rows("attn_qkv", sum(widths))
         chosen = _grouped_rows(s)
     for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
         b.linear("attn_qkv", x, view, select=rows, suffix=part)
@@ -197,6 +213,7 @@ def _expand_latent(b: Builder, low: View, heads: int, nope_dim: int, value_dim: 
     """The unrotated part of the keys [T, H*nope_dim] and the values [T, H*value_dim] from the compressed ones."""
     k, v = b.view("k_nope", heads * nope_dim), b.view("v", heads * value_dim)
     if not b.has("attn_k_b.weight"):
+        b.expect_rows("attn_kv_b", heads * (nope_dim + value_dim))
         rows = np.arange(heads)[:, None] * (nope_dim + value_dim)
         b.linear("attn_kv_b", low, k, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
         b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(value_dim)[None]).reshape(-1), ".v")

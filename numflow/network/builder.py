@@ -38,6 +38,11 @@ class Builder:
         stack = {"": "", "encoder": "enc.", "decoder": "dec."}[self.stack]
         return stack if self.layer is None else f"{stack}blk.{self.layer}."
 
+    @property
+    def where(self) -> str:
+        """What messages on the spec's values begin with."""
+        return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
+
     def option(self, section: str, key: str) -> Any:
         return self.resolved.option(section, key, self.layer, self.stack)
 
@@ -66,6 +71,8 @@ class Builder:
                flat: bool = False, suffix: str = "") -> str:
         """A vector weight of `width` elements (any, if None); `rows` picks elements of the stored one."""
         tensor = self.names.need(module, role, self.layer, self.stack)
+        if not tensor.shape:
+            raise self._wrong_shape(tensor, f"[{'any' if width is None else width}]")
         count = int(np.prod(tensor.shape)) if flat else tensor.shape[-1]
         found = count if rows is None else len(rows)
         if (len([n for n in tensor.shape if n != 1]) > 1 and not flat) or (width is not None and found != width):
@@ -80,8 +87,7 @@ class Builder:
         transpose = module in self.transposed and not tensor.turned
         stored = (tensor.columns, tensor.rows) if transpose else (tensor.rows, tensor.columns)
         expected = stored[0] if rows is None else rows
-        if stored[1] != columns or (select is None and stored[0] != expected) or (
-                select is not None and len(select) and max(int(select[0]), int(select[-1])) >= stored[0]):
+        if stored[1] != columns or not _covers(stored[0], expected, select):
             wanted = expected if select is None else f">= {max(int(select[0]), int(select[-1])) + 1}"
             raise self._wrong_shape(tensor, f"[{columns}, {wanted}]" if transpose else f"[{wanted}, {columns}]")
         part = Part(tensor.name, select, transpose)
@@ -101,7 +107,7 @@ class Builder:
             shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
             other_way = transpose and not tensor.turned
             stored = (shape[0], shape[2], shape[1]) if other_way else shape
-            if len(shape) != 3 or stored[0] != count or stored[2] != columns or (select is None and stored[1] != rows):
+            if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
                 raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
             chosen = select
             if select is not None and count > 1:
@@ -116,8 +122,8 @@ class Builder:
         whole, tensors = self._grouped_tensors(module, role, groups)
         parts = []
         for tensor in tensors:
-            stored, count = tensor.shape[-1], groups if whole else 1
-            if tensor.rows != count or (select is None and stored != rows):
+            stored, count = tensor.columns, groups if whole else 1
+            if tensor.rows != count or not _covers(stored, rows, select):
                 raise self._wrong_shape(tensor, f"[{count}, {rows}]")
             chosen = None if select is None else (
                 np.arange(count)[:, None] * stored + np.asarray(select)[None]).reshape(-1)
@@ -130,6 +136,13 @@ class Builder:
         place = (module, role, self.layer, self.stack)
         whole = self.names.find(*place)
         return (True, [whole]) if whole else (False, [self.names.need(*place, group) for group in range(groups)])
+
+    def expect_rows(self, module: str, count: int) -> None:
+        """Before rows are chosen from a stored matrix one by one: it has so many, so that the choice is no larger."""
+        tensor = self.names.need(module, "weight", self.layer, self.stack)
+        stored = tensor.columns if module in self.transposed and not tensor.turned else tensor.rows
+        if count > stored:
+            raise self._wrong_shape(tensor, f">= {count} rows")
 
     def _add(self, weight: Weight) -> str:
         """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
@@ -178,3 +191,10 @@ class Builder:
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,
                        self.caches, self.outputs, dict(facts))
+
+
+def _covers(stored: int, rows: int, select: Any) -> bool:
+    """Whether `stored` rows are the ones wanted, or have all that `select`, in order or backwards, takes of them."""
+    if select is None:
+        return stored == rows
+    return len(select) == rows and (not rows or max(int(select[0]), int(select[-1])) < stored)

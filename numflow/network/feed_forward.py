@@ -1,7 +1,6 @@
 """The feed-forward block: dense, gated or not, or routed to experts."""
 
-import numpy as np
-
+from numflow.errors import SpecError
 from numflow.network.builder import Builder
 from numflow.ops import View
 
@@ -48,7 +47,7 @@ def _gate_up_views(b: Builder, width: int, rows: str, name: str = "gate_up") -> 
 def _halves(layout: str, width: int):
     """Rows of gate and of up in a fused matrix."""
     if layout == "interleaved":
-        return np.arange(0, 2 * width, 2), np.arange(1, 2 * width, 2)
+        return range(0, 2 * width, 2), range(1, 2 * width, 2)
     first, second = range(width), range(width, 2 * width)
     return (first, second) if layout == "gate_up" else (second, first)
 
@@ -56,12 +55,13 @@ def _halves(layout: str, width: int):
 def _experts(b: Builder, x: View) -> View:
     """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert."""
     experts, top_k, width = (b.option("moe", key) for key in ("experts", "top_k", "width"))
+    rules = {key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")}
+    _check_rules(b.where, experts, top_k, **rules)
     scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
     ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
     bias = {"bias": b.vector("exp_probs_b", "weight" if b.has("exp_probs_b.weight") else "bias", experts)} \
         if b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias") else {}
-    rule = ("score", "normalize", "scale", "groups", "top_groups", "group_best")
-    b.emit("moe_route", (scores,), (ids, gates), "route", bias, **{key: b.option("moe", key) for key in rule})
+    b.emit("moe_route", (scores,), (ids, gates), "route", bias, **rules)
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
@@ -80,6 +80,20 @@ def _experts(b: Builder, x: View) -> View:
     if b.option("moe", "shared_width"):
         _shared_expert(b, x, y)
     return y
+
+
+def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:
+    """That so many experts, groups and choices go together."""
+    if experts < 1 or experts % groups:
+        raise SpecError(f"{where}: moe.experts: expected a multiple of moe.groups {groups}, found {experts}")
+    if top_groups > groups > 1:
+        raise SpecError(f"{where}: moe.top_groups: expected up to moe.groups {groups}, found {top_groups}")
+    if groups > 1 and group_best > experts // groups:
+        raise SpecError(f"{where}: moe.group_best: expected up to the {experts // groups} experts of a group, found "
+                        f"{group_best}")
+    most = experts // groups * min(groups, top_groups)
+    if not 1 <= top_k <= most:
+        raise SpecError(f"{where}: moe.top_k: expected 1 to {most}, the experts that may be chosen, found {top_k}")
 
 
 def _expert_linear(b: Builder, module: str, x: View, ids: View, y: View, experts: int, select=None,

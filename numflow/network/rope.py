@@ -13,6 +13,31 @@ import numpy as np
 
 from numflow.errors import SpecError
 
+_LARGEST_TABLE = 1 << 25  # of positions; those of models that have one end at 4096 of 2048
+
+
+def check_rotary(options: Mapping[str, Any], columns: int, where: str) -> None:
+    """That the values of a [rope] section go together, before anything of their sizes is made.
+
+    columns: of a head, from the first that is rotated. where: what messages begin with.
+
+    Raises:
+        SpecError: naming the option and what was expected.
+    """
+    dims, scaling, original = options["dims"], options["scaling"], options["original_context"]
+    if dims > columns or dims % 2:
+        raise SpecError(f"{where}: rope.dims: expected an even number up to {columns}, the columns of a head, found "
+                        f"{dims}")
+    if scaling == "dynamic" and dims == 2:
+        raise SpecError(f"{where}: rope.dims: expected 4 or more with scaling 'dynamic', found 2")
+    if scaling == "llama3" and options["low_freq_factor"] >= options["high_freq_factor"]:
+        raise SpecError(f"{where}: rope.low_freq_factor: expected less than high_freq_factor "
+                        f"{options['high_freq_factor']:g}, found {options['low_freq_factor']:g}")
+    if scaling == "yarn" and options["base"] <= 1:
+        raise SpecError(f"{where}: rope.base: expected more than 1 with scaling 'yarn', found {options['base']:g}")
+    if scaling == "longrope" and original < 2:
+        raise SpecError(f"{where}: rope.original_context: expected 2 or more with scaling 'longrope', found {original}")
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -123,8 +148,17 @@ def alibi_slopes(heads: int, largest_exponent: float) -> np.ndarray:
 
 
 def sinusoids(context: int, width: int, layout: str, span: int) -> np.ndarray:
-    """float32 [context, width]: sin and cos of position * 10000^(-i / (width / 2 - span))."""
+    """float32 [context, width]: sin and cos of position * 10000^(-i / (width / 2 - span)).
+
+    Raises:
+        SpecError: a table larger than any model's, or of no frequencies.
+    """
     half = width // 2
+    if context * width > _LARGEST_TABLE:
+        raise SpecError(f"stack.context: positions {context} by width {width} make a table of more than "
+                        f"{_LARGEST_TABLE} values; no model with sinusoidal positions has one")
+    if half <= span:
+        raise SpecError(f"embedding.sinusoid_span: expected less than half the width, {half}, found {span}")
     angle = np.arange(context)[:, None] * np.exp(np.arange(half) * -(math.log(10000.0) / (half - span)))
     table = np.zeros((context, width), np.float32)
     if layout == "halves":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numflow.errors import SpecError, did_you_mean
+from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec.reader import Spec, detect_tables, load_spec
 from numflow.spec.resolve import Resolved
 
@@ -52,18 +52,34 @@ def _list(value: Any) -> list[str]:
 
 
 def _identities(checkpoint: Any) -> list[str]:
-    config = checkpoint.config
     if checkpoint.naming == "gguf":
-        return [str(config.get("general.architecture", ""))]
-    return [*map(str, config.get("architectures") or []), str(config.get("model_type", ""))]
+        return [str(checkpoint.config.get("general.architecture", ""))]
+    architectures, kind = names_in(checkpoint)
+    return [*architectures, kind or ""]
+
+
+def names_in(checkpoint: Any) -> tuple[list[str], str | None]:
+    """What config.json calls the model: its architectures and model_type.
+
+    Raises:
+        SpecError: they are no texts.
+    """
+    config, where = checkpoint.config, checkpoint.files.get("config", checkpoint.path)
+    architectures, kind = config.get("architectures"), config.get("model_type")
+    architectures = [] if architectures is None else architectures
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise SpecError(f"{where}: architectures: expected a list of texts, found {quoted(architectures)}")
+    if not isinstance(kind, str | None):
+        raise SpecError(f"{where}: model_type: expected a text, found {quoted(kind)}")
+    return architectures, kind
 
 
 def _architecture(checkpoint: Any) -> str:
     if checkpoint.naming == "gguf":
-        return f"architecture {checkpoint.config.get('general.architecture', '(none)')!r}"
+        return f"architecture {quoted(checkpoint.config.get('general.architecture', '(none)'))}"
     if checkpoint.naming == "hf":
         names = " / ".join(filter(None, _identities(checkpoint)))
-        return f"model {names!r}" if names else "a checkpoint without config.json"
+        return f"model {quoted(names)}" if names else "a checkpoint without config.json"
     return f"a {checkpoint.naming} file"
 
 
@@ -74,10 +90,10 @@ def names_it(table: Mapping[str, Any], checkpoint: Any) -> bool:
         return config.get("general.architecture") in _list(table.get("gguf", []))
     if checkpoint.naming == "llama2c":
         return bool(table.get("llama2c"))
-    architectures = config.get("architectures") or []
+    architectures, kind = names_in(checkpoint)
     if any(name in _list(table.get("architectures", [])) for name in architectures):
         return True
-    return not architectures and config.get("model_type") in _list(table.get("model_type", []))
+    return not architectures and kind in _list(table.get("model_type", []))
 
 
 def _condition(spec: Spec, checkpoint: Any, has_for: HasFor) -> bool:

@@ -67,7 +67,7 @@ def test_grouped_rows_of_a_fused_projection_are_told_apart():
         ),
         ({}, {"model.norm.weight": (33,)}, ["model.norm.weight", "33"]),
         ({}, {"model.extra.weight": (3,)}, ["no place for tensor 'model.extra.weight'"]),
-        ({"num_key_value_heads": 3}, {}, ["q_proj", "k_proj"]),
+        ({"num_key_value_heads": 3}, {}, ["attention.heads: expected a multiple of attention.kv_heads 3, found 4"]),
         ({"num_hidden_layers": 3}, {}, ["missing tensor", "model.layers.2."]),
         ({"num_hidden_layers": 1}, {}, ["no place for tensor", "model.layers.1."]),
         ({"rope_scaling": {"rope_type": "spiral"}}, {}, ["spiral", "rope.scaling"]),

@@ -75,6 +75,9 @@ class _Builder(Builder):
         self._invent(module, "weight", shape[::-1] if module in self.transposed else shape)
         return super().matrix(module, rows, columns, select, suffix, normalize_rows)
 
+    def expect_rows(self, module, count):
+        """The tensor is made up only when the matrix is."""
+
     def vector(self, module, role, width=None, rows=None, add=0.0, flat=False, suffix=""):
         if width is not None:
             self._invent(module, role, (width if rows is None else max(rows) + 1,))

@@ -1,0 +1,156 @@
+"""Wrong, impossible and hostile values in config.json: one line that names the key, or a network that computes."""
+
+import copy
+import json
+import tracemalloc
+import warnings
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.errors import NumflowError, SpecError
+from numflow.network import WeightSource
+from numflow.reference.program import Program
+from tests.specs.case import load_case, memory_checkpoint, names, run
+
+VALUES = [5, {}, [], float("nan"), float("inf"), -1, 0, "x", 1e20, None, True, [1, [0]], "y" * 5000, 0.5, 10**9, 10**20,
+          {"a": 1}, [{}] * 3, -0.5, 1e-30, 3e7]
+
+
+def built(case, config):
+    checkpoint = memory_checkpoint(config, case.tensors)
+    return network.build(network.choose_spec(checkpoint), checkpoint), checkpoint
+
+
+def paths(table, before=()):
+    for key, value in table.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, key))
+
+
+def changed(config, path, value):
+    config = copy.deepcopy(config)
+    table = config
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = value
+    return config
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * bool(i % 8))
+                                  for i, name in enumerate(names())])
+def test_any_value_under_any_key_is_one_line_or_computes(name):
+    """Every key of a family with a value that is not for it, another one for every family."""
+    case = load_case(name)
+    for path in paths(case.configs[0]):
+        for turn in range(2):
+            value = VALUES[crc32(f"{name} {path} {turn}".encode()) % len(VALUES)]
+            try:
+                made, checkpoint = built(case, changed(case.configs[0], path, value))
+            except NumflowError as error:
+                assert "\n" not in str(error) and len(str(error)) < 1500, (path, value)
+                continue
+            ids = case.inputs[0]["ids"][: min(6, made.facts["context"])]
+            program = Program(made, WeightSource(made, checkpoint))
+            with warnings.catch_warnings(action="ignore"):
+                for output in made.outputs:
+                    encoder = ids if made.facts["type"] == "encoder-decoder" else None
+                    assert np.isfinite(run(program, ids, output, encoder_ids=encoder)).all(), (path, value)
+
+
+@pytest.mark.parametrize(("name", "key", "value", "message"), [
+    ("mistral", "num_attention_heads", float("nan"), "attention.heads: expected a whole number of 1 or more"),
+    ("mistral", "num_attention_heads", True, "attention.heads: expected a whole number of 1 or more"),
+    ("mistral", "num_hidden_layers", float("inf"), "stack.layers: expected a whole number of 0 or more up to 2000"),
+    ("mistral", "num_hidden_layers", 10**20, "stack.layers"),
+    ("mistral", "hidden_act", {}, "ffn.activation: expected one of .*, found {}"),
+    ("mistral", "rope_theta", 0, "rope.base: expected a finite number above 0"),
+    ("mistral", "rope_theta", float("inf"), "rope.base: expected a finite number above 0"),
+    ("mistral", "rms_norm_eps", -1e-5, "norm.eps: expected a finite number above 0 up to 1"),
+    ("mistral", "rms_norm_eps", float("nan"), "norm.eps"),
+    ("mistral", "sliding_window", -5, "attention.window: expected a whole number of 0 or more"),
+    ("mistral", "sliding_window", 4.5, "attention.window: expected a whole number of 0 or more"),
+    ("mistral", "tie_word_embeddings", "false", "head.tied: expected true or false"),
+    ("mistral", "max_position_embeddings", 0, "context: expected a whole number of 1 or more"),
+    ("llama_linear", "rope_scaling.factor", 0, "rope.factor: expected a finite number above 0"),
+    ("llama_yarn", "rope_scaling.beta_fast", -1, "rope.beta_fast"),
+    ("phi4_mini", "rope_scaling.short_factor", [1, [0]] * 4, "rope.short_factor: expected a list of numbers"),
+    ("phi4_mini", "rope_scaling.long_factor", [0.0] * 8, "rope.long_factor: expected a list of numbers"),
+    ("gemma2", "final_logit_softcapping", -1, "head.softcap"),
+    ("granite", "residual_multiplier", 1e20, "block.residual_scale"),
+    ("gpt_oss", "num_experts_per_tok", 0, "moe.top_k"),
+    ("qwen3_moe", "num_experts_per_tok", 10**9, "moe.top_k"),
+    ("deepseek_v3", "n_group", 3, "moe.experts: expected a multiple of moe.groups 3"),
+    ("deepseek_v3", "topk_group", 10**6, "moe.top_groups"),
+    ("bert", "layer_norm_eps", 0, "norm.eps"),
+])
+def test_a_value_that_no_model_has_is_refused_by_name(name, key, value, message):
+    case = load_case(name)
+    with pytest.raises(SpecError, match=message) as error:
+        built(case, changed(case.configs[0], tuple(key.split(".")), value))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("architectures", 5), ("architectures", [5]), ("architectures", {"a": 1}), ("model_type", ["llama"]),
+])
+def test_names_of_the_model_are_texts(key, value):
+    case = load_case("mistral")
+    with pytest.raises(SpecError, match=f"{key}: expected .*, found"):
+        built(case, {**case.configs[0], key: value})
+
+
+def test_the_message_says_from_which_key_of_which_file(tmp_path):
+    case = load_case("mistral")
+    checkpoint = memory_checkpoint({**case.configs[0], "num_attention_heads": -3}, case.tensors)
+    checkpoint.files["config"] = tmp_path / "config.json"
+    with pytest.raises(SpecError) as error:
+        network.build(network.choose_spec(checkpoint), checkpoint)
+    assert str(error.value).endswith(f"found -3 (from num_attention_heads of {tmp_path / 'config.json'})")
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [
+    ("phi2", "partial_rotary_factor", 3e7), ("gptj", "rotary_dim", 10**9), ("gpt_neox_serial", "rotary_pct", 1e7),
+    ("m2m100", "max_position_embeddings", 2 * 10**7), ("m2m100", "d_model", 10**8),
+    ("bloom", "num_attention_heads", 10**8), ("falcon_40b", "num_attention_heads", 10**8),
+    ("falcon_40b", "num_kv_heads", 10**8),
+    ("gpt_bigcode_or_starcoder", "n_head", 10**8), ("gpt_oss", "intermediate_size", 10**8), ("mpt", "n_heads", 10**8),
+    ("deepseek_v2", "num_attention_heads", 10**8), ("deepseek_v2", "qk_nope_head_dim", 10**8),
+    ("deepseek_v2", "v_head_dim", 10**8), ("qwen3_moe", "num_experts", 10**8), ("t5", "num_heads", 10**8),
+    ("t5", "relative_attention_num_buckets", 10**8), ("llama_yarn", "head_dim", 10**9), ("bart", "d_model", 10**9),
+])
+def test_a_large_value_makes_nothing_large(name, key, value):
+    case = load_case(name.partition("_or_")[2] or name)
+    config = {**case.configs[0], key: value}
+    tracemalloc.start()
+    try:
+        with pytest.raises(NumflowError) as error:
+            built(case, config)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("role", ["eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("value", [{"a": 1}, "x", [1, [2]], [{}], 1.5, True])
+def test_ids_of_tokens_are_whole_numbers(tmp_path, role, value):
+    import numflow
+    from tests.quant.small import write_model
+
+    folder = write_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, role: value}))
+    with pytest.raises(NumflowError, match=f"config.json: {role}: expected a token's id"):
+        numflow.load(folder, backend="reference")
+
+
+@pytest.mark.parametrize("module", ["model.norm.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight"])
+def test_a_tensor_without_dimensions_is_refused_by_name(module):
+    case = load_case("mistral")
+    case.tensors[module] = ()
+    with pytest.raises(SpecError, match=f"tensor '{module}' is \\[\\], but spec"):
+        built(case, case.configs[0])
