@@ -10,9 +10,10 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from numflow.errors import TokenizerError
-from numflow.tokenizer.sandbox import MAX_SIZE, BoundedEnvironment, TooLarge, start_clock
+from numflow.tokenizer.sandbox import MAX_SIZE, BoundedEnvironment, TooLarge, check_time, start_clock
 
-MAX_TEMPLATE = 1 << 20  # characters
+MAX_TEMPLATE = 1 << 16  # characters; compiling so many takes about a second at most
+MAX_FORMAT = 1000  # characters, of a date's format
 
 
 def render(template: str, **variables: Any) -> str:
@@ -23,11 +24,13 @@ def render(template: str, **variables: Any) -> str:
     """
     if len(template) > MAX_TEMPLATE:
         raise TokenizerError(f"chat template: longer than {MAX_TEMPLATE} characters")
-    start_clock()
     pieces: list[str] = []
     total = 0
     try:
-        for piece in _compiled(template).generate(**variables):
+        start_clock(variables)
+        compiled = _compiled(template)
+        check_time()
+        for piece in compiled.generate(**variables):
             pieces.append(piece)
             total += len(piece)
             if total > MAX_SIZE:
@@ -58,8 +61,18 @@ def _environment() -> BoundedEnvironment:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
              separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """Plain JSON, where Jinja's own filter writes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Plain JSON, where Jinja's own filter writes it for HTML; piece by piece, as indents may make it long."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    pieces, total = [], 0
+    for piece in encoder.iterencode(value):
+        check_time()
+        pieces.append(piece)
+        total += len(piece)
+        if total > MAX_SIZE:
+            raise TooLarge(f"writes more than {MAX_SIZE} characters")
+    return "".join(pieces)
 
 
 def _raise_exception(message: object) -> None:
@@ -67,6 +80,8 @@ def _raise_exception(message: object) -> None:
 
 
 def _strftime_now(format: str) -> str:
+    if len(format) > MAX_FORMAT:
+        raise TooLarge(f"uses a date format of more than {MAX_FORMAT} characters")
     return datetime.now().strftime(format)
 
 

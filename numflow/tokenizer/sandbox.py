@@ -1,22 +1,25 @@
 """A Jinja environment for templates nobody has checked: Jinja's own sandbox, and bounds on time and size.
 
 Jinja's sandbox keeps a template away from Python; it does not keep it from running for days or filling the memory.
-Here loops, calls, filters and operators look at the clock, and every value a template assigns, passes on or prints
-is measured before it can grow further.
+Here loops, conditions, look-ups, comparisons, calls, filters, tests and operators look at the clock, and every value a
+template assigns, compares, passes on or prints is measured before it can grow further, so that no single one of them
+takes long. What the caller gives (messages, tools) is measured once, when rendering starts.
 """
 
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from types import BuiltinFunctionType
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import pass_environment
 from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 5.0
@@ -24,7 +27,7 @@ MAX_SIZE = 1 << 24  # characters of the output, or of any value on the way
 ITEM_SIZE = 64  # what an item of a container counts for
 MAX_NUMBER = 1 << 16  # of an argument to a filter or string method: widths, counts
 MAX_BITS = 1 << 12  # of an integer
-_LEFT_OUT = ("pprint", "urlize", "wordwrap", "xmlattr")  # slow on long text, and in no chat template
+_LEFT_OUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # slow on long text, and in no chat template
 _WIDTH = re.compile(r"\d{5}|%[-+ #0]*\*|%[^%]*\.\*|\{[^{}]*\{")  # given outright, or as an argument
 _clock = threading.local()
 
@@ -33,14 +36,33 @@ class TooLarge(SecurityError):
     """A template passed one of the bounds."""
 
 
-def start_clock() -> None:
-    """From now on this thread's templates have MAX_SECONDS."""
+def start_clock(variables: Mapping[str, Any]) -> None:
+    """From now on this thread's templates have MAX_SECONDS, and know how large what is in `variables` is."""
     _clock.deadline = time.monotonic() + MAX_SECONDS
+    _clock.known = {}
+    _learn(variables)
+
+
+def _learn(value: Any) -> int:
+    """The size of a value, kept for it and all that is in it: the caller holds them while the template runs."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return 1
+    items = (*value, *value.values()) if isinstance(value, Mapping) else value
+    _clock.known[id(value)] = total = len(value) * ITEM_SIZE + sum(map(_learn, items))
+    return total
 
 
 def check_time() -> None:
     if time.monotonic() > _clock.deadline:
         raise TooLarge(f"takes more than {MAX_SECONDS:g} s")
+
+
+def in_time(value: Any) -> Any:
+    """The value, if there is time left."""
+    check_time()
+    return value
 
 
 def size(value: Any, budget: int = MAX_SIZE) -> int:
@@ -52,6 +74,8 @@ def size(value: Any, budget: int = MAX_SIZE) -> int:
     items: Iterable[Any] = ()
     if isinstance(value, str | bytes):
         total = len(value)
+    elif id(value) in _clock.known:
+        return _clock.known[id(value)]
     elif isinstance(value, Mapping):
         total, items = len(value) * ITEM_SIZE, (*value, *value.values())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -68,26 +92,48 @@ def size(value: Any, budget: int = MAX_SIZE) -> int:
 
 
 def bounded(value: Any) -> Any:
-    """The value, if it is not too large."""
+    """The value, if it is not too large and there is time left."""
+    check_time()
     size(value)
     return value
 
 
+def metered(items: Iterator[Any]) -> Iterator[Any]:
+    """The items of a lazy filter, while there is time left and they are not too large together."""
+    total = 0
+    for item in items:
+        check_time()
+        total += ITEM_SIZE + size(item)
+        if total > MAX_SIZE:
+            raise TooLarge(f"makes a value of more than {MAX_SIZE} characters")
+        yield item
+
+
 def check_growth(subject: Any, arguments: tuple[Any, ...]) -> None:
     """What a filter or a string method may make of `subject`: at most its size times the largest argument's."""
-    if not arguments:
-        return
-    largest = 1
+    whole, largest = max(1, size(subject)), 1
     for argument in arguments:
         if isinstance(argument, int) and abs(argument) > MAX_NUMBER:
             raise TooLarge(f"uses a number above {MAX_NUMBER} as an argument")
         largest = max(largest, size(argument), abs(argument) if isinstance(argument, int) else 1)
-    if max(1, size(subject)) * largest > 16 * MAX_SIZE:
+    if whole * largest > 16 * MAX_SIZE:
         raise TooLarge(f"may make a value of more than {16 * MAX_SIZE} characters")
 
 
 class _Watch(NodeTransformer):
-    """Puts the clock into loops and the measure on values that are assigned or joined."""
+    """Puts the clock into loops and conditions, and the measure on values that are assigned, compared or joined."""
+
+    def visit_If(self, node: nodes.If) -> nodes.If:
+        self.generic_visit(node)
+        node.test = _filtered(node.test, "in_time")
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr)
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -111,8 +157,8 @@ class _Watch(NodeTransformer):
         return _filtered(node)
 
 
-def _filtered(node: Any) -> nodes.Filter:
-    return nodes.Filter(node, "bounded", [], [], None, None, lineno=node.lineno)
+def _filtered(node: Any, name: str = "bounded") -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -128,11 +174,31 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters.pop(name)
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
-        self.filters["bounded"] = bounded
+        self.add_filter("sum", self._sum)
+        self.filters |= {"bounded": bounded, "in_time": in_time}
+        for name, function in list(self.tests.items()):
+            self.tests[name] = _watched(function, grows=False)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter."""
         self.filters[name] = _watched(function)
+
+    @staticmethod
+    @pass_environment
+    def _sum(environment: "BoundedEnvironment", items: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+        """Jinja's filter by the environment's own `+`, which looks at the clock and measures at every step."""
+        take = make_attrgetter(environment, attribute) if attribute is not None else lambda item: item
+        for item in items:
+            start = environment.call_binop(None, "+", start, take(item))
+        return start
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        check_time()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        check_time()
+        return super().getitem(obj, argument)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Watch().visit(super()._parse(source, name, filename))
@@ -174,8 +240,8 @@ def _check_format(template: str, arguments: tuple[Any, ...]) -> None:
     size(arguments)
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that looks at the clock and measures its arguments; keeps Jinja's marks on the function."""
+def _watched(function: Callable[..., Any], grows: bool = True) -> Callable[..., Any]:
+    """A filter or test that looks at the clock and measures what it gets and makes; keeps Jinja's marks on it."""
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -184,8 +250,8 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
         subject, *others = args[skipped:]
         if function.__name__ == "do_format":
             _check_format(str(subject), (*others, *kwargs.values()))
-        check_growth(subject, (*others, *kwargs.values()))
+        (check_growth if grows else lambda *given: size(given))(subject, (*others, *kwargs.values()))
         result = function(*args, **kwargs)
-        return bounded(result) if isinstance(result, str) else result
+        return metered(result) if isinstance(result, Iterator) else bounded(result)
 
     return watched

@@ -44,6 +44,9 @@ def test_a_conversation():
     ("{{ strftime_now('%Y') | length }}{{ '{:>3}'.format(1) }}{{ 'ab' * 2 }}", "4  1abab"),
     ("{% set x %}a{{ 1 }}b{% endset %}{{ x | upper }}{% filter upper %}c{% endfilter %}", "A1BC"),
     ("{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}", "role=system;content=Be brief.;"),
+    ("{{ 100000 is gt(99999) }}{{ [1, 2, 3] | sum }}{{ [[1], [2]] | sum(start=[]) }}", "True6[1, 2]"),
+    ("{{ [{'n': 2}, {'n': 3}] | sum(attribute='n') }}{{ [1.5] | sum(start=1) }}", "52.5"),
+    ("{{ messages | map(attribute='role') | list == ['system', 'user'] }}{{ 2 <= 3 < 4 }}", "TrueTrue"),
     ("  {% if true %}\n    x\n  {% endif %}\ny", "    x\ny"),
 ])
 def test_what_published_templates_use(template, expected):
@@ -114,6 +117,12 @@ GROW = "{%% set ns = namespace(s='ab') %%}{%% for i in range(200) %%}%s{%% endfo
     "{{ '{0:{1}}'.format(1, 1000000000) }}",
     "{{ '{x:>1000000000}'.format_map({'x': 1}) }}",
     "{{ 'a'.ljust(1000000000) }}",
+    "{{ strftime_now('%c' * 1000) }}",
+    "{% set ns = namespace(l=[1]) %}{% for i in range(100) %}{% set ns.l = [ns.l] %}{% endfor %}"
+    "{{ ([ns.l] * 999) | tojson(indent=30) }}",
+    "{% set l = range(99999) | list %}{{ [l, l, l] | sort }}",
+    "{% set s = 'a' * 1000000 %}{% set l = [s] * 9 %}{{ (l, l) | map('list') | list }}",
+    "{{ '<!---->' * 1000000 | striptags }}",
     "{{ 'a'.rjust(10 ** 20) }}",
     "{{ 'a' | center(1000000000) }}",
     "{{ 'a' | indent(1000000000) }}",
@@ -152,6 +161,14 @@ def test_size_is_bounded(template):
     "{% set l = range(99999) | list %}{% for a in l %}{% for b in l %}{% if a %}{% endif %}{% endfor %}{% endfor %}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% for a in range(99999) %}{% set x = range(99999) | sort | list %}{% endfor %}",
+    "{{ (range(99999) | batch(1) | list | sum(start=[])) | length }}",
+    "{{ (range(99999) | batch(1) | map('list') | sum(start=[])) | length }}",
+    "{{ range(99999) | batch(1) | map('string') | sum(start='') }}",
+    "{{ a }}" * 9000,
+    "{% set l = range(9999) | list %}" + "{% if l == l | list %}{% endif %}" * 1800,
+    "{% set l = range(9999) | list %}" + "{{ l | sort | first }}" * 2500,
+    "{% set l = range(9999) | list %}" + "{{ l is eq(l | list) }}" * 2500,
+    "{% set t = 'a' * 99999 %}{% set d = {t: 1} %}" + "{% if (t, t)[0] in d %}{% endif %}" * 9 + "{{ a }}" * 8500,
 ])
 def test_time_is_bounded(template, monkeypatch):
     monkeypatch.setattr("numflow.tokenizer.sandbox.MAX_SECONDS", 0.3)
