@@ -67,16 +67,21 @@ def scale(lab, model, peer, path, counts, threads) -> dict:
     return found
 
 
+WAYS = {"dynamic": {}, "static": {"batching": "static"}, "one by one": {"max_batch": 1}}
+
+
 def serving(lab, model, shares) -> list[dict]:
-    """Latency and throughput of each way to batch, under the same loads."""
+    """Latency and throughput of each way to batch, under the same loads: every round goes through all loads and ways,
+    so that what else the machine does falls on all of them."""
     options = lab.options
     trial = [(0.0, prompt, new) for _, prompt, new in measure.load_of(options["requests"], 1.0, options["longest"], 7)]
     rate = measure.serve(model, trial)["new_tok_s"] / (sum(new for *_, new in trial) / len(trial))
-    rows = []
-    for share in shares:
-        load = measure.load_of(options["requests"], share * rate, options["longest"], 7)
-        for kind, settings in (("dynamic", {}), ("static", {"batching": "static"}), ("one by one", {"max_batch": 1})):
-            lab.say(f"load {share:g}: {kind}")
-            rows.append({"load": share, "requests_s": share * rate, "batching": kind,
-                         **measure.serve(model, load, **settings)})
-    return rows
+    samples: dict = {(share, kind): [] for share in shares for kind in WAYS}
+    for number in range(options["rounds"]):
+        for (share, kind), own in samples.items():
+            lab.say(f"round {number + 1} of {options['rounds']}: load {share:g}, {kind}")
+            load = measure.load_of(options["requests"], share * rate, options["longest"], 7)
+            own.append(measure.serve(model, load, **WAYS[kind]))
+    return [{"load": share, "requests_s": share * rate, "batching": kind,
+             **{name: median(row[name] for row in own) for name in own[0]}, "samples": own}
+            for (share, kind), own in samples.items()]

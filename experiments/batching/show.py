@@ -1,5 +1,7 @@
 """Tables and figures of the report."""
 
+import itertools
+
 
 def report(lab, found) -> None:
     """Write what was found."""
@@ -35,11 +37,11 @@ def _scale(lab, scale) -> None:
              "decodes its tokens (greedily, or sampling at temperature 0.8 and top-p 0.9)"
              + ("; llama-batched-bench picks none." if peer else "; llama.cpp's llama-batched-bench was not found."))
     head = ["sequences", "decode tok/s", "all tok/s", "against one", "sampling tok/s", "ms per step", "of it engine"]
-    one = scale[min(scale)]["numflow"]["new_tok_s"]
+    one = scale[min(scale)]["numflow"]
     rows = []
     for count, row in scale.items():
         ours, other = row["numflow"], row.get("llama.cpp")
-        rows.append([count, ours["decode_tok_s"], ours["new_tok_s"], ours["new_tok_s"] / one,
+        rows.append([count, ours["decode_tok_s"], ours["new_tok_s"], ours["new_tok_s"] / one["new_tok_s"],
                      row["sampling"]["decode_tok_s"], ours["step_ms"], ours["engine_ms"]])
         if peer:
             rows[-1] += [other["decode_tok_s"], ours["decode_tok_s"] / other["decode_tok_s"],
@@ -51,7 +53,7 @@ def _scale(lab, scale) -> None:
         points = [(count, row[engine]["decode_tok_s"]) for count, row in scale.items() if engine in row]
         if points:
             axes.plot(*zip(*points), marker="o", label={"sampling": "numflow, sampling"}.get(engine, engine))
-    axes.plot(list(scale), [one] * len(scale), "--", color="gray", label="numflow, one by one")
+    axes.plot(list(scale), [one["decode_tok_s"]] * len(scale), "--", color="gray", label="numflow, one sequence")
     axes.set(xlabel="sequences", ylabel="new tokens per second", xscale="log", xticks=list(scale))
     axes.set_xticks(list(scale), list(map(str, scale)))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.2))
@@ -63,18 +65,41 @@ def _serving(lab, rows) -> None:
     lab.text("Requests come at random moments (a Poisson process) with prompts and answers of random lengths, the same "
              "for every way to batch. `load` is the share of the rate that dynamic batching served when all requests "
              "came at once. Static: a batch starts when the last one has ended. Times are in seconds, from a request's "
-             "arrival. llama.cpp's server was not measured.")
+             f"arrival: medians of {lab.options['rounds']} rounds, in which all loads and ways take turns, with the "
+             "least and the most. llama.cpp's server was not measured.")
     lab.table(["load", "requests/s", "batching", "new tok/s", "first token", "95 %", "whole", "95 %", "ms per token"],
-              [(row["load"], row["requests_s"], row["batching"], row["new_tok_s"], row["first_s"], row["first_95_s"],
-                row["latency_s"], row["latency_95_s"], row["per_token_ms"]) for row in rows])
+              [(row["load"], row["requests_s"], row["batching"], row["new_tok_s"], spread(row, "first_s"),
+                row["first_95_s"], spread(row, "latency_s"), row["latency_95_s"], spread(row, "per_token_ms"))
+               for row in rows])
+    for kind in dict.fromkeys(row["batching"] for row in rows):
+        own = sorted((row for row in rows if row["batching"] == kind), key=lambda row: row["load"])
+        for fewer, more in itertools.pairwise(own):
+            for key, name in (("first_s", "the first token comes"), ("per_token_ms", "a token comes")):
+                lab.doubt(may_follow(fewer, more, key),
+                          f"{kind} batching: in every round {name} sooner at load {more['load']:g} than at "
+                          f"{fewer['load']:g}")
     plt = lab.pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
     for axes, key, label in ((panels[0], "first_s", "seconds to the first token"),
                              (panels[1], "per_token_ms", "ms per token")):
         for kind in dict.fromkeys(row["batching"] for row in rows):
-            points = [(row["load"], row[key]) for row in rows if row["batching"] == kind]
-            axes.plot(*zip(*points), marker="o", label=kind)
+            own = [row for row in rows if row["batching"] == kind]
+            low, high = ([abs(pick(s[key] for s in row["samples"]) - row[key]) for row in own] for pick in (min, max))
+            axes.errorbar([row["load"] for row in own], [row[key] for row in own], (low, high), marker="o", capsize=3,
+                          label=kind)
         axes.set(xlabel="load", ylabel=f"{label} (median)", yscale="log")
     panels[1].legend()
     figure.tight_layout()
-    lab.figure(figure, "load", "Medians under load; waiting counts.")
+    lab.figure(figure, "load", "Medians under load, with the least and the most of the rounds; waiting counts.")
+
+
+def spread(row: dict, key: str) -> str:
+    """Median (least-most) of the rounds."""
+    values = [sample[key] for sample in row["samples"]]
+    return f"{row[key]:.3g} ({min(values):.3g}-{max(values):.3g})"
+
+
+def may_follow(fewer: dict, more: dict, key: str) -> bool:
+    """Whether waiting under more load can be as it was measured beside that under less: not shorter in every round.
+    A single round says nothing."""
+    return len(more["samples"]) < 2 or max(s[key] for s in more["samples"]) >= min(s[key] for s in fewer["samples"])

@@ -8,7 +8,6 @@ what is not there is left out. The machine's limits are measured by kernels in t
 The synthetic model has random weights: its speed does not depend on them.
 """
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +53,7 @@ def run(lab):
         if "start" in parts:
             for path in models:
                 rounds.start(lab, samples, peer, path, count)
-    before = _before(lab.folder) if options["again"] or options["resume"] else {}
+    before = lab.before().get("results", {}) if options["again"] or options["resume"] else {}
     limits = {int(count): limit for count, limit in before.get("limits", {}).items()} | _limits(lab, threads)
     profiles = before.get("profiles", {})
     if "profile" in parts:
@@ -62,14 +61,9 @@ def run(lab):
         if "synthetic" in parts:
             profiles |= _synthetic_profiles(options["shape"], options["kinds"].split(","), threads)
     lab.results |= {"torch": before["torch"]} if "torch" in before and "torch" not in lab.results else {}
+    lab.results["runs"] = [*before.get("runs", []), lab.recipe()]
     lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles, "llama_cpp": bool(peer)}
     write(lab, samples.values, limits, profiles, __doc__)
-
-
-def _before(folder: Path) -> dict:
-    """Results of the report's last run."""
-    path = folder / "results.json"
-    return json.loads(path.read_text())["results"] if path.exists() else {}
 
 
 def _paths(names: str) -> list[Path]:

@@ -91,18 +91,20 @@ def _report(lab, rows, cluster) -> None:
                  f"tensor (more than 1: {'yes' if throughput > 1 else 'no'}).")
     plt = lab.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
-    for axis, key, title in ((axes[0], "speed", "one query"), (axes[1], "throughput", "under load")):
+    loaded = f"{options['at_once']} queries, prompts counted"
+    for axis, key, title in ((axes[0], "speed", "one query"), (axes[1], "throughput", loaded)):
         for i, style in enumerate((INFERFLOW, NUMFLOW)):
             for j, name in enumerate(STRATEGIES):
                 bar = axis.bar(i * 4 + j, by[style.name, name][key], color=COLORS[name],
                                label=name if i == 0 else None)
                 axis.bar_label(bar, fmt="%.0f")
         axis.set_xticks([1, 5], [INFERFLOW.name, NUMFLOW.name])
-        axis.set_ylabel("tokens/s")
+        axis.set_ylabel("tokens/s, simulated")
         axis.set_title(title)
         axis.margins(y=0.15)
     axes[0].legend()
-    lab.figure(figure, "strategies", f"Decoding speed of one query, and throughput under load: {cluster.title}")
+    lab.figure(figure, "strategies", "Simulated: decoding speed of one query, and throughput under load with its "
+                                     f"prompts, on {cluster.title}")
     plt.close(figure)
 
 

@@ -1,7 +1,6 @@
 """The part of the report about virtual devices: which plans are measured now, which rows stay as they were, and how
 they are shown."""
 
-import json
 import time
 from collections.abc import Mapping
 
@@ -21,8 +20,11 @@ def virtual(lab, strategies: Mapping[str, str]) -> None:
     wanted = _wanted(lab.options["virtual"], plans)
     old = {} if lab.quick else _results(lab)
     new = {}
+    if old:
+        lab.kept("virtual devices")
     if wanted:
         new = measure(lab, wanted)
+        lab.measured("virtual devices")
         now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         new["rows"] = [{**row, "when": now} for row in new["rows"]]
     rows = _merged(list(plans.values()), old.get("virtual", []), new.get("rows", []))
@@ -52,10 +54,7 @@ def _wanted(option: str, plans: Mapping[str, str]) -> dict[str, str]:
 
 def _results(lab) -> dict:
     """What the folder of the report has; rows without a date are of an older form and are not taken over."""
-    try:
-        found = json.loads((lab.folder / "results.json").read_text(encoding="utf-8"))["results"]
-    except (OSError, ValueError, KeyError):
-        return {}
+    found = lab.before().get("results", {})
     return found if all("when" in row for row in found.get("virtual", [])) else {}
 
 
@@ -118,5 +117,5 @@ def _figure(lab, rows: list[dict]) -> None:
         axis.margins(y=0.25)
     axes[0].legend(loc="upper right", ncol=2, fontsize=8)
     figure.tight_layout()
-    lab.figure(figure, "virtual", "Virtual devices of this machine: predicted and measured")
+    lab.figure(figure, "virtual", "Measured, and predicted: virtual devices of this machine")
     plt.close(figure)

@@ -44,14 +44,16 @@ class Candidate:
     name: str
     family: str
     make: Callable[[], Path] = field(repr=False)
+IDENTICAL = 1e-5  # nats per token, below which a file holds the base's own numbers
 
 
 def frontier(lab, places):
     """KL and perplexity on held-out text for each language model and everything it can be quantised to."""
     names = [name for name in places["language_models"].split(",") if name]
-    if not names:
-        return
     lab.heading("Language models: divergence against size")
+    if not names:
+        lab.text("Left out: no language model was named (option `language_models`; the quick form names none).")
+        return
     if not places["text"]:
         lab.text("Left out: WikiText-2 was not at hand (option `text`).")
         return
@@ -257,6 +259,7 @@ def _picture(lab, models):
     """KL against bits, one panel for each model: what meets a size is joined by a line."""
     plt = lab.pyplot()
     figure, axes = plt.subplots(1, len(models), squeeze=False, figsize=(7.5 * len(models), 6.5), layout="constrained")
+    models = {name: [r for r in rows if r["kl"]["mean"] > IDENTICAL] for name, rows in models.items()}
     for axis, (name, rows) in zip(axes.flat, models.items()):
         for family in drawing.STYLES:
             found = sorted((r["bits"], r["kl"]["mean"], r["kl"]["stderr"]) for r in rows if r["family"] == family)
@@ -270,5 +273,5 @@ def _picture(lab, models):
     for axis, rows in zip(axes.flat, models.values()):
         drawing.names(axis, [(r["bits"], r["kl"]["mean"], r["name"].removeprefix("auto "), r["family"]) for r in rows])
     lab.figure(figure, "kl_against_bits", "Left and below is better; bars are standard errors, red numbers the sizes "
-                                          "that --target-bpw was to meet")
+                                          "that --target-bpw was to meet; what is the base itself is left out")
     plt.close(figure)

@@ -11,9 +11,10 @@ PAIRS = (("f16", "f16"), ("q8", "q8"), ("q6", "q6"), ("q5", "q5"), ("q4", "q4"),
 def kv_types(lab, places):
     """KL of each language model with its own weights and other types of keys and values."""
     names = [name for name in places["language_models"].split(",") if name]
-    if not names or not places["text"]:
-        return
     lab.heading("Keys and values")
+    if not names or not places["text"]:
+        lab.text("Left out: no language model was named, or no text was at hand (options `language_models`, `text`).")
+        return
     lab.text("The model with its own weights in float32 arithmetic; keys and values of these types, against float32 "
              "ones. Bits of a cached number count headers too.")
     text = Path(places["text"]).read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ headers, holds SmolLM2's Q4_1 (almost) exactly, and Q4_K holds much of Gemma's. 
 What needs a model, a text or llama.cpp that is not at hand is left out, and the report says so.
 """
 
-import json
 import os
 import re
 import time
@@ -51,20 +50,21 @@ def run(lab):
         if part in wanted:
             lab.text(_MARK.format(part, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
             measure(lab, places)
+            lab.measured(part)
         elif part in old:
             lab.text(old[part])
+            lab.kept(part)
         if not lab.options["merge"]:
             lab.write()  # an interrupted run leaves what it has
 
 
 def _old(lab) -> tuple[dict[str, str], dict]:
     """The parts of the report that is there, each with its mark, and its results."""
-    try:
-        report = (lab.folder / "report.md").read_text(encoding="utf-8")
-        results = json.loads((lab.folder / "results.json").read_text(encoding="utf-8"))["results"]
-    except (OSError, ValueError, KeyError) as error:
-        lab.say(f"there is no report to merge with: {error}")
+    results = lab.before().get("results")
+    if results is None:
+        lab.say("there is no report to merge with")
         return {}, {}
+    report = (lab.folder / "report.md").read_text(encoding="utf-8")
     begins = list(re.finditer(re.escape(_MARK).replace(r"\{\}", "(.+?)"), report))
     ends = [mark.start() for mark in begins[1:]] + [len(report)]
     return {mark[1]: report[mark.start():end] for mark, end in zip(begins, ends)}, results

@@ -8,6 +8,7 @@ Options: `model` is the draft's file and, without `target`, the target's as well
 anew), "layers:N" (the first N layers) or "file:NAME"; --quick runs a toy with random weights.
 """
 
+import itertools
 import statistics
 import time
 from dataclasses import replace
@@ -57,7 +58,18 @@ def run(lab):
         lab.results["batch"] = batch(lab, model)
     with open_model(lab.options["target"] or lab.options["model"], threads) as target:
         lab.results["drafts"] = [row for name in lab.options["drafts"].split(",") for row in drafts(lab, target, name)]
+    lab.results["models"] = {"draft and guesses": file_name(lab.options["model"]),
+                             "target of drafts": file_name(lab.options["target"] or lab.options["model"])}
     report(lab)
+
+
+def file_name(model):
+    """The file of a model by its name alone."""
+    from pathlib import Path
+
+    from numflow import registry
+
+    return model if model == "random" else Path(registry.resolve(model)).name
 
 
 def open_model(path, threads, layers=4):
@@ -224,12 +236,18 @@ def step_seconds(model):
 def report(lab):
     found = lab.results
     lab.text(__doc__.split("\n\n")[1].replace("\n", " "))
+    lab.text(f"{'; '.join(f'{what}: {name}' for what, name in found['models'].items())}; {lab.options['threads']} "
+             f"thread{'s' * (lab.options['threads'] > 1)}, {lab.options['rounds']} rounds.")
     lab.heading("Guesses of a known quality")
     lab.text("Guesses that cost nothing, as many as pay, each right with the given probability. Tokens per step is "
              "what one run of the model gives.")
     lab.table(["accuracy", "speed-up", "lowest", "highest", "tokens per step", "right", "guessed"],
               [[r["accuracy"], r["speedup"], r["low"], r["high"], r["tokens_per_step"], r["accepted"], r["drafts"]]
                for r in found["oracle"]])
+    for worse, better in itertools.pairwise(found["oracle"]):
+        lab.doubt(lab.options["rounds"] < 2 or better["high"] >= worse["low"],
+                  f"free guesses that are right with {better['accuracy']:g} are slower in every round than with "
+                  f"{worse['accuracy']:g}")
     lab.heading("N-grams")
     lab.table(["prompt", "guesses", "speed-up", "lowest", "highest", "tok/s", "plain tok/s", "tokens per step",
                "right"],
@@ -241,12 +259,28 @@ def report(lab):
              f"{found['batch']['plain_tok_s']:.0f}, {found['batch']['speedup']:.2f} times.")
     lab.heading("Draft models")
     lab.text("Three guesses at a time. Cost: time of a guess as a part of the target's step. At temperature 0 guesses "
-             "are compared, above it they pass by rejection sampling, which lets more of them pass. A draft pays where "
-             "it is right often and costs little; one that costs as much as the target cannot pay.")
+             "are compared, above it they pass by rejection sampling.")
+    drafts_said(lab, found["drafts"])
     lab.table(["draft", "prompt", "temperature", "cost", "right", "tokens per step", "speed-up"],
               [[r["draft"], r["prompt"], r["temperature"], r["cost"], share(r), r["tokens_per_step"], r["speedup"]]
                for r in found["drafts"]])
     figures(lab)
+
+
+def drafts_said(lab, rows):
+    """What the table of drafts shows, counted in it."""
+    greedy = {(r["draft"], r["prompt"]): share(r) for r in rows if not r["temperature"]}
+    pairs = [(share(r), greedy[r["draft"], r["prompt"]]) for r in rows
+             if r["temperature"] and greedy.get((r["draft"], r["prompt"])) is not None and share(r) is not None]
+    if pairs:
+        more = sum(drawn > compared for drawn, compared in pairs)
+        lab.text(f"Rejection sampling lets more guesses pass than comparing in {more} of {len(pairs)} pairs.")
+    paying = [r for r in rows if r["speedup"] > 1]
+    lab.text(f"{len(paying)} of {len(rows)} runs with a draft are faster than without.")
+    if paying:
+        costs, right = [r["cost"] for r in paying], [share(r) or 0 for r in paying]
+        lab.text(f"Their drafts cost {min(costs):.2f} to {max(costs):.2f} of a step and are right with "
+                 f"{min(right):.0%} to {max(right):.0%} of their guesses.")
 
 
 def share(row):

@@ -54,7 +54,7 @@ def _version(package: str) -> str | None:
 def _processor() -> dict[str, object]:
     from numflow.cpu.cores import default_threads
     from numflow.cpu.simd_isa import isa
-    from numflow.engine.measure.bench import host
+    from numflow.engine.measure.host import host
 
     facts = host()
     return {"processor": facts["cpu"], "cores": facts["cores"], "threads": default_threads(), "instructions": isa()}

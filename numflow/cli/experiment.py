@@ -17,6 +17,8 @@ def experiment(
     quick: Annotated[bool, typer.Option("--quick", help="Toy sizes, to see that it runs.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", show_default="reports/NAME",
                                              help="Where the report is written.")] = None,
+    dirty: Annotated[bool, typer.Option("--dirty", help="Publish although the code has changes that are in no "
+                                        "commit; the report says so.")] = False,
 ) -> None:
     """Run an experiment and write its report."""
     from numflow import lab
@@ -28,4 +30,4 @@ def experiment(
     for key, equals, _ in pairs:
         if not key or not equals:
             raise RequestError(f"--set needs KEY=VALUE, got {key!r}")
-    print(lab.run_experiment(name, quick, out, {key: value for key, _, value in pairs}))
+    print(lab.run_experiment(name, quick, out, {key: value for key, _, value in pairs}, dirty))

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from numflow.errors import ModelNotFoundError, RequestError, did_you_mean
+from numflow.lab.recipe import commit
 from numflow.lab.report import Lab, pyplot
 
 
@@ -37,16 +38,17 @@ def list_experiments() -> dict[str, str]:
 
 
 def run_experiment(name: str, quick: bool = False, out: Path | None = None,
-                   options: Mapping[str, str] | None = None) -> Path:
+                   options: Mapping[str, str] | None = None, dirty: bool = False) -> Path:
     """Run experiments/NAME/run.py and write report.md, results.json and figures. Returns their folder.
 
     quick:   toy sizes, to see that everything works.
     out:     folder of the report, default reports/NAME beside the experiments.
     options: what the experiment's OPTIONS table names, as text.
+    dirty:   publish even if the tree's code has changes that are in no commit; the report says so.
 
     Raises:
         ModelNotFoundError: no such experiment.
-        RequestError: an option that the experiment does not have.
+        RequestError: an option that the experiment does not have; a report from a changed tree; results that cannot be.
         DeviceError: matplotlib is not installed.
     """
     known = list_experiments()
@@ -60,7 +62,11 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         settings[key] = _as(type(settings[key]), key, value)
     pyplot()  # what the report is drawn with is asked for before hours of measuring
     folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
-    lab = Lab(name, known[name], quick, folder, settings)
+    lab = Lab(name, known[name], quick, folder, settings, options, dirty)
+    made_with = commit() or ""
+    if out is None and not quick and not dirty and made_with.endswith("+"):
+        raise RequestError(f"the code differs from commit {made_with.rstrip('+')}, so nobody could make this report "
+                           "again: commit first, name another folder with --out, or say --dirty")
     os.environ.setdefault("NUMFLOW_PREPARED", "0")  # files of experiments have no second start
     module.run(lab)
     lab.write()

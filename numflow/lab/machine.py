@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from numflow import places
-from numflow.engine.measure.bench import host
+from numflow.engine.measure.host import host
 from numflow.engine.model import Model
 from numflow.partition.hardware import Cluster, Device, Link
 

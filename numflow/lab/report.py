@@ -1,31 +1,38 @@
 """What an experiment writes: report.md by program, results.json with the recipe, figures."""
 
+import io
 import json
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.distribution import install
-from numflow.engine.measure.bench import host
-from numflow.errors import DeviceError
+from numflow.engine.measure.host import host, load_average
+from numflow.errors import RequestError
+from numflow.lab.recipe import command, commit, described
+
+REJECTED = "rejected"  # folder, in that of the report, of one whose results cannot be
 
 
 class Lab:
     """Handed to an experiment's `run(lab)`: settings in, paragraphs, tables, figures and results out.
 
-    quick: toy sizes wanted. options: the experiment's OPTIONS with what the user set.
+    quick: toy sizes wanted. options: the experiment's OPTIONS with what the user set. given: of them, what the user
+    has set, as text. recipes: of the parts of a report that were measured by different commands, each one's recipe.
     """
 
-    def __init__(self, name: str, title: str, quick: bool, folder: Path, options: Mapping[str, Any]):
+    def __init__(self, name: str, title: str, quick: bool, folder: Path, options: Mapping[str, Any],
+                 given: Mapping[str, str] | None = None, dirty: bool = False):
         self.name, self.title, self.quick, self.folder, self.options = name, title, quick, folder, dict(options)
         self.results: dict[str, Any] = {}
+        self.recipes: dict[str, dict[str, Any]] = {}
+        self.doubts: list[str] = []
+        self._command = command(name, quick, given or {}, dirty)
         self._body: list[str] = []
+        self._figures: dict[str, bytes] = {}
+        self._load, self._commit = load_average(), commit()
         self._begin, self._started = time.perf_counter(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        folder.mkdir(parents=True, exist_ok=True)
 
     def say(self, line: str) -> None:
         """Progress, for whoever waits."""
@@ -42,6 +49,16 @@ class Lab:
     def text(self, paragraph: str) -> None:
         self._body += [paragraph.strip(), ""]
 
+    def claim(self, sentence: str, holds: bool, otherwise: str = "") -> None:
+        """A sentence about the results, where they bear it out. otherwise: what is said where they do not."""
+        self.text(sentence if holds else otherwise or f"Not so in this run: {sentence}")
+
+    def doubt(self, holds: bool, problem: str) -> None:
+        """A result that cannot be unless something was wrong with the measurement. A report that has one is not
+        published: it goes into the folder REJECTED. holds: all is well."""
+        if not holds:
+            self.doubts.append(problem)
+
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """A table whose columns line up in the text file too; floats with three significant digits."""
         cells = [list(map(_cell, row)) for row in rows]
@@ -54,8 +71,10 @@ class Lab:
         self._body.append("")
 
     def figure(self, figure: Any, name: str, caption: str) -> None:
-        """Save a matplotlib figure as NAME.png and show it in the report."""
-        figure.savefig(self.folder / f"{name}.png", dpi=120, bbox_inches="tight")
+        """Keep a matplotlib figure as NAME.png and show it in the report."""
+        data = io.BytesIO()
+        figure.savefig(data, format="png", dpi=120, bbox_inches="tight")
+        self._figures[f"{name}.png"] = data.getvalue()
         self._body += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
 
     def pyplot(self):
@@ -66,64 +85,75 @@ class Lab:
         """
         return pyplot()
 
+    def recipe(self) -> dict[str, Any]:
+        """The command, the options, the commit, the machine, and its load before and now."""
+        return {"command": self._command, "options": {key: described(value) for key, value in self.options.items()},
+                "started": self._started, "seconds": round(self.seconds, 1), "commit": self._commit,
+                "load_before": self._load, "load_after": load_average(), "host": host()}
+
+    def before(self) -> dict[str, Any]:
+        """results.json of the report that is there, {} if there is none."""
+        try:
+            return json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def measured(self, part: str) -> None:
+        """A part of the report is of this run; called when it has been measured."""
+        self.recipes[part] = self.recipe()
+
+    def kept(self, part: str) -> None:
+        """A part of the report is of the run before, with its recipe."""
+        before = self.before()
+        found = before.get("parts", {}).get(part) or before.get("recipe")
+        if found:
+            self.recipes[part] = found
+
     def write(self) -> None:
-        """report.md and results.json; called by the harness when the experiment is done."""
-        recipe = self._recipe()
-        (self.folder / "results.json").write_text(
-            json.dumps({"experiment": self.name, "recipe": recipe, "results": self.results}, indent=1) + "\n")
-        host = recipe["host"]
-        versions = ", ".join(f"{name} {host[name]}" for name in ("numflow", "numba", "llvmlite", "numpy") if host[name])
+        """report.md, results.json and the figures; called by the harness when the experiment is done.
+
+        Raises:
+            RequestError: there are doubts, and the report is not a quick one; it is in the folder REJECTED.
+        """
+        rejected = bool(self.doubts) and not self.quick
+        folder, recipe = self.folder / REJECTED if rejected else self.folder, self.recipe()
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = {"experiment": self.name, "recipe": recipe, "results": self.results}
+        whole |= ({"parts": self.recipes} if self.recipes else {}) | ({"doubts": self.doubts} if self.doubts else {})
+        (folder / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
+        lines = [*self._head(recipe), *self._body]
+        (folder / "report.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        for name, data in self._figures.items():
+            (folder / name).write_bytes(data)
+        if rejected:
+            raise RequestError(f"results that cannot be: {'; '.join(self.doubts)}; measure again in quiet. The report "
+                               f"is in {folder}, what was published before stays")
+
+    def _head(self, recipe: Mapping[str, Any]) -> list[str]:
+        machine = recipe["host"]
+        versions = ", ".join(f"{name} {machine[name]}" for name in ("numflow", "numba", "llvmlite", "numpy")
+                             if machine[name])
+        tree = "no commit" if recipe["commit"] is None else f"commit {recipe['commit']}"
+        changed = " (the tree had changes that are in no commit)" if (recipe["commit"] or "").endswith("+") else ""
+        family = f", family {machine['family']}" if machine["family"] else ""
+        caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
+        facts = [f"{machine['cpu']}{family}, {machine['cores']} cores", f"caches {caches}" if caches else "",
+                 " ".join(machine["flags"]), machine["system"]]
         head = [f"# {self.title}", "",
-                f"Written by `{recipe['command']}` on {recipe['started']} in {recipe['seconds']:.0f} s"
+                f"Written by `{recipe['command']}` on {recipe['started']} in {recipe['seconds']:.0f} s, {tree}{changed}"
                 f"{' (quick: toy sizes, figures mean nothing)' if self.quick else ''}.",
-                f"{host['cpu']}, {host['cores']} cores, {host['system']}; Python {host['python']}, {versions}.", ""]
-        (self.folder / "report.md").write_text("\n".join([*head, *self._body]).rstrip() + "\n", encoding="utf-8")
-
-    def _recipe(self) -> dict[str, Any]:
-        words = ["numflow", "experiment", self.name, *(["--quick"] if self.quick else [])]
-        options = {key: _portable(value) for key, value in self.options.items()}
-        return {"command": shlex.join(words), "options": options, "started": self._started,
-                "seconds": round(self.seconds, 1), "commit": _commit(),
-                "host": host()}
-
-
-def pyplot():
-    """matplotlib.pyplot without a window.
-
-    Raises:
-        DeviceError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _portable(value: Any) -> Any:
-    """An option as others can read it: of files and folders of this machine, the last part of their paths."""
-    if not isinstance(value, str):
-        return value
-    return ",".join(Path(part).name if Path(part).is_absolute() else part for part in value.split(","))
+                f"{'; '.join(filter(None, facts))}; Python {machine['python']}, {versions}."]
+        if recipe["load_before"] is not None:
+            head.append(f"Load average {recipe['load_before']:.1f} before, {recipe['load_after']:.1f} after.")
+        older = {part: own for part, own in self.recipes.items() if own["started"] < recipe["started"]}
+        head += [f"Kept from before: {part}, by `{own['command']}` on {own['started']}, commit {own['commit']}."
+                 for part, own in older.items()]
+        if self.doubts:
+            head += ["", f"**Results that cannot be: {'; '.join(self.doubts)}.**"]
+        return [*head, ""]
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
-
-
-def _commit() -> str | None:
-    """The source tree's commit, with "+" if files differ from it; None outside one."""
-    def git(*words: str) -> str | None:
-        try:
-            run = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return run.stdout.strip() if run.returncode == 0 else None
-
-    head = git("rev-parse", "--short", "HEAD")
-    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

@@ -19,7 +19,7 @@ CPU_FIGURES = {"memory": 4e9, "bandwidth": 1e10, "operations": 1e11, "step": 1e-
 def driver(monkeypatch, tmp_path):
     made = TimedDriver(2)
     timed_driver.use(monkeypatch, made)
-    monkeypatch.setattr(machine, "home", lambda: tmp_path)
+    monkeypatch.setattr(machine.places, "home", lambda: tmp_path)
     return made
 
 

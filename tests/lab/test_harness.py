@@ -40,7 +40,7 @@ def test_report_results_and_figure_are_written(folder):
     assert out == folder / "reports" / "count"
     results = json.loads((out / "results.json").read_text())
     assert results["results"] == {"sum": 15}
-    assert results["recipe"]["command"] == "numflow experiment count"
+    assert results["recipe"]["command"] == "numflow experiment count --set upto=5"
     assert results["recipe"]["options"] == {"upto": 5, "label": "n"}
     report = (out / "report.md").read_text()
     assert report.startswith("# Counts to three.\n")
@@ -83,3 +83,82 @@ def test_an_experiment_may_have_several_files(folder):
                                        'def run(lab):\n    lab.results["value"] = VALUE\n')
     out = run_experiment("count")
     assert json.loads((out / "results.json").read_text())["results"] == {"value": 7}
+
+
+def test_the_recipe_is_the_command_that_made_it(folder):
+    out = run_experiment("count", quick=True, out=folder / "elsewhere", options={"label": "/models/a file.gguf"})
+    recipe = json.loads((out / "results.json").read_text())["recipe"]
+    assert recipe["command"] == "numflow experiment count --quick --set 'label=a file.gguf'"
+    report = (out / "report.md").read_text()
+    assert f"Written by `{recipe['command']}`" in report
+    assert recipe["load_before"] is None or f"Load average {recipe['load_before']:.1f} before" in report
+    host = recipe["host"]
+    assert {"cpu", "family", "flags", "caches", "cores", "numflow"} <= set(host)
+    assert host["caches"] == {} or any(size in report for size in host["caches"].values())
+
+
+def test_a_changed_tree_publishes_nothing_unless_it_says_so(folder, monkeypatch):
+    for module in ("numflow.lab.harness", "numflow.lab.report"):
+        monkeypatch.setattr(f"{module}.commit", lambda: "abc1234+")
+    with pytest.raises(RequestError, match="differs from commit abc1234.*--dirty"):
+        run_experiment("count")
+    assert not (folder / "reports").exists()
+    run_experiment("count", out=folder / "mine")  # is not published
+    run_experiment("count", quick=True)
+    report = (run_experiment("count", dirty=True) / "report.md").read_text()
+    assert "--dirty" in report and "commit abc1234+ (the tree had changes that are in no commit)" in report
+
+
+def test_matplotlib_is_asked_for_before_anything_is_measured(folder, monkeypatch):
+    (folder / "experiments/count/run.py").write_text('"""Never."""\ndef run(lab):\n    raise AssertionError\n')
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(DeviceError, match=r"experiments draw with matplotlib: pip install '.*\[report\]'"):
+        run_experiment("count")
+
+
+DOUBTFUL = '''"""Finds what cannot be."""
+OPTIONS = {"ratio": 0.9}
+
+
+def run(lab):
+    lab.results["ratio"] = lab.options["ratio"]
+    lab.doubt(lab.options["ratio"] <= 1, f"a ratio of {lab.options['ratio']:g}")
+    lab.claim("It is below the limit.", lab.options["ratio"] < 0.95, "It is at the limit.")
+'''
+
+
+def test_results_that_cannot_be_are_not_published(folder):
+    (folder / "experiments/count/run.py").write_text(DOUBTFUL)
+    out = run_experiment("count")
+    before = (out / "report.md").read_text()
+    assert "It is below the limit." in before
+    assert "It is at the limit." in (run_experiment("count", out=folder / "at", options={"ratio": "1.0"}) /
+                                     "report.md").read_text()
+    with pytest.raises(RequestError, match="results that cannot be: a ratio of 1.3; measure again"):
+        run_experiment("count", options={"ratio": "1.3"})
+    assert (out / "report.md").read_text() == before
+    assert "**Results that cannot be: a ratio of 1.3.**" in (out / "rejected" / "report.md").read_text()
+    quick = run_experiment("count", quick=True, out=folder / "quick", options={"ratio": "1.3"})
+    assert "a ratio of 1.3" in (quick / "report.md").read_text()
+
+
+PARTS = '''"""Two parts."""
+OPTIONS = {"part": "a"}
+
+
+def run(lab):
+    for part in "ab":
+        lab.measured(part) if part == lab.options["part"] else lab.kept(part)
+'''
+
+
+def test_parts_that_are_kept_keep_their_recipe(folder, monkeypatch):
+    (folder / "experiments/count/run.py").write_text(PARTS)
+    monkeypatch.setattr("numflow.lab.report.time.strftime", lambda *_: "2026-01-01 00:00:00 UTC")
+    run_experiment("count")
+    monkeypatch.setattr("numflow.lab.report.time.strftime", lambda *_: "2026-01-02 00:00:00 UTC")
+    out = run_experiment("count", options={"part": "b"})
+    parts = json.loads((out / "results.json").read_text())["parts"]
+    assert parts["a"]["command"] == "numflow experiment count"
+    assert parts["b"]["command"] == "numflow experiment count --set part=b"
+    assert "Kept from before: a, by `numflow experiment count` on 2026-01-01" in (out / "report.md").read_text()

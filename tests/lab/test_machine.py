@@ -26,7 +26,7 @@ def test_figures_are_measured_once_and_kept(tmp_path, monkeypatch):
                "cores": 2.0, "step": 1e-6, "latency": 2e-6, "crowded": 4e-6, "start": 1e-5, "start_each": 3e-6}
     asked = []
     monkeypatch.setattr(machine, "measure", lambda devices: asked.append(devices) or figures)
-    monkeypatch.setattr(machine, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(machine.places, "home", lambda: tmp_path / "home")
     for _ in range(2):
         cluster = machine.this_machine(["0", "1"])
     assert asked == [2] and cluster.host_bandwidth == 1.5e10 and cluster.gap(3) == pytest.approx(1.6e-5)

@@ -1,16 +1,15 @@
 """How fast a model loads, reads and writes, and on what machine."""
 
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 
 from numflow.engine.load import load
 from numflow.engine.measure.bench_runs import Measure, spread
+from numflow.engine.measure.host import host
 from numflow.errors import RequestError
 
 FIRST_PROMPT = 16  # tokens of the prompt whose first token is waited for after loading
@@ -110,25 +109,3 @@ def peak_rss_mib() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def host() -> dict:
-    """Facts about machine and versions that a measurement needs beside it."""
-    versions: dict[str, str | None] = {}
-    for package in ("numflow", "numpy", "numba", "llvmlite"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": _cpu_name(), "cores": cores, "system": platform.platform(), "machine": platform.machine(),
-            "python": platform.python_version(), **versions}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -1,0 +1,60 @@
+"""What experiments say of their results is what the results show; results that cannot be are seen."""
+
+import importlib
+
+import pytest
+
+from numflow.lab import Lab
+from numflow.lab.harness import _load
+from tests.conftest import REPO
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab("an-experiment", "An experiment", False, tmp_path, {"rounds": 3})
+
+
+def module(name, part):
+    return importlib.import_module(f"{_load(REPO / 'experiments' / name / 'run.py').__name__}.{part}")
+
+
+def _load_row(load, times):
+    return {"load": load, "samples": [{"first_s": time} for time in times]}
+
+
+def test_waiting_does_not_shrink_as_the_load_grows():
+    show = module("batching", "show")
+    assert show.may_follow(_load_row(0.3, (1.0, 1.2)), _load_row(0.6, (1.1, 1.3)), "first_s")
+    assert show.may_follow(_load_row(0.3, (1.0, 1.4)), _load_row(0.6, (0.9, 1.1)), "first_s")  # noise
+    assert not show.may_follow(_load_row(0.6, (1.0, 1.2)), _load_row(0.9, (0.4, 0.9)), "first_s")
+
+
+@pytest.mark.parametrize(("q3h", "q4", "said"), [
+    ((20.0, 1.0, 3.7), (20.0, 1.0, 4.5), "1.22 times as fast"), ((23.4, 1.1, 3.7), (14.6, 0.58, 4.5), "not bound by")])
+def test_a_ratio_above_that_of_the_bytes_is_explained(lab, q3h, q4, said):
+    rows = [{"decode_gb_s": speed, "decode_fraction": share, "bits_per_weight": bits,
+             "decode_gweights_s": speed * 8 / bits} for speed, share, bits in (q3h, q4)]
+    module("quant-error", "speeds").compared(lab, *rows)
+    assert said in lab._body[0]
+
+
+def test_where_hybrid_wins(lab):
+    rates = {"by layer": (1, 2, 3), "by tensor": (5, 6, 6), "hybrid": (3, 5, 9)}
+    points = {name: [(at, rate) for at, rate in zip((1, 8, 64), own)] for name, own in rates.items()}
+    module("partition", "sweeps").leaders(lab, {"queries at the same time": points})
+    text = " ".join(lab._body)
+    assert "Fastest by queries at the same time: by tensor at 1 to 8, hybrid at 64." in text
+    assert "hybrid is the fastest from 64 queries on" in text
+    lab._body.clear()
+    points["hybrid"][2] = 64, 5
+    module("partition", "sweeps").leaders(lab, {"queries at the same time": points})
+    assert "hybrid is the fastest of the three at no queries" in " ".join(lab._body)
+
+
+def test_guesses_that_pass_are_counted(lab):
+    run = _load(REPO / "experiments" / "speculative" / "run.py")
+    rows = [{"draft": "a", "prompt": "p", "temperature": t, "accepted": right, "drafts": 10, "speedup": speed,
+             "cost": 0.5} for t, right, speed in ((0.0, 5, 0.9), (0.8, 4, 1.1))]
+    run.drafts_said(lab, rows)
+    text = " ".join(lab._body)
+    assert "in 0 of 1 pairs" in text and "1 of 2 runs" in text and "right with 40% to 40%" in text
