@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from numflow.distribution import install
 from numflow.engine.measure.host import host, load_average
-from numflow.errors import RequestError
+from numflow.errors import DeviceError, RequestError
 from numflow.lab.recipe import command, commit, described
 
 REJECTED = "rejected"  # folder, in that of the report, of one whose results cannot be
@@ -157,3 +158,19 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
+
+
+def pyplot():
+    """matplotlib.pyplot without a window.
+
+    Raises:
+        DeviceError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

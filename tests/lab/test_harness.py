@@ -31,7 +31,14 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "experiments" / "count").mkdir(parents=True)
     (tmp_path / "experiments" / "count" / "run.py").write_text(EXPERIMENT)
     monkeypatch.setenv("NUMFLOW_EXPERIMENTS", str(tmp_path / "experiments"))
+    of_commit(monkeypatch, "abc1234")
     return tmp_path
+
+
+def of_commit(monkeypatch, name):
+    """As if the tree were of this commit, whatever is being changed in it now."""
+    for module in ("numflow.lab.harness", "numflow.lab.report"):
+        monkeypatch.setattr(f"{module}.commit", lambda: name)
 
 
 def test_report_results_and_figure_are_written(folder):
@@ -98,8 +105,7 @@ def test_the_recipe_is_the_command_that_made_it(folder):
 
 
 def test_a_changed_tree_publishes_nothing_unless_it_says_so(folder, monkeypatch):
-    for module in ("numflow.lab.harness", "numflow.lab.report"):
-        monkeypatch.setattr(f"{module}.commit", lambda: "abc1234+")
+    of_commit(monkeypatch, "abc1234+")
     with pytest.raises(RequestError, match="differs from commit abc1234.*--dirty"):
         run_experiment("count")
     assert not (folder / "reports").exists()
@@ -107,13 +113,6 @@ def test_a_changed_tree_publishes_nothing_unless_it_says_so(folder, monkeypatch)
     run_experiment("count", quick=True)
     report = (run_experiment("count", dirty=True) / "report.md").read_text()
     assert "--dirty" in report and "commit abc1234+ (the tree had changes that are in no commit)" in report
-
-
-def test_matplotlib_is_asked_for_before_anything_is_measured(folder, monkeypatch):
-    (folder / "experiments/count/run.py").write_text('"""Never."""\ndef run(lab):\n    raise AssertionError\n')
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(DeviceError, match=r"experiments draw with matplotlib: pip install '.*\[report\]'"):
-        run_experiment("count")
 
 
 DOUBTFUL = '''"""Finds what cannot be."""

@@ -21,6 +21,10 @@ class _Lab:
     def __init__(self, folder, **options):
         self.folder, self.options, self.results, self.body = folder, options, {}, []
 
+    def before(self):
+        path = self.folder / "results.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
     def __getattr__(self, name):
         return lambda *given: self.body.append((name, *given))
 
