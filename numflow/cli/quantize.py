@@ -25,7 +25,8 @@ def quantize(
     target: Target,
     weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="A scheme (q2, "
                        "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name), with outliers kept apart "
-                       "(q3h+0.5%), or a preset (q4-mix).")] = None,
+                       "(q3h+0.5%), or a preset (q4-mix). For DST.gguf: a type (Q8_0, Q4_0, Q4_K, ...; q8 and q4 mean "
+                       "the first two) or a mix (Q4_K_M, Q5_K_S, ...).")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
                       "gets which scheme: a TOML file; --weights is then for what it does not name.")] = None,
     imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
@@ -44,14 +45,15 @@ def quantize(
     """Write a model with quantised weights to one file.
 
     The file holds everything that running it takes (`numflow generate -m DST`), and a report of how it was made. Where
-    DST ends in .gguf, a GGUF file is written for other programs, in types such as Q8_0 and Q4_0.
+    DST ends in .gguf, a GGUF file is written for other programs, in types and mixes such as Q8_0 and Q4_K_M.
     """
     from numflow import formats, registry
     from numflow.engine.quantise.export import export_gguf
     from numflow.engine.quantise.quantize import check_target
     from numflow.engine.quantise.quantize import quantize as run
     from numflow.engine.quantise.sensitivity import FREE, automatic_recipe, check_bits
-    from numflow.formats.gguf_writer import ENCODED
+    from numflow.formats.gguf_mixes import MIXES
+    from numflow.formats.gguf_writer import WRITTEN
     from numflow.quant.recipe import KEEP, Recipe, read_recipe
     from numflow.registry.progress import megabytes, reporter
 
@@ -65,8 +67,8 @@ def quantize(
     if as_gguf and imatrix is not None:
         raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
     # What can be refused is refused before a calibration has taken its time.
-    types = ENCODED if as_gguf else None
-    given = [read_recipe(name, types) for name in (recipe, weights) if name is not None]
+    types, mixes = (WRITTEN, MIXES) if as_gguf else (None, ())
+    given = [read_recipe(name, types, mixes) for name in (recipe, weights) if name is not None]
     chosen = reduce(Recipe.over, given) if given else FREE
     if target_bpw is not None and chosen.weights == KEEP:  # a file that says nothing of what it does not name
         chosen = chosen.over(FREE)

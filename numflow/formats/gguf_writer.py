@@ -12,16 +12,23 @@ from numflow.formats import gguf
 from numflow.formats.gguf_pairs import encode_pairs, text
 from numflow.formats.types import GGML_NUMBERS, tensor_type
 from numflow.formats.writer import Entry, write_whole
+from numflow.quant import k_types
+from numflow.quant.k_types import K_TYPES
 
 # Types that matrices can be brought into, by their names in small letters.
 ENCODED = {name.lower(): name for name in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")}
+# The same and the K types, as `numflow quantize` takes them, by names that this and other programs use.
+WRITTEN = ENCODED | {name.lower(): name for name in K_TYPES} | {
+    "q8": "Q8_0", "q6": "Q6_K", "q5": "Q5_0", "q4": "Q4_0", "q3": "Q3_K", "q2": "Q2_K"}
 _OF_OTHER_TENSORS = ("split.no", "split.count", "split.tensors.count", "general.file_type")
 _QUANTISATION = "general.quantization_version"
 _PART = 1 << 22  # weights that are encoded at a time
 
 
-def encode(x: np.ndarray, kind: str, name: str = "matrix") -> np.ndarray:
-    """float32 [N, K] -> uint8 [N, row_bytes] of a GGUF type, as GGML's own reference rounds.
+def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None = None) -> np.ndarray:
+    """float32 [N, K] -> uint8 [N, row_bytes] of a GGUF type.
+
+    K types are found as numflow finds them, the others as GGML's own reference rounds.
 
     Raises:
         FormatError: a NaN or an infinity among the weights. RequestError: a weight that float16 cannot hold.
@@ -37,6 +44,9 @@ def encode(x: np.ndarray, kind: str, name: str = "matrix") -> np.ndarray:
     step = max(1, _PART // max(1, x.shape[1]))
     for first in range(0, len(x), step):
         rows = np.ascontiguousarray(x[first:first + step], np.float32)
+        if kind in K_TYPES:
+            raw[first:first + step] = k_types.encode(rows, kind, name, threads)
+            continue
         raw[first:first + step] = quants.quantize(rows, GGMLQuantizationType[kind]).view(np.uint8)
     return raw
 

@@ -187,8 +187,8 @@ def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
         RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.
     """
     x = tensor.f32().reshape(tensor.rows, tensor.columns)
-    if scheme in gguf_writer.ENCODED.values():
-        return gguf_writer.encode(x, scheme, tensor.name)
+    if scheme in gguf_writer.WRITTEN.values():
+        return gguf_writer.encode(x, scheme, tensor.name, threads)
     importance = moment = None
     if calibration is not None and takes_calibration(find(scheme)):
         moment = calibration.moment(tensor.name)

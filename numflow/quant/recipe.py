@@ -13,7 +13,7 @@ inspect`), which is the same for every file format, and with its name in the fil
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -75,36 +75,50 @@ class Recipe:
         return "\n".join([*lines, *(f'"{pattern}" = "{scheme}"' for pattern, scheme in self.rules)]) + "\n"
 
 
-def read_recipe(name: str | Path, types: Mapping[str, str] | None = None) -> Recipe:
+def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes: Collection[str] = ()) -> Recipe:
     """The recipe of that name: a scheme, a preset, or a TOML file.
 
-    types: what matrices may become instead of schemes, by names in small letters; presets are not for them.
+    types: what matrices may become instead of schemes, by names in small letters; presets are of those that have
+           names of schemes. mixes: names in capitals that may stand for what no rule names.
 
     Raises:
         RequestError: none of them, or a file that is wrong; the message has the key and what was expected.
     """
     text = str(name)
+    if types is not None and text.upper() in mixes:
+        return Recipe(text.upper(), text.upper())
     if types is not None and text.lower() in types:
         return Recipe(types[text.lower()], types[text.lower()])
     if types is None and (text.lower() in SCHEMES or text.endswith("%")):
         scheme = find(text).name
         return Recipe(scheme, scheme)
-    if types is None and text.lower() in PRESETS:
+    if text.lower() in PRESETS:
         weights, rules = PRESETS[text.lower()]
-        return Recipe(text.lower(), weights, tuple(rules.items()))
+        if types is None:
+            return Recipe(text.lower(), weights, tuple(rules.items()))
+        if all(scheme in types for scheme in (weights, *rules.values())):
+            return Recipe(text.lower(), types[weights], tuple((at, types[scheme]) for at, scheme in rules.items()))
     path = Path(name)
     if not path.is_file():
-        known = (*SCHEMES, *PRESETS) if types is None else types
-        what = "quantisation scheme, preset" if types is None else "GGUF type that can be written"
-        raise RequestError(f"no {what} or recipe file {text!r}{did_you_mean(text.lower(), known)}")
+        if types is not None:
+            raise RequestError(f"no GGUF type that can be written or recipe file {text!r}{_listing(types, mixes)}")
+        raise RequestError(f"no quantisation scheme, preset or recipe file {text!r}"
+                           f"{did_you_mean(text.lower(), (*SCHEMES, *PRESETS))}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: not a readable TOML file: {error}") from None
-    return recipe_of(table, str(path), types)
+    return recipe_of(table, str(path), types, mixes)
 
 
-def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | None = None) -> Recipe:
+def _listing(types: Mapping[str, str], mixes: Collection[str]) -> str:
+    """All that may be said, and what short names mean."""
+    short = ", ".join(f"{name} is {kind}" for name, kind in types.items() if name.upper() != kind)
+    return f"; known: {', '.join((*dict.fromkeys(types.values()), *mixes))}" + (f" ({short})" if short else "")
+
+
+def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | None = None,
+              mixes: Collection[str] = ()) -> Recipe:
     """A recipe from the content of its file; `where` begins error messages.
 
     Raises:
@@ -120,7 +134,10 @@ def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | N
     if not isinstance(name, str) or '"' in name or not name.isprintable():
         raise RequestError(f"{where}: name should be a plain text")
     read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}", types)) for pattern, value in rules.items())
-    return Recipe(name, _scheme(table.get("weights", KEEP), f"{where}: weights", types), read)
+    weights = table.get("weights", KEEP)
+    if isinstance(weights, str) and weights.upper() in mixes:
+        return Recipe(name, weights.upper(), read)
+    return Recipe(name, _scheme(weights, f"{where}: weights", types), read)
 
 
 def _scheme(value: Any, where: str, types: Mapping[str, str] | None) -> str:
@@ -130,8 +147,7 @@ def _scheme(value: Any, where: str, types: Mapping[str, str] | None) -> str:
         return KEEP
     if types is not None:
         if value.lower() not in types:
-            near = did_you_mean(value.upper(), types.values())
-            raise RequestError(f"{where}: no GGUF type {value!r} that can be written{near}")
+            raise RequestError(f"{where}: no GGUF type {value!r} that can be written{_listing(types, ())}")
         return types[value.lower()]
     try:
         return find(value).name

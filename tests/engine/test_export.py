@@ -22,17 +22,17 @@ from tests.quant.small import TEXT
 WIDTH, FFN, VOCABULARY = 64, 96, 258
 
 
-def write_gguf(path, change=None, **more):
+def write_gguf(path, change=None, width=WIDTH, ffn=FFN, **more):
     """A small decoder of random weights in float32. more: further u32 pairs, __ for a full stop."""
     rng = np.random.default_rng(0)
-    shapes = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,), "output": (VOCABULARY, WIDTH)}
+    shapes = {"token_embd": (VOCABULARY, width), "output_norm": (width,), "output": (VOCABULARY, width)}
     for layer in range(2):
         at = f"blk.{layer}."
-        shapes |= {f"{at}attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")}
-        shapes |= {f"{at}ffn_gate": (FFN, WIDTH), f"{at}ffn_up": (FFN, WIDTH), f"{at}ffn_down": (WIDTH, FFN),
-                   f"{at}attn_norm": (WIDTH,), f"{at}ffn_norm": (WIDTH,)}
+        shapes |= {f"{at}attn_{name}": (width, width) for name in ("q", "k", "v", "output")}
+        shapes |= {f"{at}ffn_gate": (ffn, width), f"{at}ffn_up": (ffn, width), f"{at}ffn_down": (width, ffn),
+                   f"{at}attn_norm": (width,), f"{at}ffn_norm": (width,)}
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in {"context_length": 128, "embedding_length": WIDTH, "block_count": 2, "feed_forward_length": FFN,
+    for key, value in {"context_length": 128, "embedding_length": width, "block_count": 2, "feed_forward_length": ffn,
                        "attention.head_count": 4, "attention.head_count_kv": 4, "rope.dimension_count": 16}.items():
         writer.add_uint32(f"llama.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)

@@ -13,13 +13,14 @@ from numflow.engine.quantise.quantize import Row, check_target, step_of
 from numflow.engine.quantise.report import source_facts, totals_of
 from numflow.engine.recipe import read_recipe as read_embedding
 from numflow.errors import RequestError, TokenizerError
-from numflow.formats import gguf_writer
+from numflow.formats import gguf_mixes, gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import GGML_NUMBERS, TYPES
 from numflow.formats.writer import Entry
 from numflow.network.gguf.as_gguf import as_gguf
-from numflow.network.quantise import plan_of
-from numflow.quant.recipe import Recipe
+from numflow.network.quantise import matrices, plan_of
+from numflow.ops import Network
+from numflow.quant.recipe import KEEP, Recipe
 from numflow.spec.reader import Spec
 
 _POOLINGS = ("none", "mean", "cls", "last")  # by GGUF's number
@@ -33,7 +34,8 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     Metadata of a GGUF file, among it the tokenizer, is copied as it is; that of other sources is made, from the spec
     and the tokenizer's files. The report is returned; the file has no room for one.
 
-    recipe: of GGUF types (`gguf_writer.ENCODED`). written, replace: as for `quantize`.
+    recipe: of GGUF types (`gguf_writer.WRITTEN`), or for what it does not name a mix (`gguf_mixes.MIXES`).
+    written, replace: as for `quantize`.
 
     Raises:
         RequestError: GGUF has no word for something of the model; and as `quantize`.
@@ -44,7 +46,7 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     chosen = network.choose_spec(source, spec)
     seen, pairs, alignment = _as_gguf(source, chosen)
     built = network.build(chosen if source.naming == "gguf" else network.choose_spec(seen), seen, fuse=False)
-    plan = plan_of(built, seen, recipe)
+    plan = plan_of(built, seen, _of_tensors(recipe, built, seen))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
@@ -54,6 +56,15 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
             "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),
             "idle": list(plan.idle), "uncalibrated": "", "tensors": [row.facts for row in rows]}
+
+
+def _of_tensors(recipe: Recipe, built: Network, seen: Checkpoint) -> Recipe:
+    """A recipe whose mix is written out, tensor by tensor."""
+    if recipe.weights not in gguf_mixes.MIXES and recipe.weights not in gguf_mixes.SHORT_ROWS:
+        return recipe
+    found = gguf_mixes.types_of(recipe.weights, {name: seen.tensors[name].columns for name in matrices(built)},
+                                seen.config)
+    return changed(recipe, weights=KEEP, rules=(*recipe.rules, *found.items()))
 
 
 def _as_gguf(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:

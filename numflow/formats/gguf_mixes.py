@@ -1,0 +1,112 @@
+"""The mixes of K types that people exchange as GGUF files, such as Q4_K_M: which tensor gets which type.
+
+The rules are llama.cpp's (llama_tensor_get_type): a type for most matrices, more bits for the output matrix, values and
+down-projections, in some layers or all, and another type where 256 does not divide a row.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# mix: type of most matrices
+MIXES = {"Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K",
+         "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K"}
+# For rows that 256 does not divide: the type of about as many bits whose blocks have 32 weights.
+SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_BLOCK = 256
+_NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output|ffn_down)\w*\.weight")
+_VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
+
+
+def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, str]:
+    """The type of each tensor.
+
+    mix:     one of MIXES, or a K type for all tensors.
+    columns: of each matrix, by GGUF name, those that are not quantised included. config: the metadata of the file.
+    """
+    model = _Model(columns, config)
+    return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()}
+
+
+def _fitting(kind: str, columns: int) -> str:
+    return kind if columns % _BLOCK == 0 else SHORT_ROWS.get(kind, kind)
+
+
+class _Model:
+    """What the rules ask of a model."""
+
+    def __init__(self, columns: Mapping[str, int], config: Mapping[str, Any]):
+        self._architecture = config.get("general.architecture", "")
+        found = {name: match for name in columns if (match := _NAME.fullmatch(name))}
+        self._kinds = {name: (match[2], int(match[1])) for name, match in found.items()}
+        self._layers = int(self._value(config, "block_count", 0)) or 1 + max(
+            (layer for _, layer in self._kinds.values()), default=0)
+        values = sorted({layer for kind, layer in self._kinds.values() if kind in _VALUES})
+        self._rank, self._values = {layer: rank for rank, layer in enumerate(values)}, len(values)
+        heads, kv_heads = (self._value(config, key, 0) for key in ("attention.head_count", "attention.head_count_kv"))
+        self._group = heads // kv_heads if heads and kv_heads else 1
+        self._experts = int(self._value(config, "expert_count", 0))
+        self._output = "output.weight" if "output.weight" in columns else "token_embd.weight"
+
+    def _value(self, config: Mapping[str, Any], key: str, default: int) -> int:
+        """A number of the metadata; the largest of a list with one for each layer."""
+        found = config.get(f"{self._architecture}.{key}", default)
+        return found if isinstance(found, int) else max((int(value) for value in found), default=default)
+
+    def type_of(self, mix: str, name: str) -> str:
+        """The type of a tensor whose rows are long enough."""
+        if mix not in MIXES:
+            return mix
+        falcon = self._architecture == "falcon"
+        if name == self._output:
+            return "Q8_0" if falcon else "Q6_K"
+        kind, layer = self._kinds.get(name, ("", 0))
+        rules = {**dict.fromkeys(_VALUES, self._of_values), "attn_k": self._of_keys, "attn_output": self._of_outputs,
+                 "ffn_down": self._of_down}
+        return rules[kind](mix, layer, falcon) if kind else MIXES[mix]
+
+    def _more_bits(self, at: int, count: int) -> bool:
+        """Whether a layer is among those at both ends, or every third between."""
+        return at < count // 8 or at >= 7 * count // 8 or (at - count // 8) % 3 == 2
+
+    def _of_values(self, mix: str, layer: int, falcon: bool) -> str:
+        if self._experts == 8:
+            return "Q8_0"  # shared by eight experts, it costs next to nothing
+        at, base = self._rank[layer], MIXES[mix]
+        if mix == "Q2_K_S" and self._group >= 4:
+            base = "Q4_K"
+        elif mix == "Q3_K_M":
+            base = "Q5_K" if at < 2 else "Q4_K"
+        elif mix == "Q3_K_L" or (mix == "Q4_K_S" and at < 4):
+            base = "Q5_K"
+        elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(at, self._values):
+            base = "Q6_K"
+        if self._layers == 80 and self._group > 1 and base in ("Q3_K", "Q4_K"):
+            return "Q5_K"  # eight heads share each of them in models of that size
+        return base
+
+    def _of_keys(self, mix: str, layer: int, falcon: bool) -> str:
+        return "Q8_0" if self._experts == 8 else MIXES[mix]
+
+    def _of_outputs(self, mix: str, layer: int, falcon: bool) -> str:
+        if falcon:
+            return "Q4_K" if mix == "Q3_K_L" else MIXES[mix]
+        if self._experts == 8:
+            return "Q5_K" if mix in ("Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M") else MIXES[mix]
+        return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, MIXES[mix])
+
+    def _of_down(self, mix: str, layer: int, falcon: bool) -> str:
+        count = self._layers
+        if mix == "Q2_K_S":
+            return "Q4_K" if layer < count // 8 else "Q2_K"
+        if mix == "Q3_K_M":
+            if layer < count // 16:
+                return "Q5_K"
+            return "Q4_K" if not falcon or self._more_bits(layer, count) else "Q3_K"
+        if mix == "Q3_K_L":
+            return "Q4_K" if falcon else "Q5_K"
+        if mix in ("Q4_K_M", "Q5_K_M"):
+            if falcon and mix == "Q4_K_M":
+                return "Q6_K" if layer < count // 16 else "Q5_K" if self._more_bits(layer, count) else "Q4_K"
+            return "Q6_K" if self._more_bits(layer, count) else MIXES[mix]
+        return "Q5_K" if mix == "Q4_K_S" and not falcon and layer < count // 8 else MIXES[mix]
