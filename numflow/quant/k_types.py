@@ -12,6 +12,7 @@ import numpy as np
 from numflow.errors import RequestError
 
 BLOCK = 256
+_LARGEST_SCALE = float(np.finfo(np.float16).max) / 2  # what is fitted may be somewhat larger
 _FITS = 2  # times that d and dmin are fitted to the codes
 
 
@@ -38,7 +39,7 @@ def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None
     kind = K_TYPES[name]
     x = np.ascontiguousarray(x, np.float32)
     largest = np.abs(x).max(initial=0)
-    if largest > np.finfo(np.float16).max * (kind.levels - 1) * max(kind.high, -kind.low) / 2:  # half: scales are fitted
+    if largest > _LARGEST_SCALE * (kind.levels - 1) * max(kind.high, -kind.low):
         raise RequestError(f"{matrix} has weights up to {largest:g}, which {name} cannot hold")
     found = (_signed if kind.low else _with_minima)(x, kind, threads)
     parts = _PACKERS[name](*found)
