@@ -58,7 +58,11 @@ class DownloadError(NumflowError):
 
 
 class RequestError(NumflowError):
-    """A request that cannot be served as asked."""
+    """A request that cannot be served as asked. code: a short name of the reason, where programs look for one."""
+
+    def __init__(self, message: object = "", code: str | None = None):
+        super().__init__(message)
+        self.code = code
 
 
 class QueueFullError(RequestError):

@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.decoding.settings import is_count
 from numflow.engine.batch import Text, outputs
+from numflow.engine.prompt import SHRINKS, check_size
 from numflow.engine.recipe import POOLINGS, Dense, Recipe
 from numflow.errors import RequestError, did_you_mean, quoted
 
@@ -111,6 +112,14 @@ def _prompt_tokens(model, recipe, before) -> int:
     return len(tokenizer.wrapping.prefix) + len(tokenizer.encode(_clean(recipe, before), add_special=False))
 
 
+def _within(tokenizer, text: str, limit: int, truncate: bool, number: int) -> str:
+    """A text, or as much of it as could have so many tokens."""
+    if truncate and len(text) > SHRINKS * limit:
+        return text[:SHRINKS * limit * tokenizer.longest]
+    check_size(tokenizer, text, limit, f"text {number}")
+    return text
+
+
 def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
     """Checked ids of each text, none longer than the model's limit."""
     found: list[np.ndarray] = []
@@ -122,7 +131,8 @@ def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
         around = len(tokenizer.wrapping.apply([])[0])
     for number, text in enumerate(texts, 1):
         whole = not isinstance(text, str)
-        ids = text if whole else tokenizer.encode(_clean(recipe, before + text), add_special=False)
+        ids = text if whole else tokenizer.encode(_within(tokenizer, _clean(recipe, before + text), limit, truncate,
+                                                          number), add_special=False)
         added = 0 if whole else around
         if len(ids) + added > limit and not truncate:
             source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from numflow.engine.prompt import check_size
 from numflow.engine.request import Request, Requests, Settings
 from numflow.errors import RequestError, did_you_mean, quoted
 
@@ -67,11 +68,13 @@ def chosen(known: Languages, source: str | None, target: str | None) -> tuple[in
     return (known.id(target), None) if source is None else (known.id(source), known.id(target))
 
 
-def encoder_ids(tokenizer, known: Languages, text: str, language: int | None) -> list[int]:
+def encoder_ids(tokenizer, known: Languages, text: str, language: int | None, most: int | None = None) -> list[int]:
     """What the encoder reads: the text with the tokens around it, and that of a language.
 
     The language takes the place of the one that the tokenizer puts around texts; where it puts none, the first place.
+    most: tokens that the text may have.
     """
+    check_size(tokenizer, text, most, "the text")
     content = tokenizer.encode(text, add_special=False, parse_special=False)
     if language is None:
         return tokenizer.wrapping.apply(content)[0]
@@ -116,5 +119,5 @@ def translations(tokenizer, known: Languages, requests: Requests, texts, source,
     if not {"temperature", "stop"} & settings.keys():
         given.setdefault("num_beams", own.num_beams)
     chosen_settings = Settings.of(given)
-    return [requests.make(encoder_ids(tokenizer, known, text, reads), chosen_settings, counted, budget)
-            for text in texts]
+    sources = [encoder_ids(tokenizer, known, text, reads, requests.context) for text in texts]
+    return [requests.make(ids, chosen_settings, counted, budget) for ids in sources]

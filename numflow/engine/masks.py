@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.decoding.select import largest
 from numflow.engine.ahead import check_masked
+from numflow.engine.prompt import check_size
 from numflow.errors import RequestError, quoted
 
 
@@ -26,6 +27,7 @@ def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
     tokenizer = model.tokenizer
     if tokenizer.mask_id is None:
         raise RequestError(f"the tokenizer of {model.network.name} has no mask token")
+    check_size(tokenizer, text, model.context, "the text")
     content = tokenizer.encode(text, add_special=False)
     gaps = [at for at, id in enumerate(content) if id == tokenizer.mask_id]
     if not gaps:

@@ -51,7 +51,7 @@ class Model:
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
         self.owns_draft = False  # whether the draft model is closed with this one
-        self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt)
+        self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt, self.runner.context)
         self._requests = Requests(self.runner, self.prompts, lambda: self.tokenizer, ends, bos, defaults)
 
     @cached_property

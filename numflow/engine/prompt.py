@@ -5,6 +5,29 @@ from typing import Any
 
 from numflow.errors import RequestError
 
+SHRINKS = 4  # a tokenizer's normaliser may make this many bytes of a text one
+PROBE, SPARE = 8, 64  # characters for each token of the limit that are looked at first; tokens that a cut may add
+
+
+def check_size(tokenizer, text: str, most: int | None, what: str = "the prompt") -> None:
+    """Whether a text may have at most `most` tokens, as far as its length and its beginning tell: encoding a long one
+    takes a while.
+
+    Raises:
+        RequestError: so many tokens of the vocabulary, were they all as long as the longest, are shorter; or its
+            beginning has more tokens already.
+    """
+    if most is None or len(text) <= PROBE * most + SPARE:
+        return
+    size, longest = len(text.encode("utf-8", "replace")), tokenizer.longest
+    if size > SHRINKS * most * longest:
+        raise RequestError(f"{what} has {size} bytes, which cannot be the {most} tokens that are the limit (no token "
+                           f"has more than {longest} bytes)", "context_length_exceeded")
+    first = text[:PROBE * most + SPARE]
+    if len(tokenizer.encode(first)) > most + SPARE:
+        raise RequestError(f"{what} has {size} bytes, and the first {len(first)} characters have more than the {most} "
+                           "tokens that are the limit already", "context_length_exceeded")
+
 
 class Conversation(list[int]):
     """Ids of a conversation in the model's template already; what comes next is a text of its own."""
@@ -16,12 +39,14 @@ class Prompts:
     tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
     template, system_prompt: the specification's prompt template (one question), which goes before the chat template
         of the model's files; "" if it has none.
+    most: tokens that a prompt may have; None: any.
     """
 
-    def __init__(self, tokenizer, template: str = "", system_prompt: str = ""):
+    def __init__(self, tokenizer, template: str = "", system_prompt: str = "", most: int | None = None):
         self._tokenizer = tokenizer
         self._template = template
         self._system_prompt = system_prompt
+        self._most = most
 
     @property
     def has_template(self) -> bool:
@@ -51,12 +76,22 @@ class Prompts:
             return prompt
         if isinstance(prompt, str):
             message = {"role": "user", "content": prompt}
-            return self.conversation([message]) if chat else self._tokenizer().encode(prompt)
+            return self.conversation([message]) if chat else self.encode(prompt)
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             return self.conversation(prompt)
         if chat:
             raise RequestError("chat needs text or messages, not token ids")
         return prompt  # type: ignore[return-value]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            TokenizerError: no tokenizer. RequestError: it is far too long.
+        """
+        tokenizer = self._tokenizer()
+        check_size(tokenizer, text, self._most)
+        return tokenizer.encode(text)
 
     def conversation(self, messages: Sequence[Mapping], **variables: Any) -> Conversation:
         """Ids of messages in the model's template. variables: more names for a Jinja template (tools, ...).
@@ -67,7 +102,7 @@ class Prompts:
         """
         tokenizer = self._tokenizer()
         if not self._template:
-            return Conversation(tokenizer.encode(tokenizer.apply_chat(messages, **variables)))
+            return Conversation(self.encode(tokenizer.apply_chat(messages, **variables)))
         if variables:
             raise RequestError(f"this model's prompt template holds one question and no {next(iter(variables))}")
         from numflow.tokenizer.inferflow_template import encode_template
@@ -77,4 +112,5 @@ class Prompts:
             raise RequestError("this model's prompt template holds one question: give one user message, and at most a "
                                "system message beside it")
         system = texts.get("system", self._system_prompt)
+        check_size(tokenizer, texts["user"] + system, self._most)
         return Conversation(encode_template(self._template, tokenizer, texts["user"], system))

@@ -90,6 +90,11 @@ class Requests:
         self._step_times = StepTimes()
         self.draft: Any = None
 
+    @property
+    def context(self) -> int:
+        """Longest text in tokens."""
+        return self._runner.context
+
     @cached_property
     def defaults(self) -> Defaults:
         """What the model's own files say."""

@@ -35,6 +35,7 @@ class _Answer:
         self._running, self._body, self._served = running, body, running.served
         self._thinking = service.config.reasoning == "separate"
         self._prompt: ChatPrompt
+        self._all: list[_Choice] = []
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}
@@ -49,15 +50,19 @@ class _Answer:
 
         await self._running.start(make)
 
-    async def whole(self) -> dict[str, Any]:
+    async def finish(self) -> None:
+        """Wait for all of it."""
+        run, = self._running.runs
+        choices = self._all = self._choices(run)
+        await self._running.finish(lambda run, pieces: [choices[piece.index].feed(piece) for piece in pieces])
+
+    def whole(self) -> dict[str, Any]:
         """The reply in one piece: the stream's parts, put together."""
         run, = self._running.runs
-        choices = self._choices(run)
-        await self._running.finish(lambda run, pieces: [choices[piece.index].feed(piece) for piece in pieces])
         return {**self._envelope, "usage": self._running.usage(), "choices": [{
             "index": choice.index, "message": _message(choice.end().splitter.reply),
             "logprobs": self._logprobs(choice.entries),
-            "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)} for choice in choices]}
+            "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)} for choice in self._all]}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in server-sent events."""

@@ -38,6 +38,7 @@ class _Answer:
         self._n = body.n or 1
         self._ids: list[Sequence[int]] = []
         self._echoes: list[_Echo] = []
+        self._all: dict[int, list[_Choice]] = {}
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._envelope = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion",
                           "created": int(time.time()), "model": self._served.name,
@@ -52,7 +53,7 @@ class _Answer:
         self._running.check_count(len(self._prompts) * max(self._n, self._body.best_of or 1))  # before anything is made
 
         def make(engine: Engine) -> list[Checked]:
-            encode = self._served.tokenizer.encode
+            encode = self._served.prompts.encode
             self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
             for ids in self._ids:
                 self._running.check(ids, "prompt")
@@ -64,20 +65,22 @@ class _Answer:
 
         await self._running.start(make)
 
-    async def whole(self) -> dict[str, Any]:
-        """The reply in one piece."""
-        runs = self._running.runs
-        kept = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
-                for index, run in enumerate(runs)}
+    async def finish(self) -> None:
+        """Wait for all of it."""
+        kept = self._all = {id(run): [_Choice(self, index, run, sample) for sample in range(len(run.results))]
+                            for index, run in enumerate(self._running.runs)}
 
         def take(run: Run, pieces: list[Piece]) -> None:
             for piece in pieces:
                 kept[id(run)][piece.index].take(piece)
 
         await self._running.finish(take)
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one piece."""
         choices: list[dict[str, Any]] = []
-        for run in runs:
-            for choice in best(kept[id(run)], self._n):
+        for run in self._running.runs:
+            for choice in best(self._all[id(run)], self._n):
                 part = choice.first() + choice.new(end=True)
                 choices.append({"index": len(choices), "text": part.text, "logprobs": part.logprobs,
                                 "finish_reason": finish_reason(run.results[choice.sample])})

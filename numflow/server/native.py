@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from numflow.engine.engine import Engine
-from numflow.engine.prompt import Conversation
+from numflow.engine.prompt import Conversation, check_size
 from numflow.engine.request import Request as Checked
 from numflow.server.decoding import own_settings, with_defaults
 from numflow.server.errors import bad_request
@@ -78,18 +78,19 @@ class _Answer:
             raise bad_request(f"{served.name} has no encoder", "encoder_input_template", "unsupported")
         if template is not None:
             return Conversation(self._filled(template))
+        check_size(served.tokenizer, body.res_prefix or "", served.model.context, "res_prefix")
         prefix = served.tokenizer.encode(body.res_prefix, add_special=False) if body.res_prefix else []
         if not served.model.has_template and "chat_template" not in served.defaults:
             if body.system_prompt:
                 raise bad_request(f"{served.name} has no template, and so no place for a system prompt",
                                   "system_prompt", "unsupported")
-            return [*served.tokenizer.encode(body.text), *prefix]
+            return [*served.prompts.encode(body.text), *prefix]
         messages = [{"role": "system", "content": body.system_prompt}] if body.system_prompt else []
         return Conversation([*served.render([*messages, {"role": "user", "content": body.text}], {}), *prefix])
 
     def _encoder_prompt(self) -> list[int]:
         template = self._body.encoder_input_template or self._served.defaults.get("encoder_template")
-        return self._filled(template, "") if template else self._served.tokenizer.encode(self._body.text)
+        return self._filled(template, "") if template else self._served.prompts.encode(self._body.text)
 
     def _decoder_prefix(self) -> list[int] | None:
         """The decoder's first tokens, if there is a template for them."""
@@ -103,6 +104,8 @@ class _Answer:
     def _filled(self, template: str, prefix: str | None = None) -> list[int]:
         body = self._body
         system = self._served.defaults.get("system_prompt", "") if body.system_prompt is None else body.system_prompt
+        for text in (template, body.text or "", system, body.res_prefix or ""):
+            check_size(self._served.tokenizer, text, self._served.model.context)
         return encode_template(template, self._served.tokenizer, body.text or "", system,
                                (body.res_prefix or "") if prefix is None else prefix)
 

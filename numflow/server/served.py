@@ -141,7 +141,8 @@ class Served:
         template = self.config.prompt.get("prompt_template")
         if template is None:
             return self.model.prompts
-        return Prompts(lambda: self.model.tokenizer, template, self.config.prompt.get("system_prompt", ""))
+        return Prompts(lambda: self.model.tokenizer, template, self.config.prompt.get("system_prompt", ""),
+                       self.model.context)
 
     def _chat_template(self) -> str | None:
         path = self.config.prompt.get("chat_template")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -22,13 +23,15 @@ from numflow.server.metrics import Metrics, Watch
 from numflow.server.pool import Lease, Pool
 from numflow.server.running import Hub, Run
 from numflow.server.served import Served
-from numflow.server.wire import EventStream, Json, event, parse, read_body
+from numflow.server.wire import EventStream, Json, dump_long, event, parse, read_body
 
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 LONG = 1 << 15  # bytes of a body that is read in a thread
 READERS = 2  # such threads at a time
+WORKERS = 4  # threads of routes that do not generate, beside those that requests are checked in
+LONG_ANSWER = 4096  # tokens of an answer that is written in a thread
 
 
 class Service:
@@ -47,6 +50,7 @@ class Service:
         self.failure: BaseException | None = None
         self._hub: Hub | None = None
         self.ready: Callable[[dict[str, str]], None] = lambda plans: None
+        self._workers = ThreadPoolExecutor(WORKERS, "numflow-work")
         self._readers = asyncio.Semaphore(READERS)
 
     @property
@@ -92,7 +96,7 @@ class Service:
         If the client goes, nobody waits for it any more; the model stays loaded until it is done.
         """
         lease = await self.leased(request, name)
-        running = asyncio.ensure_future(asyncio.to_thread(work, lease.served))
+        running = asyncio.get_running_loop().run_in_executor(self._workers, work, lease.served)
 
         def done(future: asyncio.Future) -> None:
             lease.release()
@@ -112,7 +116,9 @@ class Service:
             await answer.start()
             if body.stream:
                 return self.stream(request, answer.stream(), running.close)
-            reply = await answer.whole()
+            await answer.finish()
+            long = running.usage()["total_tokens"] > LONG_ANSWER
+            reply = await asyncio.to_thread(lambda: dump_long(answer.whole())) if long else answer.whole()
         except BaseException:
             running.close()
             raise
@@ -133,8 +139,11 @@ class Answer(Protocol):
     async def start(self) -> None:
         """Check the request and queue it."""
 
-    async def whole(self) -> dict[str, Any]:
-        """The reply in one piece."""
+    async def finish(self) -> None:
+        """Wait for all of it."""
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one piece, when all of it has come."""
 
     def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in pieces."""

@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from numflow.errors import TokenizerError, did_you_mean, quoted
@@ -93,6 +94,14 @@ class Tokenizer:
     def stream(self, skip_special: bool = True, continues: bool = False) -> "StreamDecoder":
         """A decoder that takes ids one by one; its pieces joined are what `decode` returns."""
         return StreamDecoder(self, skip_special, continues)
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token; special ones count as they are written."""
+        vocabulary = self.vocabulary
+        texts = ((id, vocabulary.text(id)) for id in range(self.vocab_size))
+        return max((max(len(text.encode("utf-8", "replace")), len(vocabulary.piece(id, first=False)))
+                    for id, text in texts if text is not None), default=1)
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes a token adds inside a text: UTF-8, possibly only a part of a character.

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
 from numflow.errors import FormatError, NumflowError, TokenizerError
+
+LONG = 1 << 14  # characters of a text that is encoded while other threads run
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class LibraryVocabulary:
         self.library, self.unused = library, unused
         self._where = where
         self._piece = piece
-        self._lock = Lock()  # encode_special_tokens is a setting of the object, not of the call
+        self._lock, self._without_special = Lock(), None
         library.no_truncation()
         library.no_padding()
         added = library.get_added_tokens_decoder()
@@ -94,9 +97,20 @@ class LibraryVocabulary:
         return ids
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
-        with self._lock, library_errors(self._where):
-            self.library.encode_special_tokens = not parse_special
-            return self.library.encode(text, add_special_tokens=False).ids
+        library = self.library if parse_special else self._plainly
+        with library_errors(self._where):
+            if len(text) < LONG:
+                return library.encode(text, add_special_tokens=False).ids
+            return library.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
+
+    @property
+    def _plainly(self) -> Any:
+        """The library's tokenizer as one that takes special tokens for ordinary text: a setting of the object."""
+        with self._lock:
+            if self._without_special is None:
+                self._without_special = deepcopy(self.library)
+                self._without_special.encode_special_tokens = True
+            return self._without_special
 
     def text(self, token: int) -> str | None:
         return self.library.id_to_token(token) if token >= 0 else None

@@ -69,6 +69,7 @@ class FakeTokenizer:
     """Bytes as ids; BOS first."""
 
     bos_id, eos_ids, special_ids, add_bos = BOS, frozenset({EOS}), frozenset({BOS, EOS}), True
+    longest = 1
 
     def encode(self, text, parse_special=True):
         return [BOS, *text.encode()]

@@ -137,7 +137,8 @@ def test_a_salt_parts_what_the_prefix_cache_knows():
     {"decoding_alg": "x" * 10**6}, {"decoding_alg": {"name": "x" * 10**6}}, {"decoding_alg": {"name": ["x"] * 10**5}},
     {"decoding_alg": {"name": "greedy", "x" * 10**6: 1}}, {"top_k": "x" * 10**6}, {"speculate": "x" * 10**6},
     {"echo": "x" * 10**6}, {"fsd": ["x" * 10**6]}, {"early_stopping": "x" * 10**6, "num_beams": 2},
-    {"logit_bias": {"x" * 10**6: 1}}, {"x" * 10**6: 1}, {"dry_sequence_breakers": "x" * 10**6},
+    {"logit_bias": {"x" * 10**6: 1}}, {"x" * 10**6: 1},
+    {"dry_sequence_breakers": "x" * 10**6, "dry_multiplier": 1.0},
     {"json_schema": "x" * 10**6}, {"min_tokens": "x" * 10**6}, {"draft_tokens": "x" * 10**6, "speculate": "ngram"}])
 def test_errors_do_not_repeat_what_was_given(settings):
     with pytest.raises(RequestError) as caught:

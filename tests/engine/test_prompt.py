@@ -59,3 +59,38 @@ def test_without_a_tokenizer_only_ids_work():
     assert Prompts(none).ids([1], False) == [1]
     with pytest.raises(TokenizerError):
         Prompts(none).ids("text", False)
+
+
+def test_far_too_long_texts_are_refused_before_they_are_encoded():
+    class Tokenizer:
+        longest = 10
+
+        def encode(self, text):
+            raise AssertionError("it was encoded")
+
+    prompts = Prompts(Tokenizer, most=100)
+    for text in ("x" * 4001, "é" * 2001):
+        with pytest.raises(RequestError, match="bytes, which cannot be the 100 tokens") as caught:
+            prompts.ids(text, chat=False)
+        assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(AssertionError, match="encoded"):
+        prompts.ids("x" * 800, chat=False)
+
+
+def test_of_a_long_text_the_beginning_is_encoded_first():
+    seen = []
+
+    class Tokenizer:
+        longest = 10
+
+        def encode(self, text):
+            seen.append(len(text))
+            return [1] * (len(text) // self.each)
+
+    prompts = Prompts(Tokenizer, most=100)
+    Tokenizer.each = 2
+    with pytest.raises(RequestError, match="the first 864 characters have more than the 100 tokens") as caught:
+        prompts.ids("x" * 4000, chat=False)
+    assert seen == [864] and caught.value.code == "context_length_exceeded"
+    Tokenizer.each = 40  # it may fit: all of it is encoded
+    assert len(prompts.ids("x" * 4000, chat=False)) == 100 and seen[1:] == [864, 4000]

@@ -189,3 +189,41 @@ def test_a_body_of_many_unknown_names_is_told_in_part():
     ignored = Ignored()
     body = parse(schemas.EmbeddingRequest, f'{{"input": "a", {names("1")}}}'.encode(), ignored)
     assert body.model_extra == {} and list(ignored.why) == [f"f{i}" for i in range(MOST_TOLD)]
+
+
+LONG_TEXT = "the river runs through old towns " * 5000
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/completions", {"prompt": LONG_TEXT}), ("/v1/completions", {"prompt": ["a", LONG_TEXT]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+    ("/", {"text": LONG_TEXT, "is_streaming_mode": False}),
+    ("/", {"text": LONG_TEXT, "is_streaming_mode": False, "model": "limited"}),
+    ("/fill-mask", {"text": LONG_TEXT + "[MASK]", "model": "encoder"}),
+    ("/v1/embeddings", {"input": LONG_TEXT, "model": "encoder", "pooling": "mean"}),
+    ("/translate", {"text": LONG_TEXT, "source": "en", "target": "fr", "model": "translator"})])
+def test_far_too_long_texts_are_not_encoded(http, path, body):
+    error = http.post(path, json=body).json()["error"]
+    assert error["code"] == "context_length_exceeded" and "bytes" in error["message"], error
+
+
+def test_texts_that_are_cut_are_cut_before_they_are_encoded(http):
+    body = {"model": "encoder", "pooling": "mean", "truncate": True}
+    cut, short = (http.post("/v1/embeddings", json={**body, "input": text}).json()["data"][0]["embedding"]
+                  for text in (LONG_TEXT, LONG_TEXT[:6000]))
+    assert cut == short
+
+
+def test_a_long_text_is_encoded_as_a_short_one(http, model):
+    text = LONG_TEXT[:40_000] + " <|im_end|> é"
+    for parse_special in (True, False):
+        found = http.post("/tokenize", json={"text": text, "parse_special": parse_special}).json()
+        parts = [model.tokenizer.encode(part, parse_special=parse_special) for part in (text[:9000], text[9000:])]
+        assert found["tokens"] == [id for part in parts for id in part]
+        assert found["count"] == len(found["tokens"])
+
+
+def test_long_answers_are_written_whole(http):
+    body = {"prompt": "a", "n": 16, "max_tokens": 300, "logprobs": 2, "ignore_eos": True, "seed": 1}
+    choices = http.post("/v1/completions", json=body).json()["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [300] * 16
