@@ -10,7 +10,7 @@ from numflow.cli.conversation import Conversation
 from numflow.cli.groups import Execution, Sampling, grouped
 from numflow.cli.keyboard import Keyboard
 from numflow.cli.running import loaded
-from numflow.cli.strategies import streams
+from numflow.cli.strategies import completed, streams
 from numflow.errors import NumflowError, RequestError
 
 HELP = '/help lists the commands, """ begins a text of several lines, Ctrl-C stops an answer, Ctrl-D leaves'
@@ -47,6 +47,7 @@ def chat(
             raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")
 
     with loaded(model, how, draft=draft, before=before) as (ready, notice):
+        completed(ready, settings)  # says what has no effect; the rest is the model's own affair
         keyboard = Keyboard(sys.stdin.isatty())
         _converse(Conversation(ready, notice, system, settings, stats, trim, keyboard.interactive), keyboard)
 

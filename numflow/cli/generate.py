@@ -10,7 +10,7 @@ from numflow.cli import options
 from numflow.cli.groups import Execution, Sampling, grouped
 from numflow.cli.inputs import read_prompt
 from numflow.cli.running import asked_name, loaded, print_json
-from numflow.cli.strategies import streams
+from numflow.cli.strategies import completed, seeded, streams
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError, TokenizerError
 
@@ -67,15 +67,20 @@ def generate(
             notice.clear()
             _print_trace(rows, json)
             return
+        settings = seeded(completed(ready, settings, raw))
         run = ready.generate(asked, max_tokens, stream=streams(settings), chat=chat, **settings)
         result = run.result if streams(settings) else run
         _show(run if streams(settings) else _texts(result), notice, quiet=json)
         if json:
             print_json({"model": asked_name(model), "spec": ready.network.name,
-                        **_facts(result, ready.load_s, _tokenizer(ready))})
+                        **_facts(result, ready.load_s, _tokenizer(ready)), "seed": settings.get("seed")})
         if stats:
             print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
-                  + _guesses(result.stats), file=sys.stderr)
+                  + _guesses(result.stats) + _seed(settings), file=sys.stderr)
+
+
+def _seed(settings: dict) -> str:
+    return f", seed {settings['seed']}" if "seed" in settings else ""
 
 
 def _check_trace(settings: dict, **more: Any) -> None:

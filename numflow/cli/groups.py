@@ -48,13 +48,13 @@ class Execution:
 class Sampling:
     """How the next token is chosen."""
 
-    temperature: options.Temperature = 0.0
-    top_k: options.TopK = 0
-    top_p: options.TopP = 1.0
-    min_p: options.MinP = 0.0
+    temperature: options.Temperature = None
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    min_p: options.MinP = None
     seed: options.Seed = None
     decoding: options.Decoding = None
-    repetition_penalty: options.RepetitionPenalty = 1.0
+    repetition_penalty: options.RepetitionPenalty = None
     set_: options.Set = None
     speculate: options.Speculate = None
 

@@ -46,15 +46,19 @@ Offline = Annotated[bool, typer.Option("--offline", help="Never touch the networ
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="New tokens at most.")]
-Temperature = Annotated[float, typer.Option(metavar="T", help="0 takes the likeliest token; higher is more random.")]
-TopK = Annotated[int, typer.Option(metavar="K", help="Choose among the K likeliest tokens; 0: all.")]
-TopP = Annotated[float, typer.Option(metavar="P", help="Choose among the likeliest tokens that hold P of all.")]
-MinP = Annotated[float, typer.Option(metavar="P", help="Drop tokens less likely than P times the likeliest.")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", show_default="the model's", help="0 takes the "
+                        "likeliest token; higher is more random.")]
+TopK = Annotated[int | None, typer.Option(metavar="K", show_default="the model's", help="Choose among the K likeliest "
+                 "tokens; 0: all.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", show_default="the model's", help="Choose among the likeliest "
+                 "tokens that hold P of all.")]
+MinP = Annotated[float | None, typer.Option(metavar="P", show_default="the model's", help="Drop tokens less likely "
+                 "than P times the likeliest.")]
 Decoding = Annotated[str | None, typer.Option("--decoding", metavar="NAME", show_default=False,
                      help="A strategy by Inferflow's name or JSON: greedy, sample.std, top_k, top_p, min_p, tfs, "
                           "typical, mirostat, fsd or random_fsd.")]
-RepetitionPenalty = Annotated[float, typer.Option(metavar="X", help="Divide the scores of tokens that have been by X; "
-                              "1: off.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(metavar="X", show_default="the model's", help="Divide the "
+                              "scores of tokens that have been by X; 1: off.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", show_default=False,
                  help="End before this text; may be repeated.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", show_default=False,

@@ -1,6 +1,8 @@
 """Settings of a generation from command-line options."""
 
 import json
+import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,12 @@ FILES = ("json_schema", "regex", "grammar")  # their text may stand in a file: @
 
 
 def strategy(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """Settings that were given: options that are not the library's defaults, and KEY=VALUE pairs.
+    """Settings that were given: options, and KEY=VALUE pairs.
 
     Raises:
         RequestError: a pair without "=", a setting given twice, or a file that cannot be read.
     """
-    from numflow.engine.settings import Settings
-
-    defaults = vars(Settings()) | {"decoding_alg": None}
-    given = {name: value for name, value in options.items() if value is not None and value != defaults[name]}
+    given = {name: value for name, value in options.items() if value is not None}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
@@ -41,6 +40,30 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dict[str, Any]:
+    """Settings with what the model says of sampling below them. What has no effect is left out, and a line on standard
+    error says so.
+
+    raw: the text is continued as it stands, by the likeliest tokens unless the settings say otherwise.
+    """
+    from numflow.engine.sampling import filled
+    from numflow.engine.settings import Settings
+
+    found = dict(settings) if raw else filled(settings, model.sampling.values)
+    for name, reason in Settings.of(found).ignored.items():
+        print(f"ignored: {reason}", file=sys.stderr)
+        del found[name]
+    return found
+
+
+def seeded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with a seed where tokens are drawn, so that it can be told."""
+    from numflow.engine.settings import Settings
+
+    draws = settings.get("seed") is None and not Settings.of(settings).deterministic
+    return {**settings, "seed": secrets.randbelow(2**32)} if draws else dict(settings)
 
 
 def streams(settings: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from numflow import formats, network, registry
 from numflow.decoding.structured import KINDS, check_grammar
+from numflow.engine.sampling import CHAT, filled
 from numflow.engine.settings import Settings
 from numflow.errors import RequestError
 from numflow.ops import Network
@@ -18,7 +19,7 @@ def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
         RequestError: a name, a value or a grammar is wrong, or there is no draft model for speculate="draft".
         DeviceError: a package is missing.
     """
-    found = Settings.of(settings)
+    found = Settings.of(filled(settings, CHAT))  # some temperature, where the model will say which
     if found.speculate == "draft" and not has_draft:
         raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
     for kind in KINDS:

@@ -12,7 +12,7 @@ from numflow.engine.handle import Handle
 from numflow.engine.job import Job, Sink
 from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.model import Model
-from numflow.engine.request import Request, Settings
+from numflow.engine.request import Request
 from numflow.engine.schedule.scheduler import Limits
 from numflow.errors import QueueFullError, RequestError, quoted
 from numflow.sizes import parse_bytes
@@ -91,7 +91,7 @@ class Engine:
                 seed: int | None = None, **decoding: Any) -> Request:
         """A checked request, ready for `start`. max_tokens None: as many as context and KV memory hold."""
         settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | decoding
-        return self._checked(self.model.request(prompt, Settings.of(settings), self.budget))
+        return self._checked(self.model.request(prompt, settings, self.budget))
 
     def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
                              **settings: Any) -> list[Request]:

@@ -80,7 +80,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     several = devices is not None or cpu_layers != 0
     if not several and transport != "threads":
         raise RequestError(f"transport {transport!r} is between devices: name them with devices (--devices '0;1')")
-    checkpoint = formats.open_checkpoint(registry.resolve(path_or_name, offline=offline, progress=progress))
+    place = registry.resolve(path_or_name, offline=offline, progress=progress)
+    checkpoint = formats.open_checkpoint(place)
     chosen = network.choose_spec(checkpoint, spec)
     if imatrix is not None and weights is None:
         raise RequestError("imatrix helps quantising: say with weights what to quantise to")
@@ -109,7 +110,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
                                      cpu_layers=cpu_layers, options=options)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, chunk,
-                  lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint))
+                  lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
+                  lambda: registry.sampling(path_or_name, place))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if draft is not None:
         _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,

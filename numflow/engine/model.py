@@ -20,9 +20,10 @@ from numflow.engine.generation import Generation, Stream
 from numflow.engine.languages import Languages, languages, translations
 from numflow.engine.masks import Filling, fill_mask
 from numflow.engine.measure.scoring import Likelihood, loglikelihoods
-from numflow.engine.prompt import Prompts
+from numflow.engine.prompt import Prompts, is_conversation
 from numflow.engine.recipe import Recipe
 from numflow.engine.request import Request, Requests, Settings
+from numflow.engine.sampling import Source, chosen, filled
 from numflow.engine.sequence import Runner
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow
@@ -37,12 +38,13 @@ class Model:
     chunk:     rows of a prompt that run at once.
     recipe:    function that tells how embeddings are made, called when one is first wanted.
     defaults:  function that tells what the model's own files say about generating, called when a text is.
+    listed:    function that tells what the list of models says of sampling.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
                  ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
                  system_prompt: str = "", chunk: int = 512, recipe: Callable[[], Recipe] = Recipe,
-                 defaults: Callable[[], Defaults] = Defaults):
+                 defaults: Callable[[], Defaults] = Defaults, listed: Callable[[], Mapping[str, Any]] = dict):
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
@@ -50,6 +52,7 @@ class Model:
         self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
+        self._listed = listed
         self.owns_draft = False  # whether the draft model is closed with this one
         self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt, self.runner.context)
         self._requests = Requests(self.runner, self.prompts, lambda: self.tokenizer, ends, bos, defaults)
@@ -208,7 +211,7 @@ class Model:
         stream:     return a Stream that iterates the text's pieces as they come, of all n samples.
         max_tokens, temperature, ignore_eos, settings: see Settings (seed, top_k, top_p, min_p, stop, chat, num_beams,
                     n, logprobs, json_schema, speculate, ...), and docs/decoding.md. temperature None: 0, unless
-                    decoding_alg says otherwise.
+                    decoding_alg says otherwise; for a conversation (chat, messages) what `sampling` says.
 
         Raises:
             RequestError: settings or ids out of range, settings that contradict each other, or a prompt longer than
@@ -216,7 +219,7 @@ class Model:
             TokenizerError: text or stop strings, and no tokenizer; chat, and no template.
         """
         common = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
-        request = self._requests.make(prompt, Settings.of(common | settings))
+        request = self.request(prompt, common | settings)
         if request.beams is not None:
             if stream:
                 raise RequestError("a beam search knows its text only at the end: leave out stream or num_beams")
@@ -242,8 +245,7 @@ class Model:
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        chosen = Settings.of(settings)
-        return together(self.core, [self._requests.make(prompt, chosen) for prompt in prompts], self.text_decoder)
+        return together(self.core, [self.request(prompt, settings) for prompt in prompts], self.text_decoder)
 
     def loglikelihood(self, context: Sequence[int], continuation: Sequence[int]) -> Likelihood:
         """(sum of log-probabilities, whether greedy decoding gives it) of a continuation; see `loglikelihoods`."""
@@ -315,14 +317,27 @@ class Model:
         check_translates(self.network)
         return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings, budget)
 
-    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Settings,
+    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Mapping[str, Any],
                 budget: Budget | None = None) -> Request:
-        """A checked request, for an engine. budget: the most that it may ask for; None: anything.
+        """A checked request, for an engine. A conversation gets what `sampling` says below its own settings.
+
+        settings: see Settings. budget: the most that it may ask for; None: anything.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        return self._requests.make(prompt, settings, budget=budget)
+        if settings.get("chat") or is_conversation(prompt):
+            settings = filled(settings, self.sampling.values)
+        return self._requests.make(prompt, Settings.of(settings), budget=budget)
+
+    @cached_property
+    def sampling(self) -> Source:
+        """How tokens of a conversation are picked where its request does not say, and who says so (sampling.py).
+
+        Raises:
+            FormatError: one of the model's files is broken.
+        """
+        return chosen(self._requests.defaults.sampling, self._listed(), self.is_decoder)
 
     def text_decoder(self, request: Request):
         """Text decoder of a request's new tokens, None without a tokenizer.

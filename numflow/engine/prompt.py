@@ -33,6 +33,12 @@ class Conversation(list[int]):
     """Ids of a conversation in the model's template already; what comes next is a text of its own."""
 
 
+def is_conversation(prompt: Any) -> bool:
+    """Whether a prompt is messages, or ids of a conversation, and no text to be continued."""
+    return isinstance(prompt, Conversation) or (
+        not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping))
+
+
 class Prompts:
     """Turns prompts into ids.
 

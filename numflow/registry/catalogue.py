@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Entry:
     revision: str | None = None
     patterns: tuple[str, ...] = ()
     path: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # of conversations, where its files say nothing
 
 
 _NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",)}

@@ -8,9 +8,10 @@ removed. A lock file lets one process work at a model; the others wait and find 
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from numflow import places
 from numflow.errors import DownloadError, ModelNotFoundError
@@ -54,6 +55,15 @@ def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | N
         return entry.token_ids
     found = hub.parse(entry.repo if entry is not None else str(name_or_path))
     return hub.token_ids(found.repo, found.revision, paths.is_offline(offline)) if found else None
+
+
+def sampling(name_or_path: str | os.PathLike, path: Path) -> Mapping[str, Any]:
+    """What the list of models says of sampling with a model that `resolve` has found at a path."""
+    entry = None if Path(name_or_path).expanduser().exists() else catalogue.find(str(name_or_path))
+    home, place = paths.models_dir().resolve(), path.resolve()
+    if entry is None and home in place.parents:  # a file of it, by its path
+        entry = catalogue.find(place.relative_to(home).parts[0])
+    return entry.sampling if entry else {}
 
 
 def pull(entry: Entry, offline: bool = False, progress: bool = True) -> Path:

@@ -40,27 +40,28 @@ def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = Non
     return given
 
 
-def generating(body: Generating, defaults: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
-    """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration."""
+def generating(body: Generating, defaults: Mapping[str, Any], ignored: Ignored, talks: bool) -> dict[str, Any]:
+    """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration. talks:
+    the prompt is a conversation."""
     given = {name: getattr(body, name) for name in COMMON if getattr(body, name) is not None}
     if body.stream_options is not None and not body.stream:
         ignored.add("stream_options", "stream_options is only for streams: set stream")
-    return with_defaults({**own_settings(body, ignored, body.response_format), **given}, defaults)
+    return with_defaults({**own_settings(body, ignored, body.response_format), **given}, defaults, talks)
 
 
-def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any], talks: bool) -> dict[str, Any]:
     """Settings of a request, with the configured strategy and temperature where it has none.
 
     A request that names a strategy or a filter of its own gets no other; one that wants the likeliest token where the
-    configuration draws, or the reverse, decides. Without any of these a temperature of 1 is OpenAI's and Inferflow's
-    default.
+    configuration draws, or the reverse, decides. Where neither says anything, the model does (engine/sampling.py) for a
+    conversation, and a text that is continued gets OpenAI's and Inferflow's temperature of 1.
     """
     if "decoding_alg" in given or "num_beams" in given:
         return given
     own = {"temperature": defaults["temperature"]} if "temperature" in defaults else {}
     strategy, chosen = defaults.get("decoding_strategy"), {**own, **given}
     if strategy is None or any(name in given for name in STRATEGIES):
-        return {"temperature": 1.0, **chosen}
+        return chosen if talks else {"temperature": 1.0, **chosen}
     if "temperature" in chosen and (chosen["temperature"] == 0) != (inferflow(strategy)["temperature"] == 0):
         return chosen
     return {"decoding_alg": strategy, **chosen}
@@ -72,7 +73,7 @@ def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], ignored: Ignor
     Raises:
         ApiError: fields that contradict each other, or a constraint that cannot be met.
     """
-    settings = generating(body, defaults, ignored)
+    settings = generating(body, defaults, ignored, talks=True)
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise bad_request("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
@@ -92,7 +93,7 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
     """
     if body.suffix:
         raise bad_request("suffix is not supported: text can only be continued, not filled in", "suffix", "unsupported")
-    settings = generating(body, defaults, ignored)
+    settings = generating(body, defaults, ignored, talks=False)
     settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if body.logprobs is not None:
         settings["logprobs"] = body.logprobs

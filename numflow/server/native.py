@@ -62,8 +62,9 @@ class _Answer:
         given = {"decoding_alg": body.decoding_alg or None, "temperature": body.temperature, "stop": body.stop,
                  "seed": body.random_seed or None}  # 0 is another one each time
         given = {key: value for key, value in given.items() if value is not None}
-        settings = with_defaults({**own_settings(body, self._running.ignored), **given}, served.defaults)
         prompt = self._encoder_prompt() if served.model.runner.has_encoder else self._prompt()
+        settings = with_defaults({**own_settings(body, self._running.ignored), **given}, served.defaults,
+                                 talks=isinstance(prompt, Conversation))
         self._running.check(prompt, "text")
         if served.model.runner.has_encoder and (first := self._decoder_prefix()):
             settings["decoder_ids"] = first

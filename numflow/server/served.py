@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numflow
+from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
 from numflow.engine.memory import MemoryPlan, block_bytes
 from numflow.engine.prompt import Conversation, Prompts
+from numflow.engine.sampling import filled
 from numflow.errors import NumflowError, RequestError
 from numflow.server.config import ModelConfig
+from numflow.server.decoding import with_defaults
 from numflow.server.errors import ApiError, bad_request
 from numflow.server.ignored import Ignored
 from numflow.server.reply import END_THINK, THINK
@@ -55,6 +58,14 @@ class Served:
     def defaults(self) -> Mapping[str, Any]:
         """What requests get that do not say otherwise."""
         return self.config.prompt
+
+    @cached_property
+    def sampling(self) -> Mapping[str, Any]:
+        """How tokens of a conversation are picked where its request does not say."""
+        given = with_defaults({}, self.defaults, talks=True)
+        if "decoding_alg" in given:
+            return inferflow(given.pop("decoding_alg")) | given
+        return filled(given, self.model.sampling.values)
 
     @property
     def nbytes(self) -> int:

@@ -54,7 +54,10 @@ async def model(service: Service, request: Request) -> Json:
 def _entry(service: Service, name: str) -> dict[str, Any]:
     found = next((served for served in service.pool.loaded() if served.name == name), None)
     entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow"}
-    return entry if found is None else {**entry, "max_model_len": found.model.context}
+    if found is None:
+        return entry
+    entry["max_model_len"] = found.model.context
+    return {**entry, "sampling": found.sampling} if found.generates else entry
 
 
 async def metrics(service: Service, request: Request) -> Response:

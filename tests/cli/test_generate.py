@@ -158,7 +158,7 @@ def test_several_texts(run, loader):
     (["--set", "n"], "--set needs NAME=VALUE, got 'n'"), (["--set", "top_k=3", "--top-k", "4"], "top_k is given twice"),
     (["--set", "n=x"], "n should be a whole number"), (["--regex", "@gone.txt"], "gone.txt: No such file"),
     (["--set", "temprature=1"], "did you mean 'temperature'"), (["--speculate", "draft"], "needs a draft model"),
-    (["--decoding", "top_p", "--set", "temperature=0"], "contradicts decoding_alg")])
+    (["--decoding", "random_fsd", "--set", "temperature=0"], "give a temperature above 0")])
 def test_wrong_settings_are_one_line(run, loader, arguments, complaint):
     done = run("generate", "x", *arguments)
     assert (done.code, done.err.count("\n")) == (1, 1)
@@ -180,13 +180,39 @@ def test_guesses_are_counted(run, loader):
 
 @pytest.mark.parametrize("command", [generate, chat])
 def test_defaults_are_the_librarys(command):
-    """All but the number of tokens: somebody who asks a question wants the whole answer."""
+    """All but the number of tokens: somebody who asks a question wants the whole answer. Sampling is the model's."""
     library = {name: parameter.default for name, parameter in inspect.signature(load).parameters.items()}
     library |= {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, parameter in inspect.signature(command).parameters.items():
         name = {"device": "backend"}.get(name, name)
-        if name in library and name not in ("max_tokens", "prompt"):
+        if name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
+            assert parameter.default is None, name
+        elif name in library and name not in ("max_tokens", "prompt"):
             assert parameter.default == library[name], name
+
+
+def test_what_has_no_effect_is_a_line_on_standard_error(run, loader):
+    done = run("generate", "x", "--temperature", "0", "--top-p", "0.9", "--set", "mirostat_tau=3")
+    assert (done.code, done.out) == (0, f"{ANSWER}\n")
+    assert done.err.splitlines() == [
+        "ignored: top_p=0.9 has no effect at temperature 0, which is greedy; give a temperature above 0",
+        "ignored: mirostat_tau=3 has no effect without mirostat"]
+    done = run("generate", "x", "--raw", "--top-p", "0.9")
+    assert done.code == 0 and done.err.startswith("ignored: top_p=0.9 has no effect at temperature 0")
+    assert run("generate", "x", "--top-p", "0.9").err == ""
+
+
+def test_a_conversation_is_drawn_and_its_seed_told(run, loader, monkeypatch):
+    rows = np.random.default_rng(0).standard_normal((600, VOCABULARY))
+    rows[:, 128:] = -50
+    monkeypatch.setattr(type(loader), "_next", lambda self, history: rows[len(history)])
+    first, second = (json.loads(run("generate", "x", "--json", "-n", "40").out) for _ in range(2))
+    again = run("generate", "x", "-n", "40", "--seed", first["seed"], "--stats")
+    assert first["text"] != second["text"] and again.out == first["text"] + "\n"
+    assert again.err.rstrip().endswith(f", seed {first['seed']}")
+    for greedy in (["--temperature", "0"], ["--raw"], ["--decoding", "greedy"]):
+        texts = [json.loads(run("generate", "x", "--json", "-n", "40", *greedy).out) for _ in range(2)]
+        assert texts[0]["text"] == texts[1]["text"] and texts[0]["seed"] is None
 
 
 def test_a_seed_repeats(run, loader, monkeypatch):

@@ -8,7 +8,6 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.reading import Reading
 from numflow.engine.schedule.scheduler import Limits
-from numflow.engine.settings import Settings
 from numflow.engine.texts import Text
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
@@ -117,7 +116,7 @@ def test_what_is_read_makes_place_and_goes_on(preemption):
     model = Model(network(64), FakeProgram(noisy), FakeTokenizer, ends=frozenset({EOS}), chunk=3)
     core = model.core
     core.open(Limits(preemption=preemption), blocks=12)
-    job = core.submit(Job(model.request([1], Settings(max_tokens=40, ignore_eos=True)), model.text_decoder))
+    job = core.submit(Job(model.request([1], {"max_tokens": 40, "ignore_eos": True}), model.text_decoder))
     for _ in range(14):
         core.step()
     reading = core.submit(Reading(Text(np.arange(30, dtype=np.int32)), "logits", VOCABULARY, 100, causal=True))
@@ -143,8 +142,7 @@ def test_min_tokens_and_a_reason_to_stop():
     ({"num_beams": 2, "temperature": 1.0}, "a beam search does not sample"),
     ({"num_beams": 2, "stop": "x"}, "does not look for stop strings"),
     ({"num_beams": 2, "stream": True}, "knows its text only at the end"),
-    ({"length_penalty": 2.0}, "length_penalty=2.0 has no effect with one beam"),
-    ({"early_stopping": False}, "early_stopping=False has no effect"), ({"num_beams": 0}, "num_beams should be"),
+    ({"num_beams": 0}, "num_beams should be"),
     ({"min_tokens": 9, "max_tokens": 5}, "min_tokens=9 is more than the 5"),
     ({"min_tokens": -1}, "min_tokens should be"),
     ({"no_repeat_ngram": 1.5}, "no_repeat_ngram should be"),

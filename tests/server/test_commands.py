@@ -29,7 +29,7 @@ def numflow(capsys, monkeypatch):
 
 
 def test_client(numflow, server, model, monkeypatch):
-    text = model.generate([{"role": "user", "content": "hi"}], chat=True, max_tokens=9).text
+    text = model.generate([{"role": "user", "content": "hi"}], chat=True, max_tokens=9, temperature=0).text
     options = ("client", "--url", server.url, "-n", 9, "--temperature", 0)
     assert numflow(*options, "hi") == (0, text + "\n", "")
     assert numflow(*options, "--raw", "Once") == (0, model.generate("Once", max_tokens=9).text + "\n", "")

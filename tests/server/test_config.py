@@ -94,7 +94,10 @@ TOP_P = {"decoding_strategy": "sample.top_p"}
     ({"temperature": 0.5}, {"decoding_strategy": "greedy"}, {"temperature": 0.5}),
     ({"decoding_alg": "greedy"}, {**TOP_P, "temperature": 0.3}, {"decoding_alg": "greedy"})])
 def test_defaults_of_a_model(given, defaults, found):
-    assert with_defaults(given, defaults) == found
+    assert with_defaults(given, defaults, talks=False) == found
+    if found.get("temperature") == 1.0 and "temperature" not in given:  # for a conversation the model has the say
+        found = {name: value for name, value in found.items() if name != "temperature"}
+    assert with_defaults(given, defaults, talks=True) == found
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -16,7 +16,7 @@ WEATHER = {"type": "function", "function": {
 
 def test_chat(openai_client, model):
     reply = openai_client.chat.completions.create(model="org/chat", messages=HI, temperature=0, max_tokens=20)
-    expected = model.generate(HI, max_tokens=20, chat=True)
+    expected = model.generate(HI, max_tokens=20, chat=True, temperature=0)
     assert reply.choices[0].message.content == expected.text
     assert reply.choices[0].message.role == "assistant"
     assert reply.choices[0].finish_reason == "length"
