@@ -52,6 +52,8 @@ class Part:
     tensor:    name in the checkpoint.
     rows:      row indices (int64 array or range) after leading dimensions are flattened, None for all.
     transpose: the file stores [K, N]; float tensors only.
+    turned:    the rows are the columns of a matrix: `rows` [n, K] become [K, n]. Numbers of a type with blocks become
+               float32 by that, others keep their type.
     columns:   (begin, end) of the K columns, None for all. Of a quantised tensor whole blocks, so that they stay as
                they are stored.
     """
@@ -60,13 +62,14 @@ class Part:
     rows: Any = None
     transpose: bool = False
     columns: tuple[int, int] | None = None
+    turned: bool = False
 
 
 @dataclass(frozen=True)
 class Weight:
     """A matrix [N, K] or vector [N] that steps read: rows of checkpoint tensors one after the other, or a constant.
 
-    groups:         a stack of `groups` equal matrices, one per expert (N = groups * rows of one), else 1.
+    groups:         a stack of `groups` equal matrices, one per expert or head (N = groups * rows of one), else 1.
     add:            added to every element at load (norm weights stored as w - 1); float tensors only.
     normalize_rows: divide each row by its L2 norm at load; float tensors only.
     types:          the tensor types of its parts as the file has them ("F32", "Q4_K", ...), for display and fusing.
@@ -84,9 +87,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Cache:
-    """Key/value memory of one attention: K [G, E] and V [G, E_v] per token.
+    """Key/value memory of one attention: what is stored of a token is K [G, E] and V [G, E_v].
 
-    kind: "self" grows with the sequence; "cross" is written once from the encoder's output.
+    kind:   "self" grows with the sequence; "cross" is written once from the encoder's output.
+    prefix: where it is not 0, the first `prefix` columns of a key are its value too: E_v is 0, nothing is stored twice.
     """
 
     name: str
@@ -94,6 +98,12 @@ class Cache:
     k_dim: int
     v_dim: int
     kind: str = "self"
+    prefix: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a value, wherever they are stored."""
+        return self.prefix or self.v_dim
 
 
 @dataclass(frozen=True)
@@ -212,8 +222,10 @@ OPS = {op.name: op for op in (
        ("x", "angles"), ("y",), (), {**_HEADS, "pairing": "half", "start": 0}),
     Op("head_concat", "y [T, H * (A + B)]: head h is (a head h, b head h); b [T, B] is shared by all heads",
        ("a", "b"), ("y",), (), {"heads": REQUIRED}),
-    Op("cache_write", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`",
-       ("k", "v"), (), (), {"cache": REQUIRED}),
+    Op("head_linear", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
+       ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
+    Op("cache_write", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where values are "
+       "a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
     Op("attention", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
        "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). slopes [H]: "
        "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "

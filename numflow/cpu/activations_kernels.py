@@ -45,6 +45,30 @@ def _operand(args, thread, n_threads, int8):
                   i64(args, 5), i64(args, 6), t, int8)
 
 
+@kernel
+def heads_to_int8(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K of a head, x, aux, heads."""
+    _heads(args, thread, n_threads, True)
+
+
+@kernel
+def heads_to_f32(args, thread, n_threads):
+    """args: as heads_to_int8."""
+    _heads(args, thread, n_threads, False)
+
+
+@merged
+def _heads(args, thread, n_threads, int8):
+    """Items: chunks of token tiles of a head, one head after the other."""
+    tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
+    chunks, tiles = (columns + CHUNK - 1) // CHUNK, (tokens + TOKEN_TILE - 1) // TOKEN_TILE
+    begin, end = share(i64(args, 7) * tiles * chunks, thread, n_threads)
+    for item in range(begin, end):
+        head, t = item // chunks // tiles, item // chunks % tiles * TOKEN_TILE
+        fill_tile(i64(args, 2) + t * stride + 4 * head * columns, stride, 0, 1, min(TOKEN_TILE, tokens - t), columns,
+                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), head * tiles * TOKEN_TILE + t, int8)
+
+
 @merged
 def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, int8):
     """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.

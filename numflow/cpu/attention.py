@@ -24,17 +24,19 @@ def attention(step: Step, ctx) -> list[Call]:
     causal, reach, window = param(step, "causal"), param(step, "bucket_distance"), param(step, "window") if own else 0
     bias = bias_by_distance(ctx.vector(step.weights["buckets"]).reshape(-1, heads), reach, causal) \
         if "buckets" in step.weights else 0
-    (decoded, per_thread), tiles = scratch_bytes(*cache.widths), TILES_PER_THREAD * ctx.n_threads
+    (decoded, turned, most), tiles = scratch_bytes(*cache.widths), TILES_PER_THREAD * ctx.n_threads
+    per_thread = most if shape.prefix else turned
     scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
     kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
-        cache.kinds, "coded_int8" if ctx.activations == "int8" else "coded")
-    return [Call.of(step, _CODE.kernel(f"attention_{kind}"), ctx.header, *ctx.view(step.inputs[0]),
-                    *ctx.view(step.outputs[0]), cache.addresses, shape.kv_heads, heads // shape.kv_heads, shape.k_dim,
-                    shape.v_dim, cache.block_size, *cache.table_fields, float(param(step, "scale")), own and causal,
-                    window, float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
-                    MOST_SLOTS, counters, decoded, *cache.row_fields)]
+        cache.kinds, "coded_int8" if ctx.activations == "int8" and not shape.prefix else "coded")
+    kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
+    return [Call.of(step, kernel, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
+                    shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.value_dim, cache.block_size,
+                    *cache.table_fields, float(param(step, "scale")), own and causal, window,
+                    float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
+                    MOST_SLOTS, counters, decoded, *cache.row_fields, turned)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

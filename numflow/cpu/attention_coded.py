@@ -12,6 +12,7 @@ from numflow.cpu import kv_rows as rows
 from numflow.cpu.cache import GROUP
 from numflow.cpu.simd import inline, load_f16, load_f32, store_f32
 from numflow.cpu.simd_value import Value, fma, load, load_bf16, save, staged
+from numflow.cpu.simd_value import load_f16 as value_f16
 from numflow.quant.kv import BLOCK
 
 PART = BLOCK * GROUP  # bytes of the codes of a part, once each has one
@@ -75,6 +76,31 @@ def _plain(kind, source, count, y):
     """`count` float32 or float16, a multiple of 16."""
     for i in range(0, count, 16):
         store_f32(y + 4 * i, load_f32(source + 4 * i) if kind == rows.F32 else load_f16(source + 2 * i))
+
+
+@inline
+def turn(half, source, y, row):
+    """16 columns of 16 keys side by side, float16 with `half` -> rows of f32 [16], `row` bytes apart, at y."""
+    if half is None:
+        _turn_f32(source, y, row)
+    else:
+        _turn_f16(source, y, row)
+
+
+def _turner(size, read):
+    @staged(types.void, _i64, _i64, _i64)
+    def turn_columns(source, y, row):
+        columns = [read(source + GROUP * size * column) for column in range(16)]
+        while len(columns) > 1:  # first those that are half of all columns apart, neighbours last
+            half = len(columns) // 2
+            columns = [low.zipped(high) for low, high in zip(columns[:half], columns[half:])]
+        for key in range(GROUP):
+            save(y + row * key, columns[0].part(16 * key, 16))
+    return turn_columns
+
+
+_turn_f32 = _turner(4, lambda address: load(address, "f32", 16))
+_turn_f16 = _turner(2, value_f16)
 
 
 @staged(types.void, _i64, _i64, _i64)

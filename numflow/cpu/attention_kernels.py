@@ -52,26 +52,41 @@ from numflow.cpu.simd_float import larger, store_part
 
 @kernel
 def attention_f32(args, thread, n_threads):
-    _attention(args, thread, n_threads, None, None)
+    _attention(args, thread, n_threads, None, None, None)
 
 
 @kernel
 def attention_f16(args, thread, n_threads):
-    _attention(args, thread, n_threads, True, None)
+    _attention(args, thread, n_threads, True, None, None)
 
 
 @kernel
 def attention_coded(args, thread, n_threads):
-    _attention(args, thread, n_threads, None, True)
+    _attention(args, thread, n_threads, None, True, None)
 
 
 @kernel
 def attention_coded_int8(args, thread, n_threads):
-    _attention(args, thread, n_threads, True, True)
+    _attention(args, thread, n_threads, True, True, None)
+
+
+@kernel
+def attention_f32_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, None, True)
+
+
+@kernel
+def attention_f16_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, True, None, True)
+
+
+@kernel
+def attention_coded_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, True, True)
 
 
 @merged
-def _attention(args, thread, n_threads, half, coded):
+def _attention(args, thread, n_threads, half, coded, prefix):
     counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
     tiles, spans = _count(args)
     few = n_threads > 1 and tiles < TILES_PER_THREAD * n_threads
@@ -84,7 +99,7 @@ def _attention(args, thread, n_threads, half, coded):
             before += own
             sequence += 1
             own = _tiles(args, sequence)
-        _attend(args, scratch, half, coded, sequence, tile - before, tile, item % parts, parts)
+        _attend(args, scratch, half, coded, prefix, sequence, tile - before, tile, item % parts, parts)
         item = fetch_add(counters + NEXT, 1)
     if fetch_add(counters + DONE, 1) == n_threads - 1:
         exchange(counters + NEXT, 0)
@@ -115,7 +130,7 @@ def _count(args):
 
 
 @merged
-def _attend(args, scratch, half, coded, sequence, index, tile, part, parts):
+def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, parts):
     """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
     per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
@@ -128,7 +143,7 @@ def _attend(args, scratch, half, coded, sequence, index, tile, part, parts):
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
         slot = scratch + OWN if parts == 1 else partials + span * partial_bytes(args)
-        span_result(args, scratch, rows, half, coded, sequence, head, span, least, most, slot)
+        span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot)
         if parts == 1:
             merge(args, scratch, count, total, slot)
     if parts > 1:

@@ -16,6 +16,7 @@ HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM
 TABLE, TABLE_STRIDE, LENGTHS, SCALE, CAUSAL, WINDOW, SOFTCAP, SLOPES, SINKS, BIAS, REACH = range(11, 22)
 SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS, DECODED = range(22, 28)  # DECODED: where in a thread's scratch
 K_KIND, V_KIND, K_WIDTH, V_WIDTH, K_SIZE, V_SIZE = range(28, 34)  # KVCache.row_fields
+TURNED = 34  # where in a thread's scratch keys become the values that are a prefix of them
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities
@@ -48,10 +49,12 @@ def slot_bytes(v_width: int) -> int:
     return VALUES + MOST_ROWS * 4 * v_width
 
 
-def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int]:
-    """Bytes of a thread's scratch memory, whole cache lines, without and with room for a decoded chunk."""
+def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int, int]:
+    """Bytes of a thread's scratch memory, whole cache lines: plain, with room for a decoded chunk, and with room for
+    one whose keys are turned into values."""
     plain, width = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64, max(k_width, v_width)
-    return plain, plain + CHUNK * 4 * width + int8_bytes(k_width, width)
+    decoded = plain + CHUNK * 4 * width + int8_bytes(k_width, width)
+    return plain, decoded, decoded + CHUNK * 4 * v_width
 
 
 def int8_bytes(k_width: int, width: int) -> int:

@@ -7,14 +7,15 @@ rows of its tile, so a row's bits are the same whoever computes which spans. A h
 
 `half` is None where the inner loops read float32, anything else for float16; `coded` is None where they read the cache
 itself, anything else where it has few bits: chunks are then decoded to float32 first, or with `half` multiplied as they
-are (attention_int8.py). Kernels are compiled for one of the four. A row of keys or values of few bits is a rotated one
-(quant/kv.py): queries are rotated too, and sums of values back in the end.
+are (attention_int8.py). `prefix` is None where values are stored, anything else where they are the first columns of
+keys, which are then turned around. Kernels are compiled for one of these. A row of keys or values of few bits is a
+rotated one (quant/kv.py): queries are rotated too, and sums of values back in the end.
 """
 
 import numpy as np
 
 from numflow.cpu.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
-from numflow.cpu.attention_coded import decode_keys, decode_values
+from numflow.cpu.attention_coded import decode_keys, decode_values, turn
 from numflow.cpu.attention_int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention_memory import (
     BIAS,
@@ -55,6 +56,7 @@ from numflow.cpu.attention_memory import (
     TABLE,
     TABLE_STRIDE,
     TOTALS,
+    TURNED,
     V_DIM,
     V_KIND,
     V_SIZE,
@@ -151,7 +153,7 @@ def clear_slot(args, slot):
 
 
 @inline
-def span_result(args, scratch, rows, half, coded, sequence, head, span, least, most, slot):
+def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot):
     """The partial result of one span, of the keys least .. most, into `slot`."""
     clear_slot(args, slot)
     store_f32(scratch + PEAK, splat(_NEVER))
@@ -159,7 +161,8 @@ def span_result(args, scratch, rows, half, coded, sequence, head, span, least, m
         store_f32(scratch + SUMS + 64 * r, zero_f32())
     for base in range(max(span * SPAN, least // CHUNK * CHUNK), min((span + 1) * SPAN, most + 1), CHUNK):
         key, following = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, most))
-        k, v = i64(i64(args, CACHE), 0) + key * i64(args, K_SIZE), i64(i64(args, CACHE), 1) + key * i64(args, V_SIZE)
+        k = i64(i64(args, CACHE), 0) + key * i64(args, K_SIZE)
+        v = k if prefix is not None else i64(i64(args, CACHE), 1) + key * i64(args, V_SIZE)
         next_k, next_v = k + (following - key) * i64(args, K_SIZE), v + (following - key) * i64(args, V_SIZE)
         keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, DECODED)
         if coded is None:
@@ -167,7 +170,9 @@ def span_result(args, scratch, rows, half, coded, sequence, head, span, least, m
         else:
             _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
         _probabilities(args, scratch, rows, base, most)
-        if coded is None:
+        if prefix is not None:
+            _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
+        elif coded is None:
             _add_values(args, scratch, rows, half, v, keys, slot, next_k)
         else:
             _add_coded_values(args, scratch, rows, half, keys, v, next_v, decoded, slot)
@@ -195,6 +200,18 @@ def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
     else:
         decode_values(kind, width, keys, v, size, region, decoded, ahead)
         _add_values(args, scratch, rows, None, decoded, keys, slot, decoded)
+
+
+@inline
+def _add_turned_keys(args, scratch, rows, half, keys, k, slot):
+    """Values are the first columns of the chunk's keys at k, in groups of 16 side by side; float16 with `half`."""
+    turned, width = scratch + i64(args, TURNED), i64(args, V_WIDTH)
+    size, row = 4 if half is None else 2, 4 * i64(args, V_WIDTH)
+    for group in range((keys + GROUP - 1) // GROUP):
+        for column in range(0, width, 16):
+            source = k + (group * i64(args, K_WIDTH) + column) * GROUP * size
+            turn(half, source, turned + group * GROUP * row + 4 * column, row)
+    _add_values(args, scratch, rows, None, turned, keys, slot, turned)
 
 
 @inline

@@ -14,6 +14,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

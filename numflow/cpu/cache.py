@@ -3,7 +3,8 @@
 Token p of a sequence lies in block table[p // block_size] at place p % block_size. In a block
     K  [G][block_size / 16][E][16]   16 tokens side by side: a vector holds one column of 16 keys
     V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the columns that are added stay zero
-of float32, or float16 kept as its bits. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
+of float32, or float16 kept as its bits. Where values are a prefix of keys, there is no V: attention turns what it needs
+of K around, 64 keys at a time. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
 columns (kv_code.py). K and V may differ in type.
 """
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from numflow.cpu import kv_rows
 from numflow.cpu.kernel import BLOCKS, BLOCKS_STRIDE, CROSS_BLOCKS, CROSS_LENGTHS, CROSS_STRIDE, LENGTHS, Call, Code
-from numflow.cpu.memory import aligned, padded
+from numflow.cpu.memory import aligned
 from numflow.errors import RequestError
 from numflow.ops import Cache, Step, param
 from numflow.quant.kv import CODED
@@ -25,7 +26,7 @@ GROUP = 16  # keys side by side
 class KVCache:
     """Memory of `cache` for blocks of `block_size` tokens.
 
-    kinds:     types of K and of V (quant.kv.KV_TYPES).
+    kinds:     types of K and of V (quant.kv.KV_TYPES); of both that of K where values are a prefix of keys.
     widths:    columns of their rows in the attention's arithmetic.
     addresses: int64 [2], where K and V are now. Kernels read them at run time, so that the memory may move.
     """
@@ -33,10 +34,11 @@ class KVCache:
     def __init__(self, cache: Cache, block_size: int, kv_k: str, kv_v: str):
         if block_size < CHUNK or block_size % CHUNK:
             raise RequestError(f"block_size should be a multiple of {CHUNK}, is {block_size}")
-        self.shape, self.block_size, self.kinds, self.blocks = cache, block_size, (kv_k, kv_v), 0
-        self.widths = kv_rows.width(kv_k, cache.k_dim), kv_rows.width(kv_v, padded(cache.v_dim))
+        self.shape, self.block_size, self.blocks = cache, block_size, 0
+        self.kinds = (kv_k, kv_k if cache.prefix else kv_v)
+        self.widths = kv_rows.widths(cache, *self.kinds)
         self.addresses = np.zeros(2, np.int64)
-        self._sizes = [kv_rows.row_bytes(kind, width) for kind, width in zip(self.kinds, self.widths, strict=True)]
+        self._sizes = kv_rows.sizes(cache, *self.kinds)
         self._arrays = [aligned((0, self._block(size)), np.uint8) for size in self._sizes]
 
     def _block(self, size: int) -> int:
@@ -96,8 +98,10 @@ class KVCache:
 def cache_write(step: Step, ctx) -> list[Call]:
     """k f32 [T, G*E], v f32 [T, G*E_v]: each token's row goes to its position."""
     cache = ctx.caches[param(step, "cache")]
-    k, v = step.inputs
+    k, v = step.inputs[0], step.inputs[-1]  # of a value that is not stored no column is read
+    kinds, (k_width, v_width), sizes = cache.row_fields[:2], cache.widths, cache.row_fields[4:]
     kernel = _CODE.kernel("cache_write_coded" if set(cache.kinds) & set(CODED) else "cache_write")
     return [Call.of(step, kernel, ctx.header, ctx.rows(k), cache.addresses,
                     *ctx.view(k), *ctx.view(v), cache.shape.kv_heads, cache.shape.k_dim, cache.shape.v_dim,
-                    cache.block_size, *cache.table_fields[:2], *cache.row_fields)]
+                    cache.block_size, *cache.table_fields[:2], *kinds, k_width, 0 if cache.shape.prefix else v_width,
+                    *sizes)]

@@ -2,8 +2,8 @@
 
 from numflow.cpu import kv_rows
 from numflow.cpu.layout import SCHEMES, kept_as, tiles_of
-from numflow.cpu.memory import padded
 from numflow.cpu.outliers import expected_bytes
+from numflow.network.weights import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers
@@ -17,9 +17,7 @@ def weight_bytes(weight: Weight) -> int:
     columns = weight.shape[-1]
     if len(weight.shape) == 1:
         return 4 * columns
-    plain = (len(set(weight.types)) == 1 and weight.constant is None and not weight.add and not weight.normalize_rows
-             and not any(part.transpose for part in weight.parts))
-    if not plain:
+    if is_computed(weight):
         return _matrix_bytes("f32", weight.groups, rows, columns)
     apart = with_outliers(weight.types[0], QUANT_SCHEMES)
     if apart is None:
@@ -35,6 +33,4 @@ def _matrix_bytes(kind: str, groups: int, rows: int, columns: int) -> int:
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:
     """Bytes of a cached token's keys and values of one attention."""
-    sizes = (kv_rows.row_bytes(kind, kv_rows.width(kind, columns))
-             for kind, columns in ((kv_k, cache.k_dim), (kv_v, padded(cache.v_dim))))
-    return cache.kv_heads * sum(sizes)
+    return cache.kv_heads * sum(kv_rows.sizes(cache, kv_k, kv_v))

@@ -1,5 +1,7 @@
 """Kernels that group routes by expert (expert_routes.py)."""
 
+import numpy as np
+
 from numflow.cpu.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.activations import CHUNK, TOKEN_TILE
 from numflow.cpu.activations_kernels import fill_tile, tile_tokens
@@ -18,6 +20,16 @@ EXPERTS, CAPACITY, GROUPS = range(6, 9)
 def parts(groups, capacity, experts):
     """order, first and place of `groups`."""
     return i32_ptr(groups), i32_ptr(groups + 4 * capacity), i32_ptr(groups + 4 * (capacity + experts + 1))
+
+
+@inline
+def rows_of_matrix(groups, capacity, matrices, tokens, x):
+    """Of the matrix of expert x: how many routes it has, where they begin in the operand, the address of their numbers,
+    and 0. Without groups, of head x: the tokens, where they begin in the operand, 0 and x."""
+    _, first, place = parts(groups, capacity, matrices)
+    if groups == 0:
+        return tokens, x * ((tokens + TOKEN_TILE - 1) // TOKEN_TILE * TOKEN_TILE), 0, x
+    return np.int64(first[x + 1] - first[x]), np.int64(place[x]), groups + 4 * np.int64(first[x]), 0
 
 
 @kernel

@@ -1,7 +1,8 @@
-"""`linear` and `expert_linear` for every type of weight.
+"""`linear`, `expert_linear` and `head_linear` for every type of weight.
 
 linear         y [T, N] = x [T, K] @ weight[N, K].T + bias[N]                        kernels: linear_kernels.py
 expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[t, s]  kernels: expert_kernels.py
+head_linear    head h of y = the same with matrix h and head h of x                     kernels: expert_kernels.py
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from numflow.cpu.memory import aligned
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.linear_kernels", "numflow.cpu.expert_kernels", "numflow.cpu.own_kernels",
-             "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels")
+             "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels", "numflow.cpu.activations_kernels")
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 
@@ -72,6 +73,29 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     ]
     if sparse is not None:
         calls.append(outliers.added_to_experts(step, ctx, sparse, operands["routes_to_f32"], experts, routes, groups))
+    return calls
+
+
+def head_linear(step: Step, ctx) -> list[Call]:
+    """x f32 [T, H * K], weight packed [H * N, K] -> y f32 [T, H * N].
+
+    By the kernels of experts, which find the rows of a head one after the other in the operand.
+    """
+    x, y, heads = step.inputs[0], step.outputs[0], param(step, "heads")
+    weight, columns, rows = ctx.packed(step.weights["weight"]), x.width // heads, y.width // heads
+    room = heads * -(-ctx.capacity[ctx.network.buffers[x.buffer].rows] // TOKEN_TILE) * TOKEN_TILE
+    calls, made = [], {}
+    for int8 in operand_kinds(weight, ctx.activations):
+        x_size, aux_size = operand_bytes(room, columns, int8)
+        made[int8] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if int8 else 0
+        calls.append(Call.of(None, _CODE.kernel("heads_to_int8" if int8 else "heads_to_f32"), ctx.header, ctx.rows(x),
+                             *ctx.view(x), columns, *made[int8], heads, joined=bool(calls)))
+    int8 = uses_int8(weight, ctx.activations)
+    calls.append(Call.of(step, kernel_of("expert_linear", weight.kind, int8), ctx.header, ctx.rows(y), *made[int8],
+                         weight.codes, weight.headers, *weight.scheme.tile_bytes(columns), 0, *ctx.view(y), rows,
+                         columns, 0, heads, 0, 0))
+    if weight.outliers is not None:
+        calls.append(outliers.added_to_heads(step, ctx, weight.outliers, made[False][0], heads))
     return calls
 
 

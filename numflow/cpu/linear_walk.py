@@ -5,7 +5,7 @@ import numpy as np
 
 from numflow.cpu.access import f64, i64, share
 from numflow.cpu.activations import TOKEN_TILE
-from numflow.cpu.expert_routes_kernels import parts
+from numflow.cpu.expert_routes_kernels import rows_of_matrix
 from numflow.cpu.layout import AUX_BYTES
 from numflow.cpu.linear_tile import row_tile, x_bytes
 from numflow.cpu.simd import merged
@@ -30,23 +30,24 @@ def linear(args, thread, n_threads, kind):
     begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
     for first in range(0, tokens, block):
         for tile in range(begin, end):
-            rows_of_tile(args, tile, tile, bias, first, min(first + block, tokens), first, 0,
+            rows_of_tile(args, tile, tile, 0, bias, first, min(first + block, tokens), first, 0,
                          addend + 64 * tile if addend else 0, stride, factor, kind)
 
 
 @merged
-def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, addend, addend_stride, factor, kind):
+def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, routes, addend, addend_stride, factor,
+                 kind):
     """Rows of one tile for tokens first .. last, whose operand begins at row `place`, cut as activations.py cuts them.
 
-    tile is counted in the output, matrix_tile in the matrix (they differ for experts). Token t is row t of y, or row
-    routes[t - first] where `routes` is an address. bias: address of [matrix tiles][16], or 0; addend: of
-    the tile's columns of token 0 (store_tile), or 0.
+    tile is counted in the output from `column` on, matrix_tile in the matrix (they differ for experts and heads). Token
+    t is row t of y, or row routes[t - first] where `routes` is an address. bias: address of [matrix tiles][16], or 0;
+    addend: of the tile's columns of token 0 (store_tile), or 0.
     """
     columns, stride = i64(args, COLUMNS), 4 * i64(args, STRIDE)
     codes = i64(args, CODES) + matrix_tile * i64(args, CODE_BYTES)
     heads = i64(args, HEADS) + matrix_tile * i64(args, HEAD_BYTES)
     bias = bias + 64 * matrix_tile if bias else 0
-    lanes, y = i64(args, ROWS) - 16 * tile, i64(args, Y) + 64 * tile
+    lanes, y = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile
     for t in range(first, last, TOKEN_TILE):
         left, row = last - t, place + t - first
         x, aux = i64(args, X) + x_bytes(row * columns, kind), i64(args, AUX) + row * (columns >> 5) * AUX_BYTES
@@ -68,12 +69,16 @@ def rows_of_tile(args, tile, matrix_tile, bias, first, last, place, routes, adde
 
 @merged
 def expert_linear(args, thread, n_threads, kind):
-    """y row r [ROWS] = the matrix of r's expert @ x row of r + that expert's bias, for every route r."""
-    experts, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)
-    _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
-    begin, end = share(tiles, thread, n_threads)
-    for x in range(experts):
-        routes = i64(args, GROUPS) + 4 * first[x]
-        for tile in range(begin, end if first[x + 1] > first[x] else begin):
-            rows_of_tile(args, tile, x * tiles + tile, bias, 0, first[x + 1] - first[x], place[x], routes,
-                         0, 0, np.float32(0), kind)
+    """y row r [ROWS] = the matrix of r's expert @ x row of r + that expert's bias, for every route r.
+
+    Without routes, of `head_linear`: columns h * ROWS .. of y = the matrix of head h @ the operand's rows of head h.
+    """
+    matrices, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)
+    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
+    for x in range(matrices):
+        count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
+        low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
+        for tile in range(low, high if count > 0 else low):
+            rows_of_tile(args, tile, x * tiles + tile, head * i64(args, ROWS), bias, 0, count, place, routes, 0, 0,
+                         np.float32(0), kind)

@@ -94,6 +94,13 @@ def added_to_experts(step: Step, ctx, sparse: Sparse, x: np.ndarray, experts: in
                    *ctx.view(y), y.width, step.inputs[0].width, 0, experts, routes, groups, joined=True)
 
 
+def added_to_heads(step: Step, ctx, sparse: Sparse, x: np.ndarray, heads: int) -> Call:
+    """The same for a `head_linear`; x: the float32 operand of one head after the other."""
+    x_view, y = step.inputs[0], step.outputs[0]
+    return Call.of(None, _CODE.kernel("add_expert_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
+                   *ctx.view(y), y.width // heads, x_view.width // heads, 0, heads, 0, 0, joined=True)
+
+
 def added_to_rows(step: Step, ctx, sparse: Sparse, rows: int, factor: float, first: int) -> Call:
     """The same for an `embed` of a table of so many rows, the first of which is row `first` of the whole one."""
     y = step.outputs[0]

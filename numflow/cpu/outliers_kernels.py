@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 
 from numflow.cpu.access import f32_from_bits, f32_ptr, f64, i32_ptr, i64, i64_ptr, share
 from numflow.cpu.activations import TOKEN_TILE
-from numflow.cpu.expert_routes_kernels import parts
+from numflow.cpu.expert_routes_kernels import rows_of_matrix
 from numflow.cpu.kernel import TOKENS, kernel
 from numflow.cpu.layout import ROWS as TILE
 from numflow.cpu.outliers import SLOT_BYTES
@@ -63,11 +63,11 @@ def _turned(sums: list[Value], m: int) -> list[Value]:
 
 
 @merged
-def _tile(args, tile, matrix_tile, first, last, place, routes):
+def _tile(args, tile, matrix_tile, column, first, last, place, routes):
     """Adds the outliers of one tile of rows for tokens first .. last; arguments as of linear_walk.rows_of_tile."""
     starts, columns, stride = i64_ptr(i64(args, STARTS)), i64(args, COLUMNS), 4 * i64(args, STRIDE)
     slots, count = i64(args, SLOTS) + starts[matrix_tile] * SLOT_BYTES, starts[matrix_tile + 1] - starts[matrix_tile]
-    lanes, y, one = i64(args, ROWS) - 16 * tile, i64(args, Y) + 64 * tile, np.float32(1)
+    lanes, y, one = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile, np.float32(1)
     for t in range(first, last, TOKEN_TILE):
         left, x = last - t, i64(args, X) + 4 * (place + t - first) * columns
         out, index = (y, routes + 4 * (t - first)) if routes else (y + t * stride, 0)
@@ -88,19 +88,20 @@ def _add_outliers(args, thread, n_threads):
     begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
     for first in range(0, tokens, block):
         for tile in range(begin, end):
-            _tile(args, tile, tile, first, min(first + block, tokens), first, 0)
+            _tile(args, tile, tile, 0, first, min(first + block, tokens), first, 0)
 
 
 @kernel
 def _add_expert_outliers(args, thread, n_threads):
-    """The same for every route, as in linear_walk.expert_linear."""
-    experts, tiles = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16
-    _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
-    begin, end = share(tiles, thread, n_threads)
-    for x in range(experts):
-        routes = i64(args, GROUPS) + 4 * first[x]
-        for tile in range(begin, end if first[x + 1] > first[x] else begin):
-            _tile(args, tile, x * tiles + tile, 0, first[x + 1] - first[x], place[x], routes)
+    """The same for every route, or every head, as in linear_walk.expert_linear."""
+    matrices, tiles = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16
+    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
+    for x in range(matrices):
+        count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
+        low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
+        for tile in range(low, high if count > 0 else low):
+            _tile(args, tile, x * tiles + tile, head * i64(args, ROWS), 0, count, place, routes)
 
 
 @kernel

@@ -20,7 +20,7 @@ from numflow.cpu.layout import SCHEMES, Packed, kept_as, tiles_of
 from numflow.cpu.pack import KERNELS
 from numflow.errors import NumflowError
 from numflow.formats import container, kept
-from numflow.network.weights import WeightSource
+from numflow.network.weights import WeightSource, is_computed
 from numflow.ops import Weight
 
 _SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
@@ -87,9 +87,7 @@ def _may_be_kept(weight: Weight) -> bool:
     """Whether it is a quantised matrix that is packed as the file has it."""
     if len(weight.shape) < 2 or len(set(weight.types)) != 1:
         return False
-    computed = weight.constant is not None or weight.add or weight.normalize_rows or any(
-        part.transpose for part in weight.parts)
-    return not computed and not SCHEMES[_kind(weight)].is_float
+    return not is_computed(weight) and not SCHEMES[_kind(weight)].is_float
 
 
 def _kind(weight: Weight) -> str:

@@ -43,28 +43,29 @@ def attention(step: Step, ctx) -> list[Call]:
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
     is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None \
-        or max(shape.k_dim, shape.v_dim) > WIDEST
+        or max(shape.k_dim, shape.value_dim) > WIDEST
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
-    partial = ctx.scratch("parts of attention", 4 * most * (shape.v_dim + 2))
+    partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
     args = (*ctx.view(y), partial, *ctx.view(q), cache.k, cache.v, slopes, sinks, buckets, batch.ref("positions"),
             batch.ref("sequence_of"), batch.ref("starts"), batch.ref(cache.table), batch.stride,
-            batch.ref(cache.lengths), batch.counts, heads, shape.kv_heads, shape.k_dim, shape.v_dim, cache.block_size,
-            param(step, "scale"), param(step, "softcap"), causal and is_self, window if is_self else 0, n_buckets,
-            1 / spread)
-    sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.v_dim)))
+            batch.ref(cache.lengths), batch.counts, heads, shape.kv_heads, shape.k_dim, shape.value_dim,
+            cache.block_size, param(step, "scale"), param(step, "softcap"), causal and is_self,
+            window if is_self else 0, n_buckets, 1 / spread)
+    sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
-    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, most)
+    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row,
+                                                     most)
 
     def join_parts(sizes: Sizes) -> Launch:
         return Launch(join, (heads, sizes.rows[N_TOKENS], 1), (
-            *ctx.view(y), partial, parts(sizes), batch.counts, heads, shape.v_dim))
+            *ctx.view(y), partial, parts(sizes), batch.counts, heads, shape.value_dim))
 
     return [*calls, Call(step, join_parts).only(lambda sizes: parts(sizes) > 1)]
 
 
-def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, most: int):
+def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
     """The call, and how many parts there are; most: rows of parts that there is room for, one for each head."""
-    chosen = exact_kernel(*sizes_of, *flags)
+    chosen = exact_kernel(*sizes_of, *flags, v_row)
 
     def parts(sizes: Sizes) -> int:
         many = sizes.rows[N_TOKENS] > EXACT_ROWS
@@ -78,7 +79,7 @@ def _room(sizes: Sizes, heads: int, most: int) -> int:
     return most // (sizes.rows[N_TOKENS] * heads)
 
 
-def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, most: int):
+def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
     """The calls for sequences with few and with many tokens, and how many parts there are; most: as of `_exact`."""
     group = heads // kv_heads
     few = max(FEW_ROWS // group, 1)  # tokens
@@ -104,10 +105,10 @@ def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, 
     def attend_few(sizes: Sizes) -> Launch:
         wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not any(flags)
         limit = few if has_many(sizes) else ANY
-        return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags),
+        return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags, v_row),
                       (kv_heads, sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))
 
     def attend_many(sizes: Sizes) -> Launch:
-        return Launch(many_kernel(*sizes_of, *flags), (tiles(sizes), kv_heads, parts(sizes)), (*args, few))
+        return Launch(many_kernel(*sizes_of, *flags, v_row), (tiles(sizes), kv_heads, parts(sizes)), (*args, few))
 
     return [Call(step, attend_few).only(has_few), Call(step, attend_many).only(has_many)], parts

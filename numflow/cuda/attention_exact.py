@@ -9,7 +9,7 @@ import functools
 from numflow.cuda.arithmetic import exp, fmax
 from numflow.cuda.attention_bias import biased, seen
 from numflow.cuda.attention_join import LOWEST
-from numflow.cuda.cache_code import element, floats, pitch, region, width
+from numflow.cuda.cache_code import element, floats, name_of_values, pitch, region, width
 from numflow.cuda.call import N_TOKENS
 from numflow.cuda.hadamard import rotate
 from numflow.cuda.intrinsic import LocalArray, SharedArray
@@ -22,18 +22,18 @@ from numflow.quant.kv import CODED
 
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
-                 has_sinks: bool, has_buckets: bool) -> Kernel:
-    """Grid (heads, rows, parts)."""
+                 has_sinks: bool, has_buckets: bool, v_row: int) -> Kernel:
+    """Grid (heads, rows, parts). v_row: columns of the row in memory that a value begins."""
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
     turned, turned_back = k_type in CODED, v_type in CODED
     parts, queries = LocalArray(f32, columns), SharedArray(f32, -(-k_width // 32) * 32)
     weights, blocks_of, places_of = SharedArray(f32, 32), SharedArray(u32, 32), SharedArray(u32, 32)
-    key_of, value_of = floats(k_type, k_dim), element(v_type, v_dim)
-    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    key_of, value_of = floats(k_type, k_dim), element(v_type, v_row)
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
+    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=12, exact=has_buckets)
     def _attention(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,

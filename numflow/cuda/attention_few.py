@@ -20,7 +20,7 @@ import functools
 from numflow.cuda.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt, transpose_matrix
 from numflow.cuda.attention_bias import LOG2_E, biased, seen
 from numflow.cuda.attention_join import LOWEST
-from numflow.cuda.cache_code import fetcher, halver, pitch, region, width
+from numflow.cuda.cache_code import fetcher, halver, name_of_values, pitch, region, width
 from numflow.cuda.call import N_SEQUENCES
 from numflow.cuda.hadamard import rotate_eight
 from numflow.cuda.intrinsic import LocalArray, SharedArray
@@ -45,8 +45,8 @@ WARPS = 4
 
 @functools.cache
 def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has_cap: bool,
-               has_slopes: bool, has_sinks: bool, has_buckets: bool) -> Kernel:
-    """Grid (key heads, sequences, parts); tiles: of 8 rows at a time."""
+               has_slopes: bool, has_sinks: bool, has_buckets: bool, v_row: int) -> Kernel:
+    """Grid (key heads, sequences, parts); tiles: of 8 rows at a time; v_row: as in attention_exact.py."""
     halves = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # of 16 keys, of a warp at a time
     step, s_count = 16 * halves, 4 * halves * tiles
     rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // 64)
@@ -56,12 +56,12 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     peaks_of, totals_of, factors = (LocalArray(f32, 2 * tiles) for _ in range(3))
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2 * tiles) for _ in range(4))
     shared = SharedArray(f32, 2 * 32 * (v_rounds * 16 * tiles + 4 * tiles))
-    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
     make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
-    value_products, join_warps = _value_products(v_type, v_dim, tiles, halves), _join_warps(v_rounds * 16, tiles)
+    value_products, join_warps = _value_products(v_type, v_dim, v_row, tiles, halves), _join_warps(v_rounds * 16, tiles)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
+    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_few_{k_name}_{v_name}_{8 * tiles}{extras}", 32 * WARPS, blocks=2 if rounds < 8 else 1,
             exact=has_buckets)
@@ -227,11 +227,11 @@ def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceF
     return functools.reduce(both, map(of, range(rounds)))
 
 
-def _value_products(v_type: str, v_dim: int, tiles: int, sixteens: int) -> DeviceFunction:
+def _value_products(v_type: str, v_dim: int, v_row: int, tiles: int, sixteens: int) -> DeviceFunction:
     """Fades the sums, and adds the values of 16 or 32 keys, weighted by what the scores have become."""
     pieces = width(v_type, v_dim) // 8
     rounds, whole = -(-pieces // 8), pieces % 8 == 0
-    fetch, halves = fetcher(v_type, v_dim), halver(v_type)
+    fetch, halves = fetcher(v_type, v_row), halver(v_type)
     weights, words = LocalArray(u32, 2 * tiles), LocalArray(u32, 16)
 
     @device

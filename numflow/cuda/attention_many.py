@@ -21,7 +21,7 @@ from numflow.cuda.arithmetic import exp2, fmax, load_columns, load_matrices, mma
 from numflow.cuda.attention_bias import LOG2_E, biased, seen
 from numflow.cuda.attention_join import LOWEST
 from numflow.cuda.attention_tile import query_taker, sixteens, stager
-from numflow.cuda.cache_code import pitch, region
+from numflow.cuda.cache_code import name_of_values, pitch, region
 from numflow.cuda.call import N_SEQUENCES
 from numflow.cuda.hadamard import rotate_eight
 from numflow.cuda.intrinsic import LocalArray, SharedArray
@@ -52,8 +52,8 @@ def warps_across(v_type: str, v_dim: int) -> int:
 
 @functools.cache
 def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool, has_sinks: bool,
-                has_buckets: bool) -> Kernel:
-    """Grid (tiles of all sequences, key heads, parts)."""
+                has_buckets: bool, v_row: int) -> Kernel:
+    """Grid (tiles of all sequences, key heads, parts); v_row: as in attention_exact.py."""
     k_steps, v_steps = sixteens(k_type, k_dim), sixteens(v_type, v_dim)
     keys = 64 if max(k_steps, v_steps) <= 8 else 32
     across = warps_across(v_type, v_dim)
@@ -63,17 +63,17 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
     queries, scores, sums = LocalArray(u32, 4 * k_steps), LocalArray(f32, 4 * n_tiles), LocalArray(f32, 4 * v_tiles)
     eight, peaks_of, totals_of, fades_of = (LocalArray(f32, n) for n in (8, 2, 2, 2))
     spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2) for _ in range(4))
-    keys_at, values_at = region(k_type, k_dim), region(v_type, v_dim)
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     take_queries = query_taker(k_type, k_dim, keys, k_pitch, most_rows)
     put_sums = _put_sums(v_type in CODED, v_tiles)
-    key_words, fetch_keys, put_keys = stager(k_type, k_dim, keys, k_pitch)
-    value_words, fetch_values, put_values = stager(v_type, v_dim, keys, v_pitch)
+    key_words, fetch_keys, put_keys = stager(k_type, k_dim, k_dim, keys, k_pitch)
+    value_words, fetch_values, put_values = stager(v_type, v_dim, v_row, keys, v_pitch)
     products, weigh = _products(k_steps, n_tiles, k_pitch), _weigh(keys // 16, min(v_steps, v_tiles // 2), v_pitch)
     soften = _soften(n_tiles, biased(has_cap, has_slopes, has_buckets, LOG2_E))
     staged_k, staged_v = LocalArray(u32, key_words), LocalArray(u32, value_words)
     clear, fade = _in_runs(4 * v_tiles, _clear), _in_runs(4 * v_tiles, _fade)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
-    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", f"{v_type}_{pitch(v_type, v_dim)}"
+    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_many_{k_name}_{v_name}{extras}", 128, blocks=2, exact=has_buckets)
     def _many(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,

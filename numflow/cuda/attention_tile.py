@@ -57,15 +57,17 @@ def query_taker(k_type: str, k_dim: int, keys: int, row_pitch: int, block_rows: 
     return take
 
 
-def stager(kind: str, columns: int, keys: int, row_pitch: int) -> tuple[int, DeviceFunction, DeviceFunction]:
-    """Words of a thread, fetch and put: from the cache towards shared memory, and the rest of the way.
+def stager(kind: str, columns: int, stored: int, keys: int,
+           row_pitch: int) -> tuple[int, DeviceFunction, DeviceFunction]:
+    """Words of a thread, fetch and put: from the cache towards shared memory, and the rest of the way, of the first
+    `columns` of rows of `stored` ones.
 
     4 threads have a key, and every fourth piece of it. Keys beyond the `last` stand for it. Columns that only fill the
     last step of 16 are zero.
     """
-    pieces, step = width(kind, columns) // 8, pitch(kind, columns)
+    pieces, step = width(kind, columns) // 8, pitch(kind, stored)
     each, passes, fill = -(-pieces // 4), keys // 32, pieces % 2 == 1
-    fetch, halves = fetcher(kind, columns), halver(kind)
+    fetch, halves = fetcher(kind, stored), halver(kind)
 
     @device
     def copy(words, tile, cache, block_size, place, last, thread):

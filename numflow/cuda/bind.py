@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from numflow.cuda import act, attention, cache_write, embed, linear, moe, norm, rope, select
+from numflow.cuda import act, attention, cache_write, embed, head_linear, linear, moe, norm, rope, select
 from numflow.cuda.cache_host import take_rooms, with_copies
 from numflow.cuda.call import Call
 from numflow.cuda.context import Context
@@ -15,6 +15,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "head_linear": head_linear.head_linear,
     "cache_write": cache_write.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

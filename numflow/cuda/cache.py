@@ -1,16 +1,18 @@
 """Paged key/value memory of one attention on a device.
 
 Token p of a sequence lies in block table[p // block_size] at place p % block_size; a block holds a region for each head
-of K, and in other memory one for each of V, in the type that each has: cache_code.py says what a region is.
+of K, and in other memory one for each of V, in the type that each has: cache_code.py says what a region is. Where
+values are a prefix of keys there is no V, and its rows are those of K.
 """
 
 import numpy as np
 
 from numflow.cuda.cache_code import region_bytes
-from numflow.cuda.device import Device, Ref, within_reach
+from numflow.cuda.device import Device, Memory, Ref, within_reach
 from numflow.errors import RequestError
 from numflow.ops import Cache
 
+LEAST = 256  # bytes of memory, where there is nothing to keep yet
 TILE = 64  # keys that attention works on at a time: they must lie in one block
 
 
@@ -23,12 +25,13 @@ class KVCache:
 
     def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False):
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
-        self.types = kv_k, kv_v
+        self.types = kv_k, kv_k if cache.prefix else kv_v
         self.host, self.room = host, None
         if block_size < TILE or block_size % TILE:
             raise RequestError(f"block_size should be a multiple of {TILE}, is {block_size}")
         self.sizes = tuple(cache.kv_heads * region_bytes(kind, size, block_size)
                             for size, kind in zip((cache.k_dim, cache.v_dim), self.types))
+        self.v_row = cache.k_dim if cache.prefix else cache.v_dim  # columns of the row that a value begins
         self._memory = [None, None]
         self._alloc = device.alloc_host if host else device.alloc
 
@@ -55,7 +58,7 @@ class KVCache:
     @property
     def v(self) -> Ref:
         """Where attention finds V."""
-        return (self.room or self.kept)[1]
+        return (self.room or self.kept)[0 if self.shape.prefix else 1]
 
     @property
     def places(self) -> list[tuple[Ref, Ref]]:
@@ -77,8 +80,9 @@ class KVCache:
         if blocks == self.blocks and self._memory[0] is not None:
             return False
         for i, size in enumerate(self.sizes):
-            new, old = self._alloc(within_reach("the KV cache of a layer", max(blocks, 1) * size)), self._memory[i]
-            if old is not None and min(blocks, self.blocks):
+            wanted = max(max(blocks, 1) * size, LEAST)
+            new, old = self._alloc(within_reach("the KV cache of a layer", wanted)), self._memory[i]
+            if old is not None and size and min(blocks, self.blocks):
                 self.device.copy(new.at(), old.at(), min(blocks, self.blocks) * size)
             if old is not None:
                 self.device.free(old)
@@ -89,15 +93,19 @@ class KVCache:
     def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         """Block sources[i] -> block targets[i]."""
         for source, target in zip(sources, targets):
-            for memory, size in zip(self._memory, self.sizes):
+            for memory, size in self._stored():
                 self.device.copy(memory.at(target * size), memory.at(source * size), size)
 
     def save(self, block: int) -> np.ndarray:
         """uint8 [block_bytes]: K, then V."""
         return np.concatenate([self.device.download(memory.at(block * size), size)
-                               for memory, size in zip(self._memory, self.sizes)])
+                               for memory, size in self._stored()])
 
     def load(self, block: int, data: np.ndarray) -> None:
         """The inverse of `save`."""
-        for memory, size, part in zip(self._memory, self.sizes, np.split(data, [self.sizes[0]])):
+        for (memory, size), part in zip(self._stored(), np.split(data, [self.sizes[0]])):
             self.device.upload(memory.at(block * size), part)
+
+    def _stored(self) -> list[tuple[Memory, int]]:
+        """What holds K, and V if it is stored, with the bytes of a block."""
+        return [(memory, size) for memory, size in zip(self._memory, self.sizes) if size]

@@ -60,6 +60,12 @@ def pitch(kind: str, columns: int) -> int:
     return columns // BLOCK if kind in CODED else columns // 2 if kind == "f16" else columns
 
 
+def name_of_values(kind: str, columns: int, row: int) -> str:
+    """What tells kernels apart by the values they read: the first `columns` of rows of `row` columns."""
+    own, whole = pitch(kind, columns), pitch(kind, row)
+    return f"{kind}_{own}" + f"_of_{whole}" * (whole != own)
+
+
 @functools.cache
 def region(kind: str, columns: int) -> DeviceFunction:
     """region(cache, block, heads, head, block_size) -> pointer to the region of a head of a block."""

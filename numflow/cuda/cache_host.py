@@ -11,7 +11,7 @@ A layer stores new keys and values in both places. Block ids are the same in a r
 
 from collections.abc import Mapping, Sequence
 
-from numflow.cuda.cache import KVCache
+from numflow.cuda.cache import LEAST, KVCache
 from numflow.cuda.call import N_SEQUENCES, Call, Sizes
 from numflow.cuda.device import Device, Launch, Memory, Order, Ref
 from numflow.cuda.exchange import Meeting
@@ -35,7 +35,7 @@ class Rooms:
 
     def resize(self) -> bool:
         """Have room for the caches as they are now; says whether the memory has moved."""
-        sizes = [max(max(cache.blocks, 1) * cache.sizes[part] for cache in self._caches) if self._caches else 0
+        sizes = [max((max(max(cache.blocks, 1) * cache.sizes[part], LEAST) for cache in self._caches), default=0)
                  for part in (0, 1)]
         if self._memory and all(memory.nbytes >= size for memory, size in zip(self._memory[0], sizes)):
             return False
@@ -119,7 +119,7 @@ def _order(event: str, beside: bool, waits: bool) -> Call:
 def _copy(ctx, name: str) -> Call:
     """The blocks of a cache that hold tokens of before this batch, or the encoder's, to its room."""
     cache, batch = ctx.caches[name], ctx.batch
-    (k, v), (kept_k, kept_v) = (cache.k, cache.v), cache.kept
+    (k, v), (kept_k, kept_v) = cache.room, cache.kept
     args = (k, kept_k, cache.sizes[0] // 4, v, kept_v, cache.sizes[1] // 4, batch.ref(cache.table), batch.stride,
             batch.ref("positions"), batch.ref("starts"), batch.ref(cache.lengths), batch.counts,
             int(cache.shape.kind == "self"), cache.block_size)

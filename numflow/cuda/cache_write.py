@@ -43,7 +43,7 @@ THREADS = 128
 
 
 def cache_write(step: Step, ctx) -> list[Call]:
-    """k f32 [T, G * E], v f32 [T, G * E_v]: each token's row goes to its position."""
+    """k f32 [T, G * E], v f32 [T, G * E_v], if values are stored: each token's row goes to its position."""
     cache, batch = ctx.caches[param(step, "cache")], ctx.batch
     calls = []
     parts = list(zip(step.inputs, cache.types, (cache.shape.k_dim, cache.shape.v_dim)))

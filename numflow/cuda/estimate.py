@@ -6,6 +6,7 @@ from numflow.cuda.call import ceil
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES
 from numflow.cuda.operand import padded
 from numflow.cuda.outliers import expected_bytes
+from numflow.network.weights import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers
@@ -21,9 +22,7 @@ def weight_bytes(weight: Weight) -> int:
     if len(weight.shape) == 1:
         return 4 * columns
     rows = math.prod(weight.shape[:-1])
-    plain = (len(set(weight.types)) == 1 and weight.constant is None and not weight.add and not weight.normalize_rows
-             and not any(part.transpose for part in weight.parts))
-    kind = weight.types[0] if plain else "F32"
+    kind = "F32" if is_computed(weight) else weight.types[0]
     apart = with_outliers(kind, QUANT_SCHEMES)
     if apart and apart.base.name in NATIVE:
         cut = any(part.columns is not None for part in weight.parts)

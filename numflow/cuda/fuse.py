@@ -145,7 +145,7 @@ def _turns(steps: Sequence[Step], index: int, ctx) -> tuple[Step, Step] | None:
     """The ropes of queries and of keys right before a cache_write that can do both."""
     write, before = steps[index], steps[max(index - 2, 0):index]
     cache = ctx.caches[param(write, "cache")]
-    if [step.op for step in before] != ["rope", "rope"] or cache.host:
+    if [step.op for step in before] != ["rope", "rope"] or cache.host or cache.shape.prefix:
         return None
     (k, v), shape = write.inputs, cache.shape
     query, key = before if before[1].outputs[0] == k else before[::-1]

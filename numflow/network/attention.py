@@ -1,6 +1,6 @@
 """The attention block: projections, q/k norms, rotation, cache, attention, output projection."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,30 +27,38 @@ def self_attention(b: Builder, x: View) -> View:
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
                         f"found {shape.heads}")
-    if b.option("latent", "rank"):
-        q, k, v, shape = _latent_projections(b, x, shape)
-    else:
-        q, k, v = _projections(b, x, shape)
-        _clip(b, (q, k, v))
-        if not b.option("attention", "norm_after_rope"):
-            _qk_norms(b, q, k, shape)
-        if b.option("rope", "enabled"):
-            rotate(b, q, shape.heads, shape.head_dim, "rope_q")
-            rotate(b, k, shape.kv_heads, shape.head_dim, "rope_k")
-        if b.option("attention", "norm_after_rope"):
-            _qk_norms(b, q, k, shape)
-    cache = f"{b.prefix}self"
-    b.caches[cache] = Cache(cache, shape.kv_heads, shape.head_dim, shape.value_dim)
-    b.emit("cache_write", (k, v), (), "cache_write", cache=cache)
-    y = b.view("attention", shape.heads * shape.value_dim)
-    weights = _position_biases(b, shape.heads)
-    b.emit("attention", (q,), (y,), "attention", weights, cache=cache, heads=shape.heads,
-           **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
-           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}))
+    y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
     if b.option("attention", "gate"):
         gate = b.linear("attn_gate", x, b.view("attention_gate", y.width))
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
     return b.linear("attn_output", y, b.view("branch", x.width))
+
+
+def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int) -> None:
+    """Attention of `heads` query heads over a cache, as the spec has it."""
+    weights = _position_biases(b, heads)
+    b.emit("attention", (q,), (y,), "attention", weights, cache=cache.name, heads=heads,
+           **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
+           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}))
+
+
+def _heads(b: Builder, x: View, shape: Heads) -> View:
+    """Keys and values of every key/value head are stored; what all query heads found, side by side."""
+    q, k, v = _projections(b, x, shape)
+    _clip(b, (q, k, v))
+    if not b.option("attention", "norm_after_rope"):
+        _qk_norms(b, q, k, shape)
+    if b.option("rope", "enabled"):
+        rotate(b, q, shape.heads, shape.head_dim, "rope_q")
+        rotate(b, k, shape.kv_heads, shape.head_dim, "rope_k")
+    if b.option("attention", "norm_after_rope"):
+        _qk_norms(b, q, k, shape)
+    name = f"{b.prefix}self"
+    cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+    b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
+    y = b.view("attention", shape.heads * shape.value_dim)
+    _attend(b, q, y, cache, shape.heads)
+    return y
 
 
 def cross_memory(b: Builder, memory: View) -> None:
@@ -188,39 +196,54 @@ def _cross_shape(b: Builder) -> Heads:
     return Heads(heads, heads, head_dim, b.option("attention", "value_dim"))
 
 
-def _latent_projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View, Heads]:
-    """Multi-head latent attention (arXiv 2405.04434, section 2.1), keys and values expanded per head."""
-    rank, q_rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "q_rank", "rope_dim", "nope_dim"))
-    head_dim = nope_dim + rope_dim
-    q = b.view("q", s.heads * head_dim)
-    if q_rank:
-        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
-        b.linear("attn_q_b", b.norm("attn_q_a_norm", low, low), q)
-    else:
-        b.linear("attn_q", x, q)
-    down = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
-    low, k_rope = View(down.buffer, 0, rank), View(down.buffer, rank, rope_dim)
+def _latent_heads(b: Builder, x: View, s: Heads) -> View:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), its matrices absorbed.
+
+    The compressed keys and values c [rank] and a rotated part that all heads share are all that is stored of a token:
+    one key, whose first columns are its value. Instead of expanding c to the keys W_k c and the values W_v c of a head,
+    queries are multiplied with W_k^T, and what a head finds with W_v: q . (W_k c) = (W_k^T q) . c.
+    """
+    rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "rope_dim", "nope_dim"))
+    plain, rotated = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
+    row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
+    low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
     b.norm("attn_kv_a_norm", low, low)
-    k_nope, v = _expand_latent(b, low, s.heads, nope_dim, s.value_dim)
-    rotate(b, q, s.heads, head_dim, "rope_q", start=nope_dim)
+    rotate(b, rotated, s.heads, rope_dim, "rope_q")
     rotate(b, k_rope, 1, rope_dim, "rope_k")
-    k = b.view("k", s.heads * head_dim)
-    b.emit("head_concat", (k_nope, k_rope), (k,), "k_heads", heads=s.heads)
-    return q, k, v, Heads(s.heads, s.heads, head_dim, s.value_dim)
+    name = f"{b.prefix}self"
+    cache = b.caches[name] = Cache(name, 1, rank + rope_dim, 0, prefix=rank)
+    b.emit("cache_write", (row,), (), "cache_write", cache=name)
+    to_latent, from_latent = _latent_matrices(b, s, rank, nope_dim)
+    in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
+    b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
+    b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
+    _attend(b, q, in_latent, cache, s.heads)
+    y = b.view("attention", s.heads * s.value_dim)
+    b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
+    return y
 
 
-def _expand_latent(b: Builder, low: View, heads: int, nope_dim: int, value_dim: int) -> tuple[View, View]:
-    """The unrotated part of the keys [T, H*nope_dim] and the values [T, H*value_dim] from the compressed ones."""
-    k, v = b.view("k_nope", heads * nope_dim), b.view("v", heads * value_dim)
-    if not b.has("attn_k_b.weight"):
-        b.expect_rows("attn_kv_b", heads * (nope_dim + value_dim))
-        rows = np.arange(heads)[:, None] * (nope_dim + value_dim)
-        b.linear("attn_kv_b", low, k, (rows + np.arange(nope_dim)[None]).reshape(-1), ".k")
-        b.linear("attn_kv_b", low, v, (rows + nope_dim + np.arange(value_dim)[None]).reshape(-1), ".v")
-        return k, v
-    # Some files split the matrix per head and turn the key half around: [H, rank, nope_dim] and [H, value_dim, rank].
-    for module, y, rows, transpose in (("attn_k_b", k, nope_dim, True), ("attn_v_b", v, value_dim, False)):
-        weight = b.stack_of_matrices(module, heads, rows, low.width, transpose=transpose)
-        b.weights[weight] = replace(b.weights[weight], groups=1)  # multiplied as one matrix, not as experts are
-        b.emit("linear", (low,), (y,), module, {"weight": weight})
-    return k, v
+def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View]:
+    """The columns of all heads that are not rotated [T, H * nope_dim], and those that will be [T, H * rope_dim]."""
+    if q_rank := b.option("latent", "q_rank"):
+        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
+        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low)
+    else:
+        module = "attn_q"
+    b.expect_rows(module, heads * (nope_dim + rope_dim))
+    both = b.view("q", heads * (nope_dim + rope_dim))
+    views = View(both.buffer, 0, heads * nope_dim), View(both.buffer, heads * nope_dim, heads * rope_dim)
+    first = np.arange(heads)[:, None] * (nope_dim + rope_dim)
+    for view, start, size, suffix in zip(views, (0, nope_dim), (nope_dim, rope_dim), (".nope", ".rope"), strict=True):
+        b.linear(module, x, view, (first + start + np.arange(size)).reshape(-1), suffix)
+    return views
+
+
+def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:
+    """Of every head the matrix [rank, nope_dim] for queries and the one [value_dim, rank] for what was found."""
+    if b.has("attn_k_b.weight"):  # files that have the matrices of each head apart, the first turned already
+        return (b.stack_of_matrices("attn_k_b", s.heads, rank, nope_dim),
+                b.stack_of_matrices("attn_v_b", s.heads, s.value_dim, rank))
+    size, rows = nope_dim + s.value_dim, range(nope_dim)
+    return (b.head_matrices("attn_kv_b", s.heads, size, rows, rank, ".k", turned=True),
+            b.head_matrices("attn_kv_b", s.heads, size, range(nope_dim, size), rank, ".v"))

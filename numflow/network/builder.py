@@ -116,6 +116,17 @@ class Builder:
         return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (groups * rows, columns), tuple(parts),
                                 groups=groups, types=tuple(t.type.name for t in tensors)))
 
+    def head_matrices(self, module: str, heads: int, size: int, rows: range, columns: int, suffix: str,
+                      turned: bool = False) -> str:
+        """A matrix for each head: `rows` of the `size` stored rows that a head has; turned: [columns, rows]."""
+        name = self.matrix(module, heads * size, columns, range(heads * size), suffix)
+        whole = self.weights[name]
+        parts = tuple(Part(whole.parts[0].tensor, range(size * head + rows.start, size * head + rows.stop),
+                           turned=turned) for head in range(heads))
+        shape = (heads * columns, len(rows)) if turned else (heads * len(rows), columns)
+        self.weights[name] = Weight(name, shape, parts, groups=heads, types=whole.types * heads)
+        return name
+
     def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
                          add: float = 0.0) -> str:
         """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""

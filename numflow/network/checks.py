@@ -144,6 +144,16 @@ def _linear(step: Step, network: Network) -> None:
         _expect(step, "shape of bias", (y.width,), network.weights[step.weights["bias"]].shape)
 
 
+def _head_linear(step: Step, network: Network) -> None:
+    x, y, heads = step.inputs[0], step.outputs[0], param(step, "heads")
+    weight = network.weights[step.weights["weight"]]
+    if x.width % heads or y.width % heads:
+        raise NetworkError(f"{step}: {heads} heads do not divide {x.width} and {y.width} columns")
+    _expect(step, f"matrices of {weight.name!r}", heads, weight.groups)
+    _expect(step, f"shape of {weight.name!r}", (y.width, x.width // heads), weight.shape)
+    _expect(step, "rows of the output", _rows(step, network, x), _rows(step, network, y))
+
+
 def _rope_angles(step: Step, network: Network) -> None:
     for role, name in step.weights.items():
         _expect(step, f"shape of {role}", (step.outputs[0].width // 2,), network.weights[name].shape)
@@ -177,8 +187,12 @@ def _cache(step: Step, network: Network) -> Cache:
 
 def _cache_write(step: Step, network: Network) -> None:
     cache = _cache(step, network)
-    _expect(step, "width of k", cache.kv_heads * cache.k_dim, step.inputs[0].width)
-    _expect(step, "width of v", cache.kv_heads * cache.v_dim, step.inputs[1].width)
+    if cache.prefix and (cache.v_dim or cache.prefix > cache.k_dim):
+        raise NetworkError(f"{step}: values of {cache.prefix} columns are no prefix of keys of {cache.k_dim}, with "
+                           f"{cache.v_dim} stored beside them")
+    _expect(step, "number of inputs", 1 if cache.prefix else 2, len(step.inputs))
+    for what, view, size in zip(("k", "v"), step.inputs, (cache.k_dim, cache.v_dim)):
+        _expect(step, f"width of {what}", cache.kv_heads * size, view.width)
 
 
 def _attention(step: Step, network: Network) -> None:
@@ -186,7 +200,7 @@ def _attention(step: Step, network: Network) -> None:
     if heads % cache.kv_heads:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     _expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
-    _expect(step, "width of the output", heads * cache.v_dim, step.outputs[0].width)
+    _expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
     for role in ("slopes", "sinks"):
         if role in step.weights:
             _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
@@ -255,7 +269,8 @@ def _any_view(step: Step, network: Network) -> None:
 _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
-    "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows,
+    "head_linear": _head_linear, "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act,
+    "gate_rows": _gate_rows,
     "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
     "moe_route": _route, "expert_linear": _expert_linear, "expert_combine": _combine,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,

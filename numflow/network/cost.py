@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from numflow.formats.types import tensor_type
+from numflow.network.weights import is_computed
 from numflow.ops import Network, Step, Weight, param
 
 _ELEMENT = 4  # bytes of an activation
@@ -93,8 +94,7 @@ def weight_bytes(weight: Weight) -> int:
     for size in weight.shape[:-1]:
         rows *= size
     columns = weight.shape[-1]
-    mixed = len(set(weight.types)) != 1 or weight.add or weight.normalize_rows or weight.constant is not None
-    if len(weight.shape) == 1 or mixed:
+    if len(weight.shape) == 1 or is_computed(weight):
         return rows * columns * _ELEMENT
     return rows * tensor_type(weight.types[0]).row_bytes(columns)
 
@@ -151,9 +151,9 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> Cost:
     else:
         window = param(step, "window")
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
-    size = cache.k_dim + cache.v_dim
-    operations = 2 * pairs * param(step, "heads") * size
-    return Cost(own.weights, keys * cache.kv_heads * size * kv_bytes, own.activations, operations, operations)
+    operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
+    read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes
+    return Cost(own.weights, read, own.activations, operations, operations)
 
 
 def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> Cost:
@@ -162,4 +162,5 @@ def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> Cost:
 
 
 _SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
-            "expert_linear": _expert_linear, "attention": _attention, "cache_write": _cache_write}
+            "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
+            "cache_write": _cache_write}

@@ -21,6 +21,7 @@ from numflow.ops import Network
 from numflow.quant import encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
+_PRODUCTS = ("linear", "expert_linear", "head_linear")
 SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
 
 
@@ -67,7 +68,7 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
         else:
             schemes[name] = scheme
     linears = {step.weights["weight"] for steps in network.entries.values() for step in steps
-               if step.op in ("linear", "expert_linear")}
+               if step.op in _PRODUCTS}
     return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]),
                 frozenset(part.tensor for name in linears for part in network.weights[name].parts))
 
@@ -81,7 +82,7 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
     for steps in network.entries.values():
         for step in steps:
             for role, name in step.weights.items():
-                wanted = (role, step.op) in (("weight", "linear"), ("weight", "expert_linear"), ("table", "embed"))
+                wanted = (role == "weight" and step.op in _PRODUCTS) or (role, step.op) == ("table", "embed")
                 router = step.op == "linear" and step.outputs[0] in routers
                 for part in network.weights[name].parts:
                     if wanted and not router:

@@ -36,6 +36,13 @@ class RawMatrix:
         return values if self.outliers is None else self.outliers.add_to(values)
 
 
+def is_computed(weight: Weight) -> bool:
+    """Whether a weight's numbers are made at load, as float32, and not handed out as the file has them."""
+    blocks = any(tensor_type(name).block > 1 for name in weight.types)
+    return (weight.constant is not None or bool(weight.add) or weight.normalize_rows or len(set(weight.types)) != 1
+            or any(part.transpose or (part.turned and blocks) for part in weight.parts))
+
+
 class WeightSource:
     """Hands the weights of `network` to an executor. Nothing is kept: what is returned belongs to the caller."""
 
@@ -46,11 +53,8 @@ class WeightSource:
         """A matrix in the type the file has; as F32 where its parts differ in type or are computed at load."""
         weight = self._weight(name)
         columns = weight.shape[-1]
-        computed = any(part.transpose for part in weight.parts)
-        plain = (weight.constant is None and not weight.add and not weight.normalize_rows
-                 and len(set(weight.types)) == 1 and not computed)
         shape = (int(np.prod(weight.shape[:-1])), columns)
-        if not plain:
+        if is_computed(weight):
             rows = self.f32(name).reshape(shape)
             return RawMatrix(name, "F32", rows.view(np.uint8).reshape(shape[0], columns * 4), shape, weight.groups)
         if any(part.columns is not None and not can_cut(self._tensor(part).type) for part in weight.parts):
@@ -95,6 +99,9 @@ class WeightSource:
         """uint8 [rows, row_bytes]: the part's bytes, columns between whole blocks."""
         tensor = self._tensor(part)
         rows = _chosen(tensor.raw(), part.rows)
+        if part.turned:
+            size = tensor.type.row_bytes(1)
+            return np.ascontiguousarray(rows.reshape(len(rows), -1, size).swapaxes(0, 1)).reshape(-1, len(rows) * size)
         if part.columns is None:
             return rows
         return stored_columns(rows, tensor.type, tensor.columns, *self._between_blocks(part, name))
@@ -110,7 +117,8 @@ class WeightSource:
 
     def _part(self, part: Part, vector: bool) -> np.ndarray:
         values = self._all_columns(part, vector)
-        return values if part.columns is None else values[:, slice(*part.columns)]
+        values = values if part.columns is None else values[:, slice(*part.columns)]
+        return values.T if part.turned else values
 
     def _all_columns(self, part: Part, vector: bool) -> np.ndarray:
         tensor = self._tensor(part)

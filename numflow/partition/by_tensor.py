@@ -16,7 +16,19 @@ from dataclasses import dataclass, replace
 
 from numflow.ops import Cache, Network, Step, View, Weight, param
 from numflow.partition.by_layer import Stage
-from numflow.partition.choose import COLUMNS, EXPERTS, FIRST, SUM, TOKENS, CacheCut, Choice, choose, overlap
+from numflow.partition.choose import (
+    COLUMNS,
+    EXPERTS,
+    FIRST,
+    SUM,
+    TOKENS,
+    CacheCut,
+    Choice,
+    choose,
+    of_heads,
+    overlap,
+    own_columns,
+)
 from numflow.partition.slices import columns_of, experts_of, rows_of
 from numflow.partition.spans import Spans, holders
 
@@ -233,15 +245,16 @@ class _Emitter:
         if step.op == "rope":
             return {step.inputs[0]: spans}
         if step.op == "head_concat":
-            a, y = step.inputs[0], step.outputs[0]
-            return {a: tuple((begin * a.width // y.width, end * a.width // y.width) for begin, end in spans)}
+            return {view: of_heads(spans, step.outputs[0], view) for view in own_columns(step)}
+        if step.op == "head_linear":
+            return {step.inputs[0]: of_heads(spans, step.outputs[0], step.inputs[0])}
         if step.op in ("attention", "cache_write"):
             cache = self.network.caches[param(step, "cache")]
             cut = self.caches[cache.name]
             if step.op == "attention":
                 return {step.inputs[0]: tuple((b * cache.k_dim, e * cache.k_dim) for b, e in cut.heads)}
             return {view: tuple((b * size, e * size) for b, e in cut.kv_heads)
-                    for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim), strict=True)}
+                    for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim))}
         return dict.fromkeys(step.inputs, spans)
 
     def _slice(self, step: Step, role: str, begin: int, end: int) -> Weight:
@@ -250,13 +263,16 @@ class _Emitter:
             value_dim = step.outputs[0].width // param(step, "heads")
             cut = columns_of if role == "buckets" else rows_of
             return cut(weight, begin // value_dim, end // value_dim)
+        if step.op == "head_linear":
+            size = step.outputs[0].width // param(step, "heads")
+            return experts_of(weight, begin // size, end // size)
         if step.op == "linear" or weight.shape == (step.outputs[0].width,):
             return rows_of(weight, begin, end)
         return weight  # a norm's, the same for every head
 
     def _params(self, step: Step, begin: int, end: int) -> dict:
         key = {"rms_norm": "groups", "layer_norm": "groups", "rope": "heads", "head_concat": "heads",
-               "attention": "heads"}.get(step.op)
+               "head_linear": "heads", "attention": "heads"}.get(step.op)
         if key is None:
             return dict(step.params)
         return {**step.params, key: param(step, key) * (end - begin) // step.outputs[0].width}

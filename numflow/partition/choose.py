@@ -60,21 +60,34 @@ def cut_caches(network: Network, shares: tuple[float, ...]) -> dict[str, CacheCu
         for at, step in enumerate(steps):
             if step.op == "attention" and param(step, "cache") not in cuts:
                 cache = network.caches[param(step, "cache")]
-                reader = next((s for s in steps[at:] if s.op == "linear" and step.outputs[0] in s.inputs), None)
+                found, reader = _output_projection(steps[at + 1:], step.outputs[0])
                 weight = network.weights[reader.weights["weight"]] if reader else None
-                cuts[cache.name] = _cache_cut(param(step, "heads"), cache, weight, shares)
+                cuts[cache.name] = _cache_cut(param(step, "heads"), cache, found.width, weight, shares)
     return cuts
 
 
-def _cache_cut(heads: int, cache: Cache, output: Weight | None, shares: tuple[float, ...]) -> CacheCut:
-    """Heads in proportion to the shares, on borders that the output projection's columns may be cut at, if it works."""
-    free = head_spans(heads, cache.kv_heads, shares)
+def _output_projection(steps: tuple[Step, ...], found: View) -> tuple[View, Step | None]:
+    """The view that the output projection reads, and the projection, of what an attention found."""
+    for step in steps:
+        if step.op == "head_linear" and found in step.inputs:
+            found = step.outputs[0]
+        elif step.op == "linear" and found in step.inputs:
+            return found, step
+    return found, None
+
+
+def _cache_cut(heads: int, cache: Cache, width: int, output: Weight | None, shares: tuple[float, ...]) -> CacheCut:
+    """Heads in proportion to the shares, on borders that the output projection's columns may be cut at, if it works.
+
+    width: columns of the output projection, of all heads.
+    """
+    free, size = head_spans(heads, cache.kv_heads, shares), width // heads
     unit = column_unit(output) if output is not None else 0
-    spans, fits = free, is_aligned(scaled(free, cache.v_dim), unit)
+    spans, fits = free, is_aligned(scaled(free, size), unit)
     if unit and not fits:
-        heads_unit = next(n for n in range(1, unit + 1) if n * cache.v_dim % unit == 0)
+        heads_unit = next(n for n in range(1, unit + 1) if n * size % unit == 0)
         aligned = head_spans(heads, cache.kv_heads, shares, heads_unit)
-        if len(holders(aligned)) == len(holders(free)) and is_aligned(scaled(aligned, cache.v_dim), unit):
+        if len(holders(aligned)) == len(holders(free)) and is_aligned(scaled(aligned, size), unit):
             spans, fits = aligned, True
     return CacheCut(spans, kv_spans(spans, heads, cache.kv_heads), fits)
 
@@ -135,22 +148,29 @@ class _Chooser:
         return Choice(COLUMNS, spans)
 
     def _head_concat(self, at: int, step: Step, spans: Spans | None) -> Choice:
-        heads, (a, _), y = param(step, "heads"), step.inputs, step.outputs[0]
+        heads, y = param(step, "heads"), step.outputs[0]
         if spans is None or not is_aligned(spans, y.width // heads):
             return Choice(WHOLE)
-        self.wanted[a] = tuple((begin * a.width // y.width, end * a.width // y.width) for begin, end in spans)
+        self.wanted |= {view: of_heads(spans, y, view) for view in own_columns(step)}
+        return Choice(COLUMNS, spans)
+
+    def _head_linear(self, at: int, step: Step, spans: Spans | None) -> Choice:
+        (x,), (y,) = step.inputs, step.outputs
+        if spans is None or not is_aligned(spans, y.width // param(step, "heads")):
+            return Choice(WHOLE)
+        self.wanted[x] = of_heads(spans, y, x)
         return Choice(COLUMNS, spans)
 
     def _attention(self, at: int, step: Step, spans: Spans | None) -> Choice:
         cache = self.network.caches[param(step, "cache")]
         heads = self.caches[cache.name].heads
         self.wanted[step.inputs[0]] = scaled(heads, cache.k_dim)
-        return Choice(COLUMNS, scaled(heads, cache.v_dim))
+        return Choice(COLUMNS, scaled(heads, cache.value_dim))
 
     def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Choice:
         cache = self.network.caches[param(step, "cache")]
         kv_heads = self.caches[cache.name].kv_heads
-        for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim), strict=True):
+        for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim)):
             self.wanted[view] = scaled(kv_heads, size)
         return Choice(COLUMNS, kv_heads)
 
@@ -178,11 +198,10 @@ class _Chooser:
         if made is None:
             return None, False
         source = self.steps[made]
-        attention = source if source.op == "attention" else self._gated_attention(made, source)
+        attention = self._attention_of(made)
         if attention is not None:
-            cache = self.network.caches[param(attention, "cache")]
-            cut = self.caches[cache.name]
-            return scaled(cut.heads, cache.v_dim), cut.fits
+            cut = self.caches[param(attention, "cache")]
+            return scaled(cut.heads, x.width // param(attention, "heads")), cut.fits
         if source.op in ("act", "act_mul") and all(self._made_by_linear(made, view) for view in source.inputs):
             unit = column_unit(weight)
             spans = even_spans(x.width, self.shares, max(unit, 1))
@@ -191,13 +210,16 @@ class _Chooser:
             return even_spans(x.width, self.shares), unit == 1
         return None, False
 
-    def _gated_attention(self, made: int, source: Step) -> Step | None:
-        """The attention whose output a step only multiplies with a gate."""
-        if source.op != "act_mul":
+    def _attention_of(self, made: int) -> Step | None:
+        """The step, if it is an attention, or the one whose output it multiplies with a gate or by heads."""
+        source = self.steps[made]
+        if source.op == "attention":
+            return source
+        if source.op not in ("act_mul", "head_linear"):
             return None
         writers = [self._writer(made, view) for view in source.inputs]
-        steps = [self.steps[w] for w in writers if w is not None]
-        return next((step for step in steps if step.op == "attention"), None)
+        found = [self._attention_of(writer) for writer in writers if writer is not None]
+        return next((step for step in found if step is not None), None)
 
     def _made_by_linear(self, at: int, view: View) -> bool:
         made = self._writer(at, view)
@@ -220,9 +242,20 @@ class _Chooser:
 
     RULES: ClassVar = {
         **dict.fromkeys(ELEMENTWISE, _elementwise), "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
-        "head_concat": _head_concat, "attention": _attention, "cache_write": _cache_write, "linear": _linear,
-        "embed": _embed, "expert_linear": _experts,
+        "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
+        "cache_write": _cache_write, "linear": _linear, "embed": _embed, "expert_linear": _experts,
     }
+
+
+def of_heads(spans: Spans, y: View, x: View) -> Spans:
+    """Spans of y as spans of x, where both are as many heads side by side."""
+    return tuple((begin * x.width // y.width, end * x.width // y.width) for begin, end in spans)
+
+
+def own_columns(concat: Step) -> list[View]:
+    """The inputs of a `head_concat` that have columns for each head: both, or the first."""
+    (a, b), y = concat.inputs, concat.outputs[0]
+    return [a, b] if a.width + b.width == y.width else [a]
 
 
 def overlap(a: View, b: View) -> bool:

@@ -30,7 +30,8 @@ def outline(network: Network, entry: str, weigh: Callable[[Weight], float],
     weigh: bytes of a weight. name_of: steps of different names are of different kinds; None: names do not matter.
     """
     weights = {name: (weigh(weight), weight.shape, weight.groups) for name, weight in network.weights.items()}
-    caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind) for name, cache in network.caches.items()}
+    caches = {name: (cache.kv_heads, cache.k_dim, cache.v_dim, cache.kind, cache.prefix)
+              for name, cache in network.caches.items()}
     kinds: dict[Hashable, int] = {}
     steps: list[Step] = []
     items: list[int | Stretch] = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from numflow.errors import NetworkError
 from numflow.formats.types import tensor_type
 from numflow.ops import Part, Weight
 
@@ -35,7 +36,10 @@ def rows_of(weight: Weight, begin: int, end: int) -> Weight:
         first, last = max(begin - at, 0), min(end - at, count)
         at += count
         if first < last:
-            parts.append(replace(part, rows=(range(count) if part.rows is None else part.rows)[first:last]))
+            if part.turned and (first, last) != (0, count):
+                raise NetworkError(f"weight {weight.name!r}: rows {begin} .. {end - 1} cut a matrix that is turned")
+            chosen = part.rows if part.turned else (range(count) if part.rows is None else part.rows)[first:last]
+            parts.append(replace(part, rows=chosen))
             types.append(type_name)
     return replace(weight, name=name, shape=shape, parts=tuple(parts), types=tuple(types))
 
@@ -62,8 +66,8 @@ def _columns_of(part: Part, begin: int, end: int) -> Part:
 
 
 def _row_counts(weight: Weight) -> list[int]:
-    """Rows of each part; those that are whole tensors share equally what the others leave."""
-    known = [None if part.rows is None else len(part.rows) for part in weight.parts]
+    """Rows of each part; those that are whole tensors, or turned, share equally what the others leave."""
+    known = [None if part.rows is None or part.turned else len(part.rows) for part in weight.parts]
     left = weight.shape[0] - sum(count for count in known if count is not None)
     each = left // max(1, known.count(None))
     return [each if count is None else count for count in known]

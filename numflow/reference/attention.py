@@ -12,7 +12,7 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
     slopes [H]: bias slope * (key position - query position). buckets [n, H]: bias by bucket of the distance.
     sinks [H]: one more logit per head that takes probability and has no value.
     """
-    y = np.empty((len(q), heads * cache.v.shape[3]), np.float32)
+    y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
         k, v = cache.read(cache.table(batch)[b], length)

@@ -9,11 +9,12 @@ class KVCache:
     """K f32 [n_blocks, block_size, G, E] and V f32 [n_blocks, block_size, G, E_v].
 
     Token p of a sequence lies in block `table[p // block_size]` at place `p % block_size`. A row is what its type
-    (kv_k, kv_v; quant/kv.py) makes of it.
+    (kv_k, kv_v; quant/kv.py) makes of it. Where values are a prefix of keys, V has no columns.
     """
 
     def __init__(self, cache, block_size, kv_k="f32", kv_v="f32"):
         self.kind, self.kv_k, self.kv_v = cache.kind, kv_k, kv_v
+        self.prefix, self.value_dim = cache.prefix, cache.value_dim
         self.block_size = block_size
         self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
         self.v = np.zeros((0, block_size, cache.kv_heads, cache.v_dim), np.float32)
@@ -41,7 +42,8 @@ class KVCache:
         """Put back what `save` returned."""
         values = np.ascontiguousarray(data).view(np.float32)
         k, v = np.split(values, [int(np.prod(self.k.shape[1:]))], axis=1)
-        self.k[blocks], self.v[blocks] = k.reshape(-1, *self.k.shape[1:]), v.reshape(-1, *self.v.shape[1:])
+        self.k[blocks] = k.reshape(len(blocks), *self.k.shape[1:])
+        self.v[blocks] = v.reshape(len(blocks), *self.v.shape[1:])
 
     def table(self, batch):
         """Block ids [B, M] of each sequence in this cache."""
@@ -57,17 +59,19 @@ class KVCache:
     def read(self, blocks, length):
         """K [length, G, E] and V [length, G, E_v] of a sequence with these blocks."""
         used = blocks[: -(-length // self.block_size)]
-        return tuple(a[used].reshape(-1, *a.shape[2:])[:length] for a in (self.k, self.v))
+        k, v = (a[used].reshape(len(used) * self.block_size, *a.shape[2:])[:length] for a in (self.k, self.v))
+        return k, k[..., :self.prefix] if self.prefix else v
 
 
-def cache_write(k, v, *, batch, cache):
-    """Store k [T, G * E] and v [T, G * E_v] of each token at its position."""
+def cache_write(k, v=None, *, batch, cache):
+    """Store k [T, G * E] and v [T, G * E_v] of each token at its position; no v where values are a prefix of keys."""
     table = cache.table(batch)
     for b, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
         position = batch.positions[start:end]
         block, place = table[b, position // cache.block_size], position % cache.block_size
         cache.k[block, place] = stored(k[start:end].reshape(-1, *cache.k.shape[2:]), cache.kv_k)
-        cache.v[block, place] = stored(v[start:end].reshape(-1, *cache.v.shape[2:]), cache.kv_v)
+        if v is not None:
+            cache.v[block, place] = stored(v[start:end].reshape(-1, *cache.v.shape[2:]), cache.kv_v)
 
 
 def _resized(old, blocks):

@@ -14,6 +14,7 @@ KERNELS = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
+    "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy,

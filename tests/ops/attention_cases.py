@@ -40,6 +40,10 @@ def attention_cases():
         _attend(b, q, k, v, heads, head_dim, b.cache(kv_heads=kv_heads, k_dim=head_dim), params, weights)
         yield b.case(b.last, schedule, bound=2e-5)
     yield _different_value_size()
+    for heads, kv_heads, k_dim, prefix, params, schedule in (
+            (4, 1, 28, 20, {}, SCHEDULE), (6, 2, 40, 32, {"softcap": 2.0}, SHORT),
+            (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 288, 256, {}, SHORT)):
+        yield _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule)
     yield _cross()
 
 
@@ -58,6 +62,16 @@ def _different_value_size():
     q, k, v = b.inputs(4 * 24, 2 * 24, 2 * 16)
     _attend(b, q, k, v, 4, 24, b.cache(kv_heads=2, k_dim=24, v_dim=16), {}, v_dim=16)
     return b.case(b.last, SCHEDULE, bound=2e-5)
+
+
+def _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule):
+    """Values are the first columns of keys and are not stored."""
+    b = Builder(f"attention-values-in-keys-{k_dim}-{prefix}")
+    q, k = b.inputs(heads * k_dim, kv_heads * k_dim)
+    y, cache = b.buffer(heads * prefix), b.cache(kv_heads=kv_heads, k_dim=k_dim, prefix=prefix)
+    b.step("cache_write", (k,), (), cache=cache)
+    b.step("attention", (q,), (y,), **{"scale": k_dim**-0.5, **params}, cache=cache, heads=heads)
+    return b.case(y, schedule, bound=2e-5)
 
 
 def _cross():

@@ -157,9 +157,9 @@ class Builder:
         self.buffers[name] = Buffer(name, rows, width, dtype)
         return View(name, 0, width)
 
-    def cache(self, *, kv_heads, k_dim, v_dim=None, kind="self"):
+    def cache(self, *, kv_heads, k_dim, v_dim=None, kind="self", prefix=0):
         name = f"cache.{len(self.caches)}"
-        self.caches[name] = Cache(name, kv_heads, k_dim, v_dim or k_dim, kind)
+        self.caches[name] = Cache(name, kv_heads, k_dim, 0 if prefix else v_dim or k_dim, kind, prefix)
         return name
 
     def step(self, op, inputs, outputs, weights=None, entry="main", **params):

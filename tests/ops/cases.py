@@ -67,6 +67,15 @@ def _linear():
     yield b.case(y, RAGGED, rows=(2, 3, 12))
 
 
+def _head_linear():
+    for heads, n, k, schedule in ((3, 20, 12, RAGGED), (4, 16, 64, ONE), (2, 37, 20, FIVE), (5, 64, 32, (((0, 19),),))):
+        b = Builder(f"head_linear-{heads}x{n}x{k}")
+        x, _ = b.inputs(heads * k, 4)
+        y, weight = b.buffer(heads * n), b.weight("weight", b.normal(heads * n, k), groups=heads)
+        b.step("head_linear", (x,), (y,), {"weight": weight}, heads=heads)
+        yield b.case(y, schedule)
+
+
 def _rope():
     for suffix, heads, head_dim, rotated, pairing, start, scale in (
             ("half", 4, 16, 16, "half", 0, 1.0), ("half-head-20", 3, 20, 20, "half", 0, 1.0),
@@ -207,4 +216,5 @@ def _expert_linear(b, x, ids, y, experts, bias):
     b.step("expert_linear", (x, ids), (y,), weights)
 
 
-CASES = [*_embed(), *_norm(), *_linear(), *_rope(), *_elementwise(), *_route(), *_experts(), *attention_cases()]
+CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_route(), *_experts(),
+         *attention_cases()]

@@ -16,7 +16,8 @@ from tests.ops.build import VOCABULARY, Builder, error, run_case
 # another size than keys, an encoder's memory, and more keys than a span.
 CASES = {case.name: case for case in attention_cases()}
 NAMES = ("attention-grouped", "attention-head-20", "attention-window", "attention-both-ways-window",
-         "attention-value-size", "attention-cross", "attention-long")
+         "attention-value-size", "attention-cross", "attention-long", "attention-values-in-keys-28-20",
+         "attention-values-in-keys-96-48", "attention-values-in-keys-64-64")
 
 
 def _compare(name, kv_k, kv_v):
@@ -41,7 +42,7 @@ def test_keys_and_values_of_two_types(kv_k, kv_v):
 @pytest.mark.parametrize("kind", CODED)
 def test_int8_programs_multiply_codes(kind):
     """Queries and weights of values are off by 2^-16 of the largest of a block; threads change nothing."""
-    for name in ("attention-grouped", "attention-long"):
+    for name in ("attention-grouped", "attention-long", "attention-values-in-keys-28-20"):
         case, kv = CASES[name], {"kv_k": kind, "kv_v": kind}
         expected = run_case(case, Reference, **kv)
         one, three = (run_case(case, Program, activations="int8", threads=n, **kv) for n in (1, 3))

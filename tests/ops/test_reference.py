@@ -85,6 +85,13 @@ def test_linear():
     assert error(linear.linear(x, w), np.array(expected) - b) < 1e-6
 
 
+def test_head_linear():
+    x, w = rng(3, 2 * 7), rng(2 * 5, 7, seed=1)
+    expected = [[math.fsum(float(x[t, 7 * h + k]) * float(w[5 * h + n, k]) for k in range(7))
+                 for h in range(2) for n in range(5)] for t in range(3)]
+    assert error(linear.head_linear(x, w, heads=2), np.array(expected)) < 1e-6
+
+
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])
 @pytest.mark.parametrize("start", [0, 3])
 def test_rope_turns_each_pair_in_the_plane(pairing, start):
@@ -272,7 +279,7 @@ def _row(step, weights, q, at, memory, shape):
     for h in range(heads):
         g = h // (heads // shape.kv_heads)
         query, scores, values = q.reshape(heads, -1)[h], [], []
-        for position, (k, v) in memory.items():
+        for position, (k, *v) in memory.items():
             distance = position - at
             hidden = shape.kind == "self" and param(step, "causal") and distance > 0
             if hidden or (param(step, "window") and abs(distance) >= param(step, "window")):
@@ -285,7 +292,7 @@ def _row(step, weights, q, at, memory, shape):
             if "buckets" in weights:
                 score += weights["buckets"][_bucket(distance, 8, 16, param(step, "causal")), h]
             scores.append(score)
-            values.append(v[g])
+            values.append(v[0][g] if v else k[g][:shape.prefix])
         extra = math.exp(weights["sinks"][h]) if "sinks" in weights else 0.0
         total = math.fsum(map(math.exp, scores)) + extra
         out.append(sum(math.exp(s) / total * v for s, v in zip(scores, values, strict=True)))

@@ -10,7 +10,7 @@ from numflow.errors import RequestError
 from numflow.network.cost import Load, step_cost
 from numflow.ops import Network, Step
 
-_PRODUCTS = ("linear", "expert_linear")
+_PRODUCTS = ("linear", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)

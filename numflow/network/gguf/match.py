@@ -96,7 +96,7 @@ def _weights(source: Network, target: Network, ours: Step, other: Step, orders: 
              ) -> Iterator[Pair]:
     for role, name in ours.weights.items():
         a, b = source.weights[name], target.weights[other.weights[role]]
-        if a.shape != b.shape or (len(a.shape) > 1 and a.groups != b.groups and ours.op == "expert_linear"):
+        if a.shape != b.shape or (len(a.shape) > 1 and a.groups != b.groups and ours.op != "linear"):
             raise Mismatch(ours.label, f"shape of {role}", list(a.shape), list(b.shape))
         if a.constant is not None or b.constant is not None:
             skip = divided and role == "inv_freq"
