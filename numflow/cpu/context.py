@@ -100,6 +100,10 @@ class Context:
         """The header field that counts the rows of a view."""
         return ROW_FIELD[self.network.buffers[view.buffer].rows]
 
+    def room(self, view: View) -> int:
+        """Rows of a view there is room for."""
+        return self.capacity[self.network.buffers[view.buffer].rows]
+
     def scratch(self, name: str, nbytes: int) -> np.ndarray:
         """Zeroed memory that all steps asking for this name and size share; steps run one after the other."""
         self.shared[name] = True
@@ -108,8 +112,7 @@ class Context:
     def operand(self, view: View, int8: bool) -> Operand:
         """A view as an operand, made once for all matrices that follow until a step writes its columns."""
         name, made = f"{view} as {'int8' if int8 else 'f32'}", (view, int8) in self._made
-        rows = self.capacity[self.network.buffers[view.buffer].rows]
-        x_bytes, aux_bytes = operand_bytes(rows, view.width, int8)
+        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, int8)
         memory = self.scratch(name, x_bytes + aux_bytes).ctypes.data
         self.shared[name] = not made
         x, aux = memory, memory + x_bytes if int8 else None

@@ -84,12 +84,12 @@ def cross_attention(b: Builder, x: View) -> View:
     return b.linear("cross_output", y, b.view("branch", x.width))
 
 
-def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, start: int = 0) -> None:
-    """Rotate columns [start, start + dims) of every head in place; angles are computed once per kind and entry."""
+def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str) -> None:
+    """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
-    check_rotary(options, head_dim - start, b.where)
+    check_rotary(options, head_dim, b.where)
     angles = _angles(b, rotary(options, *_divisors(b, options["dims"] // 2)))
-    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"], start=start)
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"])
 
 
 def _angles(b: Builder, how: Rotary) -> View:

@@ -103,6 +103,17 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blan
     return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
 
 
+def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
+    """A Case of `head_linear` whose matrices are stored as `kind`."""
+    b = Builder(f"heads-{kind}-{n}x{k}-{heads}-{tokens}")
+    (x,) = b.inputs(heads * k)
+    rows, matrix = _rows_and_values(b, kind, heads * n, k, False)
+    y, weight = b.buffer(heads * n), b.weight("weight", matrix, groups=heads)
+    b.step("head_linear", (x,), (y,), {"weight": weight}, heads=heads)
+    case = b.case(y, (((0, tokens),),))
+    return replace(case, weights=Stored(case.weights, weight, kind, rows))
+
+
 def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: int = 0, held: int = 0,
                  bias: bool = False, blank: bool = False):
     """A Case of `moe_route`, `expert_linear`, `expert_combine` whose matrices are stored as `kind`. held: experts that

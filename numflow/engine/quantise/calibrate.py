@@ -36,6 +36,7 @@ class Collector:
         self._products: dict[str, np.ndarray] = {}
         self._shared: dict[str, str] = {}
         self._holders: dict[View, str] = {}  # input whose moment was just taken -> the tensor it is kept under
+        self._expanding = _expanding(network)
 
     def __call__(self, step: Step, inputs: list[np.ndarray]) -> None:
         """A step is about to run on these inputs."""
@@ -43,12 +44,19 @@ class Collector:
             self.linear(step, inputs[0])
         elif step.op == "expert_linear":
             self._experts(step, *inputs)
+        elif step.op == "head_linear":
+            self._heads(step, inputs[0])
+        elif step.op == "cache_write" and step.params["cache"] in self._expanding:
+            k, prefix = step.inputs[0], self._network.caches[step.params["cache"]].prefix
+            self._dense(self._expanding[step.params["cache"]], View(k.buffer, k.start, prefix), inputs[0][:, :prefix])
         for view in [held for held in self._holders if any(_overlap(held, written) for written in step.outputs)]:
             del self._holders[view]
 
     def linear(self, step: Step, x: np.ndarray) -> None:
         """x float32 [rows, K] is what the step multiplies its matrix with."""
-        tensors = [name for name in self._tensors(step) if name in self._wanted]
+        self._dense([name for name in self._tensors(step) if name in self._wanted], step.inputs[0], x)
+
+    def _dense(self, tensors: list[str], view: View, x: np.ndarray) -> None:
         if not tensors:
             return
         squares = np.einsum("tk,tk->k", x, x, dtype=np.float64)
@@ -56,9 +64,9 @@ class Collector:
             self._add(name, squares, np.full(1, len(x)))
         if not self._moments or x.shape[1] > WIDEST:
             return
-        holder = self._holders.get(step.inputs[0])
+        holder = self._holders.get(view)
         if holder is None:
-            holder = self._holders[step.inputs[0]] = self._shared.get(tensors[0], tensors[0])
+            holder = self._holders[view] = self._shared.get(tensors[0], tensors[0])
             self._products.setdefault(holder, np.zeros((x.shape[1],) * 2, np.float32))
             self._products[holder] += x.T @ x
         for name in tensors:
@@ -77,6 +85,13 @@ class Collector:
         else:
             for name in tensors:
                 self._add(name, squares, counts)
+
+    def _heads(self, step: Step, x: np.ndarray) -> None:
+        """x float32 [T, H * K]; of tensors whose input is what is stored of a token, that counts (_expanding)."""
+        weight, known = self._network.weights[step.weights["weight"]], set().union(*self._expanding.values())
+        squares = np.square(x.reshape(len(x), weight.groups, -1), dtype=np.float64).sum(axis=0)
+        for name in [name for name in self._tensors(step) if name not in known]:
+            self._add(name, squares, np.full(weight.groups, len(x)))
 
     def _tensors(self, step: Step) -> list[str]:
         parts = self._network.weights[step.weights["weight"]].parts
@@ -97,6 +112,19 @@ class Collector:
             importances[name] = means.astype(np.float32)
         moments = {name: product / np.float32(self._counts[name][0]) for name, product in self._products.items()}
         return Calibration(importances, moments, dict(self._shared), facts)
+
+
+def _expanding(network: Network) -> dict[str, list[str]]:
+    """By cache, tensors that expand what it stores, as the file has them: queries meet rows of them turned around."""
+    found: dict[str, list[str]] = {}
+    for steps in network.entries.values():
+        cache = ""
+        for step in steps:
+            cache = step.params["cache"] if step.op == "cache_write" else cache
+            parts = network.weights[step.weights["weight"]].parts if step.op == "head_linear" else ()
+            if any(part.turned for part in parts):
+                found[cache] = list(dict.fromkeys(part.tensor for part in parts))
+    return found
 
 
 def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: int | None = None,
