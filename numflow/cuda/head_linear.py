@@ -57,7 +57,7 @@ def _apart(ctx, x, operand: Ref, room: int, heads: int, columns: int, weight: Ma
 @kernel("heads_apart", THREADS)
 def _heads_apart(y: f32.ptr, room: u32, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, heads: u32,
                  width: u32):
-    row, at = u32(block_y()), u32(block_x() * 128 + thread_index())
+    row, at = u32(block_x()), u32(block_y() * 128 + thread_index())
     if row < counts[rows] and at < heads * pitch:
         head, column = u32(at // pitch), u32(at % pitch)
         y[(head * room + row) * pitch + column] = x[row * x_stride + head * width + column] if column < width \

@@ -119,6 +119,7 @@ class Builder:
     def head_matrices(self, module: str, heads: int, size: int, rows: range, columns: int, suffix: str,
                       turned: bool = False) -> str:
         """A matrix for each head: `rows` of the `size` stored rows that a head has; turned: [columns, rows]."""
+        self.expect_rows(module, heads * size)
         name = self.matrix(module, heads * size, columns, range(heads * size), suffix)
         whole = self.weights[name]
         parts = tuple(Part(whole.parts[0].tensor, range(size * head + rows.start, size * head + rows.stop),
