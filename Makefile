@@ -11,7 +11,7 @@ test-network: .venv
 
 # The tests that take long.
 test-slow: .venv
-	.venv/bin/python -m pytest -m slow
+	.venv/bin/python -m pytest -m slow -o faulthandler_timeout=1800
 
 # Lines of the package changed one at a time, in a copy: fails when the tests named in tests/mutants.toml do not notice.
 mutants: .venv
@@ -29,6 +29,11 @@ ci:
 specs/README.md: numflow/spec/schema.py numflow/spec/reference.py .venv
 	.venv/bin/python -m numflow.spec.reference > $@
 
+# What takes too long for every merge: all slow tests, with Ray, a browser and requests made at random, in a source
+# distribution of its own; and `make mutants`.
+nightly:
+	bash .ci/nightly
+
 # Everything that is made here and can be made again; downloaded models and compiled kernels stay.
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache
@@ -39,4 +44,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: test test-network test-slow mutants lint ci clean
+.PHONY: test test-network test-slow mutants lint ci nightly clean

@@ -1,7 +1,9 @@
 """How the suite itself behaves: where nothing can be written, and when a test hangs."""
 
+import re
 import subprocess
 import sys
+import tomllib
 
 import hypothesis
 
@@ -21,6 +23,17 @@ def test_a_cache_that_cannot_be_written_fails_nothing(tmp_path):
     done = pytest("-o", f"cache_dir={file}/cache", str(tmp_path / "test_fine.py"))
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     assert not file.read_text()
+
+
+def test_the_source_distribution_has_what_the_tests_read():
+    """Names at the top of the tree, as tests write them: REPO / "docs", "specs/*.toml", `docs/engine.md`."""
+    include = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "sdist"]["include"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((REPO / "tests").rglob("*.py")))
+    tops = {path.name for path in REPO.iterdir()} - {"pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+    read = {name for name in re.findall(r"""(?:(?:REPO|ROOT) ?/ ?|[ (])["'](\.?\w+)""", text) if name in tops}
+    assert {"numflow", "specs", "docs", "experiments", ".ci"} <= read
+    assert {f"/{name}" for name in read} <= set(include) and "/*.md" in include
 
 
 def test_no_example_is_kept():
