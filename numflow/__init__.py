@@ -7,7 +7,6 @@ Nothing heavy is imported before a model is loaded.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from numflow.errors import (
     DeviceError,
@@ -27,7 +26,11 @@ from numflow.errors import (
     UnsafePickleError,
 )
 
+# Ctrl-C before the command can answer it ends in a traceback, so nothing is imported here that takes long.
+TYPE_CHECKING = False  # as type checkers know it, without the module typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from numflow.engine.aio import AsyncEngine
     from numflow.engine.budget import Budget
     from numflow.engine.engine import Engine
@@ -49,7 +52,7 @@ _LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Genera
          "Budget": "numflow.engine.budget"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _LAZY:
         raise AttributeError(f"module 'numflow' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

@@ -17,7 +17,6 @@
 """
 
 import reprlib
-from difflib import get_close_matches
 from errno import ENOMEM
 
 
@@ -115,6 +114,8 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 def did_you_mean(word: str, known) -> str:
     """`"; did you mean 'x'?"` for the nearest of `known`, else the list of them, ready to append."""
+    from difflib import get_close_matches  # only what fails needs it
+
     known = sorted(str(k) for k in known)
     near = get_close_matches(str(word)[:100], known, n=1, cutoff=0.6)
     if near:

@@ -3,7 +3,6 @@
 import io
 import os
 import sys
-import warnings
 
 
 def main() -> None:
@@ -11,6 +10,8 @@ def main() -> None:
     # NumPy's threads wait turning for 2^26 cycles after each product, on cores that ours need: no longer than 2^4.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     try:
+        import warnings
+
         from numflow.cli.app import app
         from numflow.cli.failures import Output, whole
 

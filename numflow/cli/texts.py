@@ -16,6 +16,23 @@ Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_d
 Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
 
 
+def _named(purpose: str):
+    """A callback of --model that tells who has none of one to try."""
+    def check(context: typer.Context, model: str) -> str:
+        from numflow import registry
+
+        if not model and not context.resilient_parsing:
+            entry = registry.known()[registry.default_model(purpose)]
+            raise typer.BadParameter(f"{purpose} needs a model; one to try: -m {entry.name} ({entry.about}, "
+                                     f"{entry.license})")
+        return model
+
+    return check
+
+
+_of_fill_mask, _of_translate = _named("fill-mask"), _named("translate")
+
+
 @grouped
 def embed(
     texts: options.Texts = None,
@@ -64,8 +81,8 @@ def _save(vectors, path: Path) -> None:
 
 @grouped
 def fill_mask(
-    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
-                                       help="A masked language model: a file, a folder, a name, or ORG/NAME.")],
+    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL", callback=_of_fill_mask,
+                                       help="A masked language model: a file, a folder, a name, or ORG/NAME.")] = "",
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", show_default=False, help='Text with gaps: "Paris is '
                                                '[MASK]."; without it standard input is read.')] = None,
     top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
@@ -102,8 +119,8 @@ def _only_text(text: str | None) -> str:
 
 @grouped
 def translate(
-    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
-                                       help="A translating model: a file, a folder, a name, or ORG/NAME.")],
+    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL", callback=_of_translate,
+                                       help="A translating model: a file, a folder, a name, or ORG/NAME.")] = "",
     texts: options.Texts = None,
     source: Source = None,
     target: Target = None,

@@ -34,7 +34,7 @@ def check_writes(built: Network) -> None:
         RequestError: it is an encoder, or has no output head.
     """
     if built.facts["type"] == "encoder":
-        raise RequestError(f"{built.name} is an encoder: it cannot generate text")
+        raise RequestError(f"{built.name} is an encoder: it cannot generate text; it is for {_use(built)}")
     if "logits" not in built.outputs:
         raise RequestError(f"{built.name} computes no logits: it has no output head")
 
@@ -46,9 +46,11 @@ def check_masked(built: Network) -> None:
         RequestError: it is no masked language model, or has no output head.
     """
     if built.facts["type"] != "encoder":
-        raise RequestError(f"{built.name} is no masked language model: it cannot fill gaps")
+        raise RequestError(f"{built.name} is no masked language model: it cannot fill gaps; it is for {_use(built)}, "
+                           f"{_instead('fill-mask')}")
     if "logits" not in built.outputs:
-        raise RequestError(f"{built.name} computes no logits: it has no output head")
+        raise RequestError(f"{built.name} computes no logits, which gaps are filled by: it has no output head; it is "
+                           f"for {_use(built)}, {_instead('fill-mask')}")
 
 
 def check_translates(built: Network) -> None:
@@ -58,7 +60,22 @@ def check_translates(built: Network) -> None:
         RequestError: it is no encoder-decoder.
     """
     if "encode" not in built.entries:
-        raise RequestError(f"{built.name} has no encoder: it cannot translate; generate continues a text")
+        raise RequestError(f"{built.name} has no encoder: it cannot translate; it is for {_use(built)}, "
+                           f"{_instead('translate')}")
+
+
+def _use(built: Network) -> str:
+    """Purpose of a model, with the command for it."""
+    if "encode" in built.entries:
+        return "turning one text into another (numflow translate)"
+    if built.facts["type"] != "encoder":
+        return "writing text (numflow generate, numflow chat)"
+    return "filling gaps (numflow fill-mask)" if "logits" in built.outputs else "embeddings (numflow embed)"
+
+
+def _instead(purpose: str) -> str:
+    """A model to try for a purpose."""
+    return f"{registry.default_model(purpose)} is a model for {purpose}"
 
 
 def check_draft(built: Network, draft: str | Path, offline: bool, progress: bool) -> None:

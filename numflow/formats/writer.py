@@ -1,11 +1,12 @@
 """Writing a safetensors file tensor by tensor: whole or not at all, and never more than one tensor in memory."""
 
 import contextlib
-import glob
 import json
 import os
+import re
 import shutil
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,14 @@ import numpy as np
 
 from numflow.errors import FormatError, RequestError
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
 _DTYPES = {"float32": "F32", "uint8": "U8"}
 _ALIGNMENT = 64
+_PART = re.compile(r"\..+\.(\d+)\.part")  # what a file is called until it is complete: .NAME.PID.part
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
         if room < total:
             raise RequestError(f"{path}: needs {total} bytes, the disk has {room} left")
         with _removed_by_signals(part), open(part, "xb", opener=_for_this_user if kept else None) as file:
+            _hold(file)
             _fill(file, header, entries, written)
             file.flush()
             if not kept:
@@ -101,12 +109,38 @@ def _removed_by_signals(part: Path) -> Iterator[None]:
 
 
 def _remove_left_over(path: Path) -> None:
-    """Remove what runs that were killed have left of this file."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        pid = part.suffixes[-2].removeprefix(".")
-        if pid.isdigit() and not _runs(int(pid)):
+    """Remove what runs that were killed have left in the folder, of this file and of others."""
+    for part in path.parent.glob(".*.part"):
+        match = _PART.fullmatch(part.name)
+        if match and not _runs(int(match[1])):
             with contextlib.suppress(OSError):
-                part.unlink()
+                if not _is_written(part):
+                    part.unlink()
+
+
+def _is_written(part: Path) -> bool:
+    """Whether a process that this one cannot see, as in another container, writes the file.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    if fcntl is None:
+        return False
+    with open(os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return True  # it is nobody's part
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _hold(file) -> None:
+    """Keep other processes from taking a part for a left one, where the file system can."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _runs(pid: int) -> bool:

@@ -71,7 +71,7 @@ def known() -> dict[str, Entry]:
 
 
 def default_model(purpose: str = "generate") -> str:
-    """Name of the model that commands use when none is named; purpose: "generate" or "embed"."""
+    """Name of the model that commands use when none is named; purpose: a key of its [defaults]."""
     return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["defaults"][purpose]
 
 

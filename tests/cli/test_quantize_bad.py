@@ -186,12 +186,18 @@ def test_a_base_that_reads_other_tokens(run, source, text, tmp_path):
 def test_what_killed_runs_left_goes(run, source, tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    left, running = (tmp_path / f".x.{pid}.part" for pid in (ended.pid, os.getppid()))
-    other = tmp_path / ".y.1.part"
-    for path in (left, running, other):
+    left, running, elsewhere = (tmp_path / f".x.{pid}.part" for pid in (ended.pid, os.getppid(), 99999999))
+    other, nobodys, pipe = (tmp_path / name for name in (".a model.gguf.99999998.part", ".y.part", ".p.99999997.part"))
+    for path in (left, running, elsewhere, other, nobodys):
         path.write_bytes(b"half a model")
-    assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
-    assert not left.exists() and running.exists() and other.exists()
+    with open(elsewhere, "ab") as file:  # held as by a process of another container, whose number means nothing here
+        writer._hold(file)
+        if hasattr(os, "mkfifo"):
+            os.mkfifo(pipe)
+        assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
+    assert not left.exists() and not other.exists()
+    assert running.exists() and nobodys.exists() and (elsewhere.exists() or writer.fcntl is None)
+    assert pipe.exists() or not hasattr(os, "mkfifo")
 
 
 _START = "import sys; from numflow.cli.app import app; app(sys.argv[1:])"

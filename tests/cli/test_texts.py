@@ -1,6 +1,7 @@
 """`embed`, `fill-mask`, `translate` and `experiment`: what reaches the library and what is printed."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 
 import numflow
 from numflow import lab
+from numflow.engine import ahead
 from numflow.engine.generation import Generation
 from numflow.engine.masks import Filling
+from numflow.errors import RequestError
+from tests.engine.fake import network
 
 
 class TextModel:
@@ -94,6 +98,28 @@ def test_fill_mask(run, model):
     found = json.loads(run("fill-mask", "a [MASK] b [MASK]", "-m", "m", "--json").out)
     assert [gap[0]["token"] for gap in found] == ["big", "old"]
     assert run("fill-mask", "x").code == 2
+
+
+@pytest.mark.parametrize("command, name, licence", [("fill-mask", "distilbert-base-uncased", "Apache-2.0"),
+                                                    ("translate", "opus-mt-en-de", "CC-BY-4.0")])
+def test_who_has_no_model_is_told_of_one(run, command, name, licence):
+    done = run(command, "x")
+    told = " ".join(done.err.replace("│", " ").split())
+    assert done.code == 2 and f"{command} needs a model; one to try: -m {name} (" in told and licence in told
+    assert run("models").out.count(name) == 1
+
+
+@pytest.mark.parametrize("check, facts, outputs, told", [
+    (ahead.check_masked, "decoder", ("logits",), "it cannot fill gaps; it is for writing text (numflow generate, "
+     "numflow chat), distilbert-base-uncased is a model for fill-mask"),
+    (ahead.check_masked, "encoder", ("hidden",), "it has no output head; it is for embeddings (numflow embed), d"),
+    (ahead.check_translates, "decoder", ("logits",), "it cannot translate; it is for writing text (numflow generate, "
+     "numflow chat), opus-mt-en-de is a model for translate"),
+    (ahead.check_translates, "encoder", ("logits",), "it cannot translate; it is for filling gaps (numflow fill-mask)"),
+    (ahead.check_writes, "encoder", ("hidden",), "it cannot generate text; it is for embeddings (numflow embed)")])
+def test_a_model_of_another_kind_is_told_what_it_is_for(check, facts, outputs, told):
+    with pytest.raises(RequestError, match=re.escape(told)):
+        check(network(type=facts, outputs=outputs))
 
 
 def test_fill_mask_reads_standard_input(run, model):
