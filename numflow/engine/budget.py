@@ -84,7 +84,7 @@ class Budget:
             self._within(f"dry_sequence_breakers with {found} different texts", found, "max_breakers")
 
     def _check_stops(self, stop: Any) -> None:
-        for text in (stop,) if isinstance(stop, str) else stop:
+        for text in (stop,) if isinstance(stop, str) else stop if isinstance(stop, (list, tuple)) else ():
             if isinstance(text, str) and len(text.encode("utf-8", "replace")) > STOP_BYTES:
                 raise RequestError(f"stop has a text of more than {STOP_BYTES} bytes: {quoted(text)}")
 

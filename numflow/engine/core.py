@@ -82,7 +82,7 @@ class Core:
     def plan(self, memory: MemoryPlan) -> None:
         """Keep keys and values within a plan, unless `open` is told another number of blocks."""
         with self.runner.lock:
-            self.runner.memory = memory
+            self.runner.memory = self.host.memory = memory
             self._set(self._plain(), None, 0)
 
     def close(self) -> None:

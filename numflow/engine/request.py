@@ -1,7 +1,7 @@
 """A checked generation request, and how one is made of what a caller gives."""
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -144,7 +144,7 @@ class Requests:
         return self._runner.network.name
 
     def _stops(self, stop) -> tuple[str, ...]:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if isinstance(stop, str) else tuple(_listed("stop", stop, "texts"))
         if not all(isinstance(text, str) and text for text in stops):
             raise RequestError(f"stop should be texts that are not empty, is {quoted(stop)}")
         if stops:
@@ -171,7 +171,7 @@ class Requests:
         """ranked: the log-probabilities of several texts decide."""
         changes: dict = {"logprobs": 0} if ranked and settings.logprobs is None else {}
         texts = settings.dry_sequence_breakers
-        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
             raise RequestError(f"dry_sequence_breakers should be texts that are not empty, is {quoted(texts)}")
         if long := next((text for text in texts if len(text.encode("utf-8", "replace")) > BREAKER_BYTES), None):
             raise RequestError(f"dry_sequence_breakers has a text of more than {BREAKER_BYTES} bytes: {quoted(long)}")
@@ -313,17 +313,25 @@ class Requests:
 
 
 def _ids(name: str, ids, runner) -> tuple[int, ...]:
-    return tuple(runner.check(ids, name).tolist()) if len(ids) else ()
+    return tuple(runner.check(ids, name).tolist()) if len(_listed(name, ids, "token ids")) else ()
 
 
 def _banned(given, runner) -> tuple[tuple[int, ...], ...]:
     """Sequences of ids, checked; a single id is one."""
-    sequences = [[ids] if is_count(ids) else ids for ids in given]
+    listed = _listed("banned_tokens", given, "token ids, or of lists of them")
+    sequences = [[ids] if is_count(ids) else ids for ids in listed]
     if all(isinstance(ids, (list, tuple)) and ids and all(is_count(id) for id in ids) for ids in sequences):
         longest = max(map(len, sequences), default=0)
         if longest <= runner.context and max((max(ids) for ids in sequences), default=0) < runner.vocabulary:
             return tuple(tuple(map(int, ids)) for ids in sequences)
     return tuple(tuple(runner.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
+
+
+def _listed(name: str, value, of: str):
+    """What should be a list."""
+    if not isinstance(value, Sized) or isinstance(value, (str, bytes, Mapping)):
+        raise RequestError(f"{name} should be a list of {of}, is {quoted(value)}")
+    return value
 
 
 def _salt(value) -> str:

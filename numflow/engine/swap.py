@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from numflow.engine.memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator
 
 
@@ -14,6 +15,7 @@ class HostBlocks:
         self.program = program
         self.allocator = BlockAllocator()
         self.allocator.on_grow = self._grow
+        self.memory: MemoryPlan | None = None  # of the machine that they are on; None: they grow as they have to
         self._data = np.zeros((0, 0), np.uint8)
 
     @property
@@ -32,6 +34,8 @@ class HostBlocks:
         self.program.load_blocks(list(blocks), self._data[list(places)])
 
     def _grow(self, capacity: int) -> None:
+        if self.memory is not None:
+            self.memory.check(0, capacity - len(self._data))
         data = np.zeros((capacity, self.program.block_bytes), np.uint8)
         if len(self._data):
             data[:len(self._data)] = self._data

@@ -170,3 +170,10 @@ def test_few_grammars_are_kept():
 def test_a_librarys_backtrace_is_not_told():
     assert _one_line("too large\n<backtrace>\n 0: <unknown>\n") == "too large"
     assert len(_one_line("x" * 10**5)) <= 400
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "banned_tokens", "dry_sequence_breakers"])
+@pytest.mark.parametrize("value", [3, 0.5, True, 10**30, b"a", {"a": 1}])
+def test_what_should_be_a_list_is_one(name, value):
+    with Engine(letter_model()) as engine, pytest.raises(RequestError, match=f"{name} should be"):
+        engine.submit([1, 2], dry_multiplier=1.0, **{name: value})

@@ -95,6 +95,15 @@ def test_no_memory_now_is_an_error_of_its_own(monkeypatch):
         engine.submit([1, 2], max_tokens=4).result()
 
 
+def test_what_makes_room_stays_within_the_plan_too(monkeypatch):
+    monkeypatch.setattr(memory, "FLOOR_BYTES", 1)
+    model = planned(100)
+    host = model.core.host
+    assert host.allocator.room(2)
+    monkeypatch.setattr(memory, "free_memory", lambda: 0)
+    assert not host.allocator.room(50)  # then texts are read again instead
+
+
 def test_loading_makes_a_plan(tmp_path):
     with load(write_checkpoint(tmp_path), backend="reference") as model:
         plan = model.runner.memory
