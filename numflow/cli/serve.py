@@ -29,6 +29,10 @@ def serve(
                        "be repeated. Better given as NUMFLOW_API_KEY, which other users cannot see.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default=False, help="A "
                           "further name by which clients may call the service; may be repeated.")] = None,
+    tool_format: Annotated[str | None, typer.Option("--tool-format", metavar="NAME", show_default="seen from the chat "
+                           "template", help="How the models write tool calls: tag_json (hermes), bracket_json "
+                           "(mistral), plain_json (llama3_json), plain_python (pythonic), ...; docs/server.md has "
+                           "all.")] = None,
     context: Annotated[int | None, typer.Option(metavar="N", show_default="the model's", help="Longest text in "
                                                 "tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Sequences that run side by "
@@ -84,6 +88,7 @@ def serve(
                      replicas=replicas, allowed_hosts=allow_host)
     every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
                    activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
+                   tool_format=tool_format,
                    devices="0" if ray and devices is None else devices, transport="ray" if ray else None,
                    host_embeddings=host_embeddings or None, host_kv_percent=host_kv_percent or None,
                    cpu_layers=cpu_layers or None, collectives=collectives)

@@ -71,6 +71,11 @@ class Prompts:
         """
         self._tokenizer()
 
+    @property
+    def holds_one_question(self) -> bool:
+        """Whether the template is the specification's, which takes no variables and no history."""
+        return bool(self._template)
+
     def ids(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool) -> Sequence[int]:
         """Token ids of a prompt; what is no text and no message passes as it is.
 

@@ -9,11 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from numflow.decoding.logprobs import TokenLogprob
+from numflow.decoding.structured import KINDS
 from numflow.engine.engine import Engine
 from numflow.engine.generation import Generation, Piece
 from numflow.engine.request import Request as Checked
 from numflow.server.conversation import ChatPrompt, prepare
 from numflow.server.decoding import chat_settings
+from numflow.server.errors import bad_request
 from numflow.server.logprobs import chat_entries
 from numflow.server.reply import Part, Reply
 from numflow.server.running import Run
@@ -46,6 +48,9 @@ class _Answer:
         def make(engine: Engine) -> list[Checked]:
             self._prompt = prepare(self._served, self._body, self._thinking, self._running.ignored)
             self._running.check(self._prompt.ids, "messages")
+            if self._prompt.settings and (constraint := next((kind for kind in KINDS if kind in settings), None)):
+                raise bad_request(f"{constraint} contradicts a tool that has to be called: leave out one of them",
+                                  "tool_choice")
             return [engine.request(self._prompt.ids, **settings, **self._prompt.settings)]
 
         await self._running.start(make)

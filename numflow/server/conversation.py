@@ -10,8 +10,9 @@ from numflow.errors import quoted
 from numflow.server.errors import bad_request
 from numflow.server.ignored import Ignored
 from numflow.server.reply import END_THINK, THINK, Splitter
-from numflow.server.schemas import ChatRequest, Message, Tool, ToolChoice
+from numflow.server.schemas import ChatRequest, Message
 from numflow.server.served import Served
+from numflow.server.tools import call_schema, render, wanted
 
 TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
 MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
@@ -42,14 +43,10 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored)
     if body.reasoning_effort is not None and served.knows("reasoning_effort", "reasoning_effort", ignored):
         variables["reasoning_effort"] = body.reasoning_effort
     settings: dict[str, Any] = {}
-    tools, forced = _tools(served, body)
-    if tools:
-        variables["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-    ids = served.render(messages_of(body.messages), variables)
+    tools, forced = wanted(body)
+    ids = render(served, messages_of(body.messages), tools, variables)
     if forced:
-        if body.response_format is not None and body.response_format.type != "text":
-            raise bad_request("response_format has no effect when a tool has to be called", "response_format")
-        opening = served.tool_format.opening if served.tool_format else ""
+        opening = served.tool_format.opening
         ids = Conversation([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
         settings["json_schema"] = call_schema(forced)
     end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
@@ -57,29 +54,6 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored)
         "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
         "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
         "inside": end.endswith(THINK) and not end.endswith(END_THINK)})
-
-
-def _tools(served: Served, body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
-    """Tools to show the model, and those of which it has to call one."""
-    tools, choice = body.tools or [], body.tool_choice
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise bad_request("tool_choice needs tools", "tool_choice")
-        return [], []
-    if choice == "none":
-        return [], []
-    if served.tool_format is None:
-        raise bad_request(f"{served.name} cannot call tools: its chat template shows no format of calls that is known "
-                          "(the option tool_format names one)", "tools", "unsupported")
-    if choice == "required":
-        return tools, tools
-    if isinstance(choice, ToolChoice):
-        named = [tool for tool in tools if tool.function.name == choice.function.name]
-        if not named:
-            raise bad_request(f"tool_choice names {quoted(choice.function.name)}, which is none of the tools",
-                              "tool_choice")
-        return tools, named[:1]
-    return tools, []
 
 
 def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:
@@ -94,16 +68,6 @@ def template_variables(served: Served, given: Mapping[str, Any] | None, ignored:
                               f"chat_template_kwargs.{name}")
     return {name: value for name, value in (given or {}).items()
             if served.knows(name, f"chat_template_kwargs.{name}", ignored)}
-
-
-def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """JSON schema of a call of one of the tools."""
-    calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-              "properties": {"name": {"const": tool.function.name},
-                             "arguments": tool.function.parameters or {"type": "object", "properties": {},
-                                                                       "additionalProperties": False}}}
-             for tool in tools]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Guard:
                            "(--allow-host NAME) adds names",
                            code="host_not_allowed")
         origin = headers.get("origin")
-        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin not in self._origins and _place(origin) != headers.get("host"):
             raise ApiError(403, "pages of other origins may not call this service; cors_origins lists those that may",
                            code="origin_not_allowed")
         owner = self._owner(headers.get("authorization", "")) if self._keys else scope["state"].get("owner", "")
@@ -139,6 +139,14 @@ def _as_api(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return of_http(error.status_code, error.detail, error.headers)
     return of_error(error)
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None for one that has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _host(header: str) -> str:

@@ -172,6 +172,6 @@ MODEL = {
                                "prompt"),
     "system_prompt": Option(_any_text, "", "Of conversations that have none.", (), "prompt"),
     "chat_template": Option(_file, None, "File with a Jinja chat template, instead of the model's own.", (), "prompt"),
-    "tool_format": Option(_tool_format, None, "How the model writes tool calls; default: seen from its chat "
-                          "template.", (), "prompt"),
+    "tool_format": Option(_tool_format, None, "How the model writes tool calls (see Tools); default: seen from its "
+                          "chat template, else plain_json.", (), "prompt"),
 }

@@ -20,7 +20,7 @@ from numflow.server.decoding import with_defaults
 from numflow.server.errors import ApiError, bad_request
 from numflow.server.ignored import Ignored
 from numflow.server.reply import END_THINK, THINK
-from numflow.server.tool_formats import find_format
+from numflow.server.tool_formats import GENERIC, find_format
 
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
 
@@ -29,6 +29,7 @@ class Served:
     """A loaded model.
 
     engine:      None for models that do not write text.
+    tool_format: how calls are written. template_tools: the chat template shows the model its tools by itself.
     fingerprint: changes with weights, specification, options and version.
     """
 
@@ -39,7 +40,9 @@ class Served:
         try:
             self.prompts = self._prompts()
             self.chat_template = self._chat_template()
-            self.tool_format = find_format(self.chat_template, config.prompt.get("tool_format"))
+            found = find_format(self.chat_template, config.prompt.get("tool_format"))
+            self.tool_format, self.template_tools = found or GENERIC, found is not None and self._has(
+                "tools") and not self.prompts.holds_one_question
             self.engine = Engine(self.model, max_queue=queue, budget=config.budget, **config.engine) \
                 if self.generates else None
             if self.engine is None and (idle := config.own & config.engine.keys()):
@@ -90,7 +93,7 @@ class Served:
     @cached_property
     def marks(self) -> dict[int, str]:
         """Special tokens that are part of how calls and thinking are written, id -> text."""
-        texts = {THINK, END_THINK, *(self.tool_format.marks if self.tool_format else ())}
+        texts = {THINK, END_THINK, *self.tool_format.marks}
         return {id: text for id in self.tokenizer.special_ids if (text := self.tokenizer.token_text(id)) in texts}
 
     def need_engine(self) -> Engine:
@@ -106,10 +109,21 @@ class Served:
 
     def knows(self, name: str, field: str, ignored: Ignored) -> bool:
         """Whether the chat template has a name; if not, the field that is for it is ignored."""
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.chat_template or ""):
+        if self._has(name):
             return True
         ignored.add(field, f"the chat template of {self.name} knows no {name!r:.80}", "unsupported")
         return False
+
+    def _has(self, name: str) -> bool:
+        """Whether a name stands in the chat template."""
+        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.chat_template or "") is not None
+
+    def with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages with the configured system message, where they have none of their own."""
+        own = self.config.prompt.get("system_prompt")
+        if own and not any(message["role"] in ("system", "developer") for message in messages):
+            return [{"role": "system", "content": own}, *messages]
+        return messages
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Conversation:
         """Ids of a conversation. variables: further names for the template, which it knows.
@@ -117,9 +131,7 @@ class Served:
         Raises:
             TokenizerError: the template refuses the messages.
         """
-        own = self.config.prompt.get("system_prompt")
-        if own and not any(message["role"] in ("system", "developer") for message in messages):
-            messages = [{"role": "system", "content": own}, *messages]
+        messages = self.with_system(messages)
         if "developer" not in (self.chat_template or ""):
             messages = [{**message, "role": "system"} if message["role"] == "developer" else message
                         for message in messages]

@@ -20,6 +20,7 @@ from numflow.server.schemas import (
 )
 from numflow.server.served import Served
 from numflow.server.service import Generating, Service
+from numflow.server.tools import render
 from numflow.server.wire import Json, dump_long
 
 
@@ -64,11 +65,10 @@ async def tokenize(service: Service, request: Request) -> Json:
         raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
     if body.tools and body.messages is None:
         raise bad_request("tools need messages", "tools")
-    ignored: Ignored = request.state.ignored
 
     def work(served: Served):
         if body.messages is not None:
-            ids = list(served.render(messages_of(body.messages), _variables(served, body, ignored)))
+            ids = list(render(served, messages_of(body.messages), body.tools, {}))
         else:
             ids = served.tokenizer.encode(body.text, body.add_special is not False, body.parse_special is not False)
         found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
@@ -98,17 +98,11 @@ async def apply_template(service: Service, request: Request) -> Json:
     ignored: Ignored = request.state.ignored
 
     def work(served: Served):
-        variables = {**_variables(served, body, ignored),
-                     **template_variables(served, body.chat_template_kwargs, ignored)}
-        return {"model": served.name, "prompt": served.text_of(messages_of(body.messages), variables)}
+        variables = template_variables(served, body.chat_template_kwargs, ignored)
+        ids = render(served, messages_of(body.messages), body.tools, variables)
+        return {"model": served.name, "prompt": served.tokenizer.decode(ids, skip_special=False)}
 
     return Json(await service.in_thread(request, body.model, work))
-
-
-def _variables(served: Served, body: TokenizeRequest | TemplateRequest, ignored: Ignored) -> dict[str, Any]:
-    if not body.tools or not served.knows("tools", "tools", ignored):
-        return {}
-    return {"tools": [tool.model_dump(exclude_none=True) for tool in body.tools]}
 
 
 async def translate(service: Service, request: Request) -> Json:

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ class ToolFormat:
     clues:      texts that a chat template of this format contains, all of them.
     opening:    what comes before a JSON object with the call, when the model is made to call.
     inner:      marks inside the body.
+    write:      the body of a call, by name and arguments.
     """
 
     begin: str
@@ -36,11 +37,40 @@ class ToolFormat:
     clues: tuple[str, ...]
     opening: str = ""
     inner: tuple[str, ...] = ()
+    write: Callable[[str, Mapping[str, Any]], str] = lambda name, arguments: _json_text(
+        {"name": name, "arguments": arguments})
+
+    def text(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as the model would write it."""
+        return f"{self.begin}{self.write(name, arguments)}{self.end}"
 
     @property
     def marks(self) -> set[str]:
         """Texts that may be special tokens and still count."""
         return {self.begin, self.end, *self.inner} - {""}
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _write_named(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name}[ARGS]{_json_text(arguments)}"
+
+
+def _write_tagged(name: str, arguments: Mapping[str, Any]) -> str:
+    lines = [f"<parameter={key}>\n{value if isinstance(value, str) and _value(value) == value else _json_text(value)}\n"
+             "</parameter>\n" for key, value in arguments.items()]
+    return f"\n<function={name}>\n{''.join(lines)}</function>\n"
+
+
+def _write_python(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+def _write_fenced(name: str, arguments: Mapping[str, Any]) -> str:
+    return (f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json_text(arguments)}\n```"
+            "<｜tool▁call▁end｜>")
 
 
 def _no_constant(text: str) -> None:
@@ -175,33 +205,51 @@ def _fenced_calls(body: str) -> list[Call]:
 
 # Looked through in this order: the first whose clues are all in the chat template is the model's.
 FORMATS = {
-    "tag_parameters": ToolFormat("<tool_call>", "</tool_call>", _tagged_calls, ("<tool_call>", "<parameter=")),
+    "tag_parameters": ToolFormat("<tool_call>", "</tool_call>", _tagged_calls, ("<tool_call>", "<parameter="),
+                                 write=_write_tagged),
     "tag_json": ToolFormat("<tool_call>", "</tool_call>", _json_calls, ("<tool_call>",), "<tool_call>\n"),
     "bracket_named": ToolFormat("[TOOL_CALLS]", "", _named_calls, ("[TOOL_CALLS]", "[ARGS]"),
-                                inner=("[ARGS]", "[CALL_ID]")),
+                                inner=("[ARGS]", "[CALL_ID]"), write=_write_named),
     "bracket_json": ToolFormat("[TOOL_CALLS]", "", _json_calls, ("[TOOL_CALLS]",), "[TOOL_CALLS] "),
     "fenced": ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _fenced_calls, ("<｜tool▁calls▁begin｜>",),
-                         inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")),
-    "pipe_python": ToolFormat("<|tool_call_start|>", "<|tool_call_end|>", _python_calls, ("<|tool_call_start|>",)),
+                         inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"), write=_write_fenced),
+    "pipe_python": ToolFormat("<|tool_call_start|>", "<|tool_call_end|>", _python_calls, ("<|tool_call_start|>",),
+                              write=_write_python),
     "pipe_json": ToolFormat("<|tool_call|>", "<|/tool_call|>", _json_calls, ("<|tool_call|>",), "<|tool_call|>"),
     "function_tag": ToolFormat("<function=", "</function>", lambda body: _tagged_calls(f"<function={body}</function>"),
-                               ("<function=",)),
-    "plain_python": ToolFormat("", "", _python_calls, ("[func_name1(",)),
+                               ("<function=",), write=lambda name, arguments: f"{name}>{_json_text(arguments)}"),
+    "plain_python": ToolFormat("", "", _python_calls, ("[func_name1(",), write=_write_python),
     "plain_json": ToolFormat("", "", _json_calls, ('"name":', '"parameters":')),
 }
 
 
+GENERIC = FORMATS["plain_json"]  # where a template shows none
+
+# What other engines call these formats -> ours; of several the one that the chat template shows, else the last.
+ALIASES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("hermes", "qwen", "qwen25"), ("tag_json",)),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml"), ("tag_parameters",)), "mistral": ("bracket_named", "bracket_json"),
+    **dict.fromkeys(("llama3_json", "llama3", "llama4_json", "xlam", "json", "generic"), ("plain_json",)),
+    "pythonic": ("pipe_python", "plain_python"), "lfm2": ("pipe_python",), "llama4_pythonic": ("plain_python",),
+    **dict.fromkeys(("deepseek_v3", "deepseekv3"), ("fenced",))}
+
+
 def find_format(chat_template: str | None, name: str | None = None) -> ToolFormat | None:
-    """The format named, else the one that the chat template shows, else None.
+    """The format named, by our name or another engine's, else the one that the chat template shows, else None.
 
     Raises:
         RequestError: there is no format of that name.
     """
+    text = (chat_template or "").replace('\\"', '"')
+
+    def shown(names: Iterable[str]) -> ToolFormat | None:
+        return next((FORMATS[one] for one in names if all(clue in text for clue in FORMATS[one].clues)), None)
+
     if name is not None:
-        if name not in FORMATS:
-            raise RequestError(f"there is no tool format {name!r}{did_you_mean(name, FORMATS)}")
-        return FORMATS[name]
-    if chat_template is None or "tools" not in chat_template:
-        return None
-    text = chat_template.replace('\\"', '"')
-    return next((form for form in FORMATS.values() if all(clue in text for clue in form.clues)), None)
+        names = (name,) if name in FORMATS else ALIASES.get(name)
+        if names is None:
+            near = did_you_mean(name, [*FORMATS, *ALIASES])
+            raise RequestError(f"there is no tool format {name!r:.80}{near}; formats: {', '.join(FORMATS)}; other "
+                               f"names: {', '.join(ALIASES)}")
+        return shown(names) or FORMATS[names[-1]]
+    return shown(FORMATS) if "tools" in text else None

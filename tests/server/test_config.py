@@ -1,11 +1,14 @@
 """The configuration file: every option is read, wrong ones are refused with the nearest."""
 
+import re
+
 import pytest
 
 from numflow.errors import RequestError
 from numflow.server.config import make_config, read_config
 from numflow.server.decoding import with_defaults
 from numflow.server.options import MODEL, SERVICE
+from numflow.server.tool_formats import ALIASES, FORMATS
 from tests.conftest import REPO
 
 MODELS = {"a": {"path": "x"}}
@@ -71,6 +74,20 @@ def test_the_documentation_has_every_option():
     for name, option in {**SERVICE, **MODEL}.items():
         names = f"`{name}`" + (f" ({', '.join(f'`{alias}`' for alias in option.aliases)})" if option.aliases else "")
         assert f"| {names} | " in text and option.help in text, name
+
+
+def test_the_documentation_has_every_tool_format():
+    text = (REPO / "docs/server.md").read_text(encoding="utf-8")
+    for name in FORMATS:
+        assert f"| `{name}` |" in text, name
+    for alias in ALIASES:
+        assert re.search(rf"\| [^|]*\b{alias}\b[^|]* \|", text), alias
+    for name in (*FORMATS, *ALIASES):
+        config = make_config({"models": {"a": {"path": "x", "tool_format": name}}})
+        assert config.models[0].prompt["tool_format"] == name
+    with pytest.raises(RequestError, match="there is no tool format 'hermess'; did you mean 'hermes'.*formats: "
+                       "tag_parameters, tag_json.*other names: hermes"):
+        make_config({"models": {"a": {"path": "x", "tool_format": "hermess"}}})
 
 
 def test_every_option_has_its_place():

@@ -53,6 +53,7 @@ async def test_other_origins_and_names_are_refused():
         for headers, status in (({}, 200), ({"Origin": "http://127.0.0.1:8080"}, 200),
                                 ({"Origin": "https://friend.example"}, 200),
                                 ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
+                                ({"Origin": "http://["}, 403),
                                 ({"Host": "evil.example"}, 403), ({"Host": "localhost:1"}, 200),
                                 ({"Host": "[::1]:8080"}, 200)):
             reply = await http.get("/v1/models", headers=headers)
