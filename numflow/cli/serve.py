@@ -30,9 +30,9 @@ def serve(
     allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default=False, help="A "
                           "further name by which clients may call the service; may be repeated.")] = None,
     tool_format: Annotated[str | None, typer.Option("--tool-format", metavar="NAME", show_default="seen from the chat "
-                           "template", help="How the models write tool calls: tag_json (hermes), bracket_json "
-                           "(mistral), plain_json (llama3_json), plain_python (pythonic), ...; docs/server.md has "
-                           "all.")] = None,
+                           "template", help="How the models write tool calls, by our name or another engine's: "
+                           "tag_json (hermes), bracket_json, plain_json, plain_python (pythonic), ...; docs/server.md "
+                           "has all.")] = None,
     context: Annotated[int | None, typer.Option(metavar="N", show_default="the model's", help="Longest text in "
                                                 "tokens.")] = None,
     max_batch: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Sequences that run side by "

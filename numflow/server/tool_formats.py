@@ -4,9 +4,11 @@ import ast
 import json
 import math
 import re
+import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from numflow.errors import RequestError, did_you_mean
@@ -226,12 +228,7 @@ FORMATS = {
 GENERIC = FORMATS["plain_json"]  # where a template shows none
 
 # What other engines call these formats -> ours; of several the one that the chat template shows, else the last.
-ALIASES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("hermes", "qwen", "qwen25"), ("tag_json",)),
-    **dict.fromkeys(("qwen3_coder", "qwen3_xml"), ("tag_parameters",)), "mistral": ("bracket_named", "bracket_json"),
-    **dict.fromkeys(("llama3_json", "llama3", "llama4_json", "xlam", "json", "generic"), ("plain_json",)),
-    "pythonic": ("pipe_python", "plain_python"), "lfm2": ("pipe_python",), "llama4_pythonic": ("plain_python",),
-    **dict.fromkeys(("deepseek_v3", "deepseekv3"), ("fenced",))}
+ALIASES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def find_format(chat_template: str | None, name: str | None = None) -> ToolFormat | None:

@@ -11,6 +11,7 @@ from numflow.server.config import make_config
 from numflow.server.errors import ApiError
 from numflow.server.ignored import HEADER, MOST, Ignored
 from numflow.server.service import Service
+from tests.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -54,8 +55,8 @@ def test_what_is_left_out_changes_nothing(http):
 
 def test_the_log_says_why(http, server):
     http.post(CHAT, json=HI | {"temperature": 0, "top_p": 0.95, "tempreature": 1}, headers={"x-request-id": "told-1"})
-    lines = [json.loads(line) for line in server.log if '"told-1"' in line]
-    assert lines[0]["ignored"] == {
+    line = until(lambda: next((line for line in server.log if '"told-1"' in line), None), "the line of the log")
+    assert json.loads(line)["ignored"] == {
         "tempreature": "there is no field 'tempreature'; did you mean 'temperature'?",
         "top_p": "top_p=0.95 has no effect at temperature 0, which is greedy; give a temperature above 0"}
 
