@@ -1,5 +1,6 @@
 """`numflow quantize`, `numflow verify` and `numflow imatrix`."""
 
+import sys
 from functools import reduce
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +55,7 @@ def quantize(
     from numflow.engine.quantise.sensitivity import FREE, automatic_recipe, check_bits
     from numflow.formats.gguf_mixes import MIXES
     from numflow.formats.gguf_writer import WRITTEN
+    from numflow.network.quantise import already_quantised
     from numflow.quant.recipe import KEEP, Recipe, read_recipe
     from numflow.registry.progress import megabytes, reporter
 
@@ -75,6 +77,8 @@ def quantize(
     path = registry.resolve(source, offline=offline)
     checkpoint = formats.open_checkpoint(path)
     check_target(target, checkpoint, force)
+    if lost := already_quantised(checkpoint):
+        print(printable(f"warning: {lost}"), file=sys.stderr, flush=True)
     if target_bpw is not None:
         check_bits(path, target_bpw, spec, chosen)
     progress = reporter()
@@ -115,7 +119,10 @@ def verify(
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
-    """Check a quantised model against its own report."""
+    """Check a quantised model against its own report.
+
+    A GGUF file carries none: --against compares its tensors with the source's.
+    """
     from numflow import registry
     from numflow.engine.quantise.verify import verify as run
 

@@ -114,7 +114,8 @@ def read_report(path: Path) -> dict[str, Any]:
 
     if (kind := detect(Path(path))) != "safetensors":
         raise FormatError(f"{path}: a file of {kind}, which carries no report; those of `numflow quantize` that do not "
-                          f"end in .gguf do")
+                          f"end in .gguf do" + ("; --against SRC compares it with the model it was made of"
+                                                if kind == "gguf" else ""))
     stored, metadata = safetensors.read_with_metadata(Path(path))
     if not is_container(metadata):
         raise FormatError(f"{path}: a safetensors file, but not one that `numflow quantize` made")

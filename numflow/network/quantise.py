@@ -113,6 +113,18 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
     return ""
 
 
+def already_quantised(checkpoint: Checkpoint) -> str:
+    """One line about matrices of a source that have few bits already, "" if there are none."""
+    matrices = [tensor for tensor in checkpoint.tensors.values()
+                if len(tensor.shape) > 1 and tensor.rows * tensor.columns >= SMALLEST]
+    few = [tensor for tensor in matrices if tensor.type.block > 1 and tensor.nbytes < tensor.rows * tensor.columns]
+    if not few:
+        return ""
+    kinds = ", ".join(sorted({tensor.type.name for tensor in few}))
+    return (f"{len(few)} of {len(matrices)} matrices of {checkpoint.path} are quantised already ({kinds}): what that "
+            "lost stays lost, and rounding them again adds to it; take the float weights where there are any")
+
+
 def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoint) -> None:
     """Refuse a calibration that would be of no use or do harm.
 

@@ -109,3 +109,10 @@ def test_files_that_are_none(run, source, text):
     text.write_bytes(b"GGUF\3" + bytes(60))
     done = run("verify", text)
     assert done.code == 1 and f"{text}: a file of gguf, which carries no report" in done.err
+
+
+def test_a_source_of_few_bits_is_warned_of(run, source, tmp_path):
+    first = run("quantize", source, tmp_path / "x.safetensors", "--weights", "q4")
+    again = run("quantize", tmp_path / "x.safetensors", tmp_path / "y.safetensors", "--weights", "q3")
+    assert first.code == again.code == 0 and "warning" not in first.err
+    assert "warning: " in again.err and "are quantised already (q4)" in again.err

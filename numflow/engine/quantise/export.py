@@ -44,7 +44,7 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     """
     check_target(Path(target), source, replace)
     chosen = network.choose_spec(source, spec)
-    seen, pairs, alignment = _as_gguf(source, chosen)
+    seen, pairs, alignment = as_gguf_file(source, chosen)
     built = network.build(chosen if source.naming == "gguf" else network.choose_spec(seen), seen, fuse=False)
     plan = plan_of(built, seen, _of_tensors(recipe, built, seen))
     if not plan.schemes:
@@ -67,7 +67,7 @@ def _of_tensors(recipe: Recipe, built: Network, seen: Checkpoint) -> Recipe:
     return changed(recipe, weights=KEEP, rules=(*recipe.rules, *found.items()))
 
 
-def _as_gguf(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:
+def as_gguf_file(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:
     """The source as a GGUF file has it, its metadata as bytes, and the alignment of its tensors."""
     if source.format == "gguf":
         return source, *gguf_writer.copied_pairs(source.files["weights"][0])

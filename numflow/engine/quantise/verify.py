@@ -17,12 +17,17 @@ def verify(target: Path, against: Path | None = None,
            checked: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Recompute what a quantised model's report says, and return the report.
 
-    against: the model it was made from; its hash and each tensor's error are recomputed too.
+    against: the model it was made from; its hash and each tensor's error are recomputed too. A GGUF file, which has no
+             report, is compared with it alone.
     checked: called with the name of each tensor.
 
     Raises:
         FormatError: the file is no such model, or something is not as the report says; the message has what.
     """
+    if against is not None and formats.detect(Path(target)) == "gguf":
+        from numflow.engine.quantise.verify_gguf import verify_gguf
+
+        return verify_gguf(target, against, checked)
     report = container.read_report(target)
     if report.get("sha256") != report_sha(report):
         raise FormatError(f"{target}: its report has been changed: it has another hash than it says")
