@@ -55,6 +55,11 @@ class Prompts:
         self._most = most
 
     @property
+    def has_own_template(self) -> bool:
+        """Whether the specification, or the configuration, has a template of its own."""
+        return bool(self._template)
+
+    @property
     def has_template(self) -> bool:
         """Whether there is any template for `chat`.
 

@@ -4,11 +4,12 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numflow
+from numflow import formats, network, registry
 from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
 from numflow.engine.memory import MemoryPlan, block_bytes
@@ -56,6 +57,11 @@ class Served:
     def generates(self) -> bool:
         """Whether it writes text."""
         return self.model.runner.causal and "logits" in self.model.network.outputs
+
+    @property
+    def chats(self) -> bool:
+        """Whether it answers messages: it writes text, and has a template for them."""
+        return self.generates and (self.chat_template is not None or self.prompts.has_own_template)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -180,10 +186,22 @@ class Served:
             return None  # a model that only takes ids
 
 
+@lru_cache(maxsize=256)
+def _decodes(path: str, spec: str | None) -> bool | None:
+    try:
+        checkpoint = formats.open_checkpoint(registry.resolve(path, offline=True, progress=False))
+        return network.choose_spec(checkpoint, spec).type == "decoder"
+    except NumflowError:
+        return None
+
+
+def may_chat(config: ModelConfig) -> bool | None:
+    """Whether a model that is not loaded may answer messages, by the headers of its files; None: they are not here."""
+    return _decodes(str(config.path), config.load.get("spec"))
+
+
 def weight_files(path: str) -> list[Path]:
     """The files of a model that is on this disk; empty if it is not."""
-    from numflow import registry
-
     try:
         place = Path(registry.resolve(path, offline=True, progress=False))
     except NumflowError:

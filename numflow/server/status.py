@@ -1,5 +1,6 @@
 """What the service says about itself: health, status, models, numbers."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -8,6 +9,7 @@ from starlette.responses import Response
 
 import numflow
 from numflow.server.errors import one_line
+from numflow.server.served import may_chat
 from numflow.server.service import Service
 from numflow.server.wire import Json
 
@@ -43,21 +45,24 @@ def status_of(service: Service) -> dict[str, Any]:
 
 async def models(service: Service, request: Request) -> Json:
     """GET /v1/models."""
-    return Json({"object": "list", "data": [_entry(service, config.name) for config, *_ in service.pool.listing()]})
+    return Json({"object": "list", "data": [await _entry(service, config.name)
+                                            for config, *_ in service.pool.listing()]})
 
 
 async def model(service: Service, request: Request) -> Json:
     """GET /v1/models/{id}; ids may have slashes."""
-    return Json(_entry(service, service.pool.find(request.path_params["id"])))
+    return Json(await _entry(service, service.pool.find(request.path_params["id"])))
 
 
-def _entry(service: Service, name: str) -> dict[str, Any]:
-    found = next((served for served in service.pool.loaded() if served.name == name), None)
+async def _entry(service: Service, name: str) -> dict[str, Any]:
+    """A model as OpenAI lists it; chats: whether it answers messages, where that is known."""
+    config, found, _ = next(one for one in service.pool.listing() if one[0].name == name)
     entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow"}
-    if found is None:
-        return entry
-    entry["max_model_len"] = found.model.context
-    return {**entry, "sampling": found.sampling} if found.generates else entry
+    if found is not None:
+        entry |= {"max_model_len": found.model.context, "chats": found.chats}
+        return {**entry, "sampling": found.sampling} if found.generates else entry
+    chats = await asyncio.to_thread(may_chat, config)
+    return entry if chats is None else {**entry, "chats": chats}
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -8,10 +8,11 @@ import pytest
 
 from numflow.engine.load import load
 from numflow.engine.model import Model
+from numflow.engine.warmup import warm_up
 from numflow.errors import RequestError
 from numflow.reference.program import Program
 from tests.conftest import shared
-from tests.engine.fake import used_blocks
+from tests.engine.fake import fake_model, used_blocks
 from tests.ops.build import VOCABULARY, Builder
 
 
@@ -109,3 +110,23 @@ def test_published_encoder_decoder():
             result = model.generate(source, max_tokens=12, ignore_eos=True, decoder_ids=prefix)
             assert result.ids == case["greedy"][i]
         assert used_blocks(model) == 0
+
+
+@pytest.mark.parametrize("facts", [{}, {"decoder_start_token": None}])
+def test_warming_up_runs_encoder_and_decoder(facts, monkeypatch):
+    model, ran = translator(facts), []
+    run = Program.run
+    monkeypatch.setattr(Program, "run", lambda self, batch, entry="main", output="logits": ran.append(
+        (entry, len(batch.tokens))) or run(self, batch, entry, output))
+    warm_up(model)
+    assert {("encode", 1), ("encode", 38), ("main", 1)} <= set(ran)
+    assert used_blocks(model) == 0
+
+
+@pytest.mark.parametrize(("outputs", "wanted"), [(("hidden",), "hidden"), (("logits", "hidden"), "logits")])
+def test_warming_up_an_encoder_reads(outputs, wanted, monkeypatch):
+    model, read = fake_model(type="encoder", outputs=outputs), []
+    for name in ("hidden", "logits"):
+        monkeypatch.setattr(Model, name, lambda self, ids, name=name: read.append((name, len(ids))))
+    warm_up(model)
+    assert read == [(wanted, 1), (wanted, 62)]

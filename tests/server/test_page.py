@@ -1,5 +1,6 @@
 """The chat page in a real browser, headless: streaming, stopping, settings, alternatives, keyboard, phone width."""
 
+import json
 import re
 import shutil
 
@@ -73,7 +74,7 @@ class Page:
 @pytest.mark.slow
 def test_a_conversation(browser, server, model):
     page = Page(browser, server.url)
-    assert [option.text for option in page.all("#model option")][:2] == ["org/chat", "encoder"]
+    assert [option.text for option in page.all("#model option")] == ["org/chat", "limited"]  # encoders do not chat
     page.set("temperature", 0)
     page.set("max_tokens", 24)
     page.ask("hi")
@@ -119,10 +120,10 @@ def test_stopping(browser, server, how):
 @pytest.mark.slow
 def test_an_error_is_shown(browser, server):
     page = Page(browser, server.url)
-    page.set("model", "encoder")
+    page.set("max_tokens", -5)
     page.ask("hi")
     page.wait(lambda: page.all(".foot .error"))
-    assert "does not write text" in page.one(".foot .error").text
+    assert "max_tokens" in page.one(".foot .error").text
 
 
 @pytest.mark.slow
@@ -149,3 +150,118 @@ def test_settings_are_kept(browser, server):
     page = Page(browser, server.url)
     assert page.one("#system").get_property("value") == "Be brief."
     assert page.one("#temperature").get_property("value") == "1.5"
+
+
+@pytest.mark.slow
+def test_conversations_are_kept_listed_and_deleted(browser, server):
+    page = Page(browser, server.url)
+    page.set("max_tokens", 5)
+    page.ask("first question")
+    page.wait(lambda: page.texts() and not page.busy)
+    first = page.texts()
+    page = Page(browser, server.url)  # reloaded
+    assert page.texts() == first and [b.text for b in page.all(".user .bubble")] == ["first question"]
+    page.one("#new").click()
+    page.ask("second question")
+    page.wait(lambda: page.texts() and not page.busy)
+    assert [b.text for b in page.all("#chats .open")] == ["second question", "first question"]
+    page.all("#chats .open")[1].click()
+    assert page.texts() == first
+    page.ask("and more")
+    page.wait(lambda: len(page.texts()) == 2 and not page.busy)
+    assert [b.text for b in page.all("#chats .open")] == ["first question", "second question"]
+    page.all("#chats .drop")[1].click()
+    assert len(page.all("#chats .open")) == 2  # asked once more
+    page.all("#chats .drop")[1].click()
+    page = Page(browser, server.url)
+    assert [b.text for b in page.all("#chats .open")] == ["first question"] and len(page.texts()) == 2
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_an_answer_goes_to_its_own_conversation(browser, server):
+    page = Page(browser, server.url)
+    page.set("max_tokens", 470)
+    page.ask("long")
+    page.wait(lambda: page.busy and page.texts() and page.texts()[0])
+    page.one("#new").click()
+    assert not page.busy and page.texts() == []
+    server.wait_idle()
+    assert page.texts() == []
+    page.one("#chats .open").click()
+    assert page.texts()[0] and "interrupted" in page.one(".foot").text
+
+
+@pytest.mark.slow
+def test_a_message_is_written_anew(browser, server, model):
+    page = Page(browser, server.url)
+    page.set("temperature", 0)
+    page.set("max_tokens", 8)
+    for text in ("one", "two"):
+        page.ask(text)
+        page.wait(lambda: page.texts() and not page.busy)
+    page.driver.execute_script("document.querySelector('.user .tools button').click()")
+    area = page.one(".user textarea")
+    area.clear()
+    area.send_keys("three", "\ue007")
+    page.wait(lambda: len(page.texts()) == 1 and not page.busy)
+    assert [b.text for b in page.all(".user .bubble")] == ["three"]
+    assert page.texts() == [model.generate([{"role": "user", "content": "three"}], chat=True, max_tokens=8).text]
+
+
+@pytest.mark.slow
+def test_a_text_file_goes_with_the_message(browser, server, tmp_path):
+    (tmp_path / "notes.md").write_text("a\n```\nb\n```\n")
+    (tmp_path / "raw.bin").write_bytes(b"\xff\xfe\x00")
+    page = Page(browser, server.url)
+    page.set("max_tokens", 3)
+    page.one("#file").send_keys(f"{tmp_path / 'notes.md'}\n{tmp_path / 'raw.bin'}")
+    page.wait(lambda: page.one("#note").text)
+    assert page.one("#note").text == "raw.bin is no text in UTF-8"
+    assert [chip.text.split(",")[0] for chip in page.all("#files .chip")] == ["notes.md"]
+    browser.execute_script("const own = fetch; window.fetch = (path, options) => {"
+                           "window.sent = options.body; return own(path, options); }")
+    page.ask("Sum up:")
+    page.wait(lambda: page.texts() and not page.busy)
+    sent = json.loads(browser.execute_script("return window.sent"))
+    assert sent["messages"][0]["content"] == "Sum up:\n\nnotes.md:\n````\na\n```\nb\n```\n````"
+    assert page.one(".user .bubble").text == "Sum up:" and "notes.md" in page.one(".user .chip").text
+    assert page.all("#files .chip") == []
+
+
+@pytest.mark.slow
+def test_code_has_a_copy_button_of_its_own(browser, server):
+    page = Page(browser, server.url)
+    browser.execute_script("""
+        localStorage.setItem("numflow.chat.x", JSON.stringify({ time: 1, turns: [
+            { role: "user", content: "code?" },
+            { role: "assistant", how: "complete",
+              content: "Here:\\n```python\\nprint(1)\\nprint(2)\\n```\\nDone" }] }));
+        sessionStorage.setItem("numflow.last", "x");""")
+    page = Page(browser, server.url)
+    browser.execute_script("document.execCommand = () => { window.copied = document.activeElement.value; };"
+                           "navigator.clipboard.writeText = () => Promise.reject();")
+    browser.execute_script("document.querySelector('.code button').click()")
+    page.wait(lambda: page.one(".code button").get_property("textContent") == "copied")
+    assert browser.execute_script("return window.copied") == "print(1)\nprint(2)"
+
+
+@pytest.mark.slow
+def test_a_finger_shows_alternatives(browser, server):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True})
+    page = Page(browser, server.url)
+    page.set("max_tokens", 8)
+    page.ask("hi")
+    page.wait(lambda: page.texts() and not page.busy)
+
+    def tapped() -> bool:  # again, if the log has still scrolled after the tap, which hides them
+        browser.execute_script("""
+            const word = document.querySelectorAll(".t[data-n]")[2], finger = { bubbles: true, pointerType: "touch" };
+            for (const kind of ["pointerover", "pointerdown", "pointerup"])
+                word.dispatchEvent(new PointerEvent(kind, finger));
+            document.getElementById("log").dispatchEvent(new PointerEvent("pointerleave", finger));""")
+        return page.one("#tip").is_displayed() and len(page.all("#tip .row")) == 5
+
+    page.wait(tapped)
+    assert "Tap a word" in page.one("#hint").get_property("textContent")
