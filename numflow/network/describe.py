@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from numflow.formats.checkpoint import Checkpoint
+from numflow.network.weights import is_computed
 from numflow.ops import Network, Step
 
 
@@ -41,22 +42,17 @@ def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
 
 
 def shapes(step: Step, network: Network) -> str:
-    """ "[T, 576] -> [T, 960]  Q4_1"."""
+    """ "[T, 576] -> [T, 960]  Q4_1"; "Q4_1 as F32" where the numbers are made when they are read."""
 
     def one(view):
         rows = {"tokens": "T", "logits": "R", "routes": "T*S"}[network.buffers[view.buffer].rows]
         return f"[{rows}, {view.width}]"
 
     text = " ".join(map(one, step.inputs)) + " -> " + " ".join(map(one, step.outputs))
-    types = sorted(
-        {
-            kind
-            for role, name in step.weights.items()
-            if role in ("weight", "table")
-            for kind in network.weights[name].types
-        }
-    )
-    return f"{text.strip()}  {'/'.join(types)}".rstrip()
+    weights = [network.weights[name] for role, name in step.weights.items() if role in ("weight", "table")]
+    types = sorted({kind for weight in weights for kind in weight.types})
+    made = " as F32" if types != ["F32"] and any(weight.parts and is_computed(weight) for weight in weights) else ""
+    return f"{text.strip()}  {'/'.join(types)}{made}".rstrip()
 
 
 def stored_bytes(network: Network, checkpoint: Checkpoint, name: str) -> int:

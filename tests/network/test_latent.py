@@ -10,7 +10,7 @@ from numflow import network
 from numflow.cpu.program import Program
 from numflow.network import WeightSource
 from numflow.network.cost import weight_bytes
-from numflow.network.describe import cache_bytes_per_token
+from numflow.network.describe import cache_bytes_per_token, group_steps
 from numflow.network.quantise import plan_of, quantised
 from numflow.ops import Batch
 from numflow.partition.cut import partition
@@ -83,6 +83,9 @@ def test_of_quantised_ones_only_those_of_queries_become_numbers(wide):
     keys, values = (source.raw(f"blk.0.attn_kv_b.{half}.weight") for half in "kv")
     assert (keys.type, values.type) == ("F32", "q8")
     assert weight_bytes(built.weights[keys.name]) == keys.rows.nbytes == 4 * 64 * 32 * 4
+    shown = {group.label: group.shapes for group in group_steps(built, checkpoint)}
+    assert shown["blk.*.attn_k_b"] == "[T, 128] -> [T, 256]  q8 as F32"
+    assert shown["blk.*.attn_v_b"] == "[T, 256] -> [T, 128]  q8"
     split, halves = wide("gguf", "q4")
     assert {split.weights[f"blk.0.attn_{half}_b.weight"].types for half in "kv"} == {("q4",)}
     assert WeightSource(split, halves).raw("blk.0.attn_k_b.weight").type == "q4"
