@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from numflow.cli.app import app
+from tests.server.processes import ServerProcess
 from tests.conftest import REPO
 
 
@@ -92,3 +93,13 @@ def test_serve_prints_its_memory_plan(model_folders):
         process.terminate()
     assert lines[0].startswith("numflow loads m, ") and lines[2].startswith("numflow serves m on http")
     assert lines[1].startswith("memory of m: weights ") and "keys and values up to" in lines[1]
+
+
+@pytest.mark.parametrize(("options", "warns"), [(("--host", "0.0.0.0"), True), ((), False),
+                                                (("--host", "0.0.0.0", "--api-key", "sk-1"), False)])
+def test_an_open_service_is_warned_of(model_folders, options, warns):
+    with ServerProcess("-m", str(model_folders["chat"]), "--device", "reference", *options) as process:
+        process.process.terminate()
+        process.process.wait(60)
+        process._reader.join(60)
+    assert any("warning: whoever reaches" in line and "--api-key" in line for line in process.log) is warns
