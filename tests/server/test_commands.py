@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from numflow.cli.app import app
-from tests.server.processes import ServerProcess
 from tests.conftest import REPO
+from tests.server.processes import ServerProcess
 
 
 @pytest.fixture
