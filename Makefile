@@ -34,6 +34,10 @@ specs/README.md: numflow/spec/schema.py numflow/spec/reference.py .venv
 nightly:
 	bash .ci/nightly
 
+# What mypy has to say of the modules that pyproject.toml does not leave out.
+types: .venv
+	.venv/bin/pip install -q -e ".[types]" && .venv/bin/mypy
+
 # Everything that is made here and can be made again; downloaded models and compiled kernels stay.
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache
@@ -44,4 +48,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: test test-network test-slow mutants lint ci nightly clean
+.PHONY: test test-network test-slow mutants lint types ci nightly clean

@@ -107,7 +107,7 @@ def _number(value: int, level: int) -> str:
 
 
 _SHORT = reprlib.Repr()  # looks at no more of a value than it shows
-_SHORT.repr_int = _number  # type: ignore[method-assign]  # Python's own refuses long ones
+_SHORT.repr_int = _number  # type: ignore[method-assign, assignment]  # Python's own refuses long ones
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 12
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 

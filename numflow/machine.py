@@ -46,8 +46,8 @@ def _limits(root: Path) -> list[tuple[int, int, int]]:
         for most, now in _GROUPS:
             limit, used = _text(folder / most).strip(), _text(folder / now).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < _NO_LIMIT:
-                stat = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
-                files = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+                stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
+                files = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
                 found.append((int(limit), int(used), int(files)))
     return found
 

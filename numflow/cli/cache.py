@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,7 +53,7 @@ def clear(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", show_defa
 def _show(json: bool) -> None:
     from numflow.registry.progress import megabytes
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, folder in _folders().items():
         sizes = [_size(entry) for entry in _made(kind, folder)]
         rows.append({"kind": kind, "bytes": sum(size for size, _ in sizes), "files": sum(count for _, count in sizes),

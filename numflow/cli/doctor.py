@@ -21,7 +21,7 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "report": ("matplotlib",), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
                    "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
-          "test-web": ("schemathesis", "selenium")}
+          "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}
 
 
 def doctor(json: options.Json = False) -> None:
@@ -109,7 +109,7 @@ def _free_memory() -> str:
 
 
 def _extras() -> dict[str, object]:
-    state = {}
+    state: dict[str, object] = {}
     for extra, packages in EXTRAS.items():
         missing = [package for package in packages if _version(package) is None]
         state[f"extra {extra}"] = f"not installed: {', '.join(missing)} ({install(extra)})" \

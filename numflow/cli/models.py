@@ -1,5 +1,7 @@
 """`numflow pull` and `numflow models`: models by name."""
 
+from typing import Any
+
 from numflow.cli import options
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
@@ -21,7 +23,8 @@ def models(json: options.Json = False) -> None:
     from numflow.registry.paths import models_dir
     from numflow.registry.progress import megabytes
 
-    rows = [{"name": entry.name, "aliases": list(entry.aliases), "bytes": entry.bytes or None, "source": entry.source,
+    rows: list[dict[str, Any]] = [
+            {"name": entry.name, "aliases": list(entry.aliases), "bytes": entry.bytes or None, "source": entry.source,
              "license": entry.license, "about": entry.about, "path": registry.installed(entry),
              "default": entry.name == registry.default_model()} for entry in registry.known().values()]
     if json:

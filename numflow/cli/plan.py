@@ -71,7 +71,7 @@ def plan(
         print(f"{network.name} on {found.title}, {batch} x {goal.context} tokens, {objective}\n")
         print_table(("devices", "strategy", ">GB", ">first token s", ">tok/s, one", f">tok/s, {batch}", "verdict"),
                     [_row(c) for c in candidates])
-        if candidates[0].fits:
+        if candidates[0].fits and candidates[0].plan is not None:
             print("\n" + "\n".join(draw(candidates[0].plan, candidates[0].memory)))
     if not candidates[0].fits:
         raise RequestError("no strategy fits into the memory of these devices; a smaller --context, --batch, --kv or "
@@ -122,7 +122,7 @@ def _with_memory(cluster, names: list[str], memory: str):
                                      for name, device in cluster.devices.items()})
 
 
-def _network(model, shape: str, weights: str, spec: Path | None, offline: bool):
+def _network(model, shape: str, weights: str, spec: str | Path | None, offline: bool):
     """The model's network, each matrix product on its own."""
     from dataclasses import replace
 

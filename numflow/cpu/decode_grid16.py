@@ -104,8 +104,8 @@ class Grid16Avx512(Grid16):
         """Fields of two blocks, 16 bits apart from bit `at` of every 64 on, to where `_both` has them."""
         bits = [12 * (row // 2) % 8 + row % 2 * 6 for row in range(16)]
         shifts = [(at + bit + 16 * half + byte) % 64 for bit in bits for half in range(2) for byte in (3, -4)]
-        shifts = self.hold(Value(fields.builder, fields.like(shifts)))
-        return shifts.call("llvm.x86.avx512.pmultishift.qb.512", fields.llvm.type, fields).as_("i32", 16)
+        held = self.hold(Value(fields.builder, fields.like(shifts)))
+        return held.call("llvm.x86.avx512.pmultishift.qb.512", fields.llvm.type, fields).as_("i32", 16)
 
 
 class Grid16Avx2(Grid16):

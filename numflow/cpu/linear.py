@@ -84,7 +84,8 @@ def head_linear(step: Step, ctx) -> list[Call]:
     x, y, heads = step.inputs[0], step.outputs[0], param(step, "heads")
     weight, columns, rows = ctx.packed(step.weights["weight"]), x.width // heads, y.width // heads
     room = heads * -(-ctx.room(x) // TOKEN_TILE) * TOKEN_TILE
-    calls, made = [], {}
+    calls: list = []
+    made = {}
     for int8 in operand_kinds(weight, ctx.activations):
         x_size, aux_size = operand_bytes(room, columns, int8)
         made[int8] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if int8 else 0

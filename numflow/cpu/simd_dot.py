@@ -17,7 +17,9 @@ class Dot:
     """
 
     def __init__(self, sums: list[Value]):
-        self._sums, self._pairs, self._largest, self._apart = sums, [], 0, []
+        self._sums, self._largest = sums, 0
+        self._pairs: list = []
+        self._apart: list = []
 
     def add(self, codes: Value, words: list[Value], most: int) -> None:
         """Each lane: + the 4 products of the unsigned bytes of `codes` u8x64 and the signed ones of the token's word.

@@ -87,7 +87,7 @@ class Value:
         """i1 lanes of "==", ">" ... of signed integers."""
         return Value(self.builder, self.builder.icmp_signed(relation, self.llvm, self.like(other)))
 
-    def choose(self, then: "Value", otherwise: "Value | int") -> "Value":
+    def choose(self, then: "Value", otherwise: "Value | float") -> "Value":
         """Of i1 lanes: `then` where they are true."""
         return Value(self.builder, self.builder.select(self.llvm, then.llvm, then.like(otherwise)))
 

@@ -57,4 +57,4 @@ def _libraries() -> list:
 
 
 def _address(function) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

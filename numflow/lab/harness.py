@@ -86,6 +86,7 @@ def _load(path: Path) -> ModuleType:
     for old in [module for module in sys.modules if module.partition(".")[0] == name]:
         del sys.modules[old]  # of another folder of experiments, perhaps
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)])
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -86,7 +86,7 @@ def random_checkpoint(shape: Shape, weights: str = "F16", seed: int = 0) -> Chec
     def tensor(name: str, size: tuple[int, ...]) -> Tensor:
         if len(size) == 1:
             return Tensor(name, size, TYPES["F32"], lambda: np.ones((1, size[0]), np.float32).view(np.uint8))
-        return Tensor(name, size, kind, _drawn(size, weights, seed))
+        return Tensor(name, size, kind, _drawn((size[0], size[1]), weights, seed))
 
     tensors = {name: tensor(name, size) for name, size in shape.tensors().items()}
     return Checkpoint(Path("random"), "safetensors", "hf", tensors, shape.config())

@@ -17,7 +17,7 @@ def verify(network: Network) -> None:
         for step in steps:
             check_step(step, network)
             for view in step.inputs:
-                if not _covered(view.start, view.start + view.width, written.get(view.buffer, ())):
+                if not _covered(view.start, view.start + view.width, written.get(view.buffer, [])):
                     raise NetworkError(f"{entry}: {step}: reads {view} before it is written")
             for view in step.outputs:
                 written.setdefault(view.buffer, set()).add((view.start, view.start + view.width))

@@ -65,9 +65,9 @@ def _add_embeddings(b: Builder, x: View) -> View:
         table = b.matrix("position_embd", None, width)
         b.emit("embed_position", (x,), (x,), "position_embd", {"table": table}, offset=offset)
     elif position == "sinusoidal":
-        table = sinusoids(b.option("stack", "context") + offset, width, b.option("embedding", "sinusoid"),
+        waves = sinusoids(b.option("stack", "context") + offset, width, b.option("embedding", "sinusoid"),
                           b.option("embedding", "sinusoid_span"))
-        b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", table)}, offset=offset)
+        b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
     if b.option("embedding", "token_types"):
         b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
     if b.option("embedding", "norm"):

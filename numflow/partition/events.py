@@ -102,7 +102,8 @@ class Simulator:
         self._meeting: dict[tuple[tuple[str, ...], int], int] = {}  # (group, job) -> how many have come
         self._ends: list[tuple[float, tuple[str, ...]]] = []  # collectives under way
         self._open: dict[int, int] = {}
-        self._jobs, self._alarms = 0, []
+        self._jobs = 0
+        self._alarms: list = []
 
     def issue(self, scripts: Mapping[str, Script]) -> int:
         """Give a job to the ends of the devices' queues; returns its number."""

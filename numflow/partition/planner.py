@@ -175,7 +175,8 @@ def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[f
     """(tokens/s, share of exchanges, share of waiting) of decoding `batch` queries in `lanes` batches under way."""
     sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
     scripts = [prices.scripts([Load(size, 1, context - 1)]) for size in sizes]
-    rounds, owner, ends = [0] * lanes, {}, []
+    owner: dict[int, int] = {}
+    rounds, ends = [0] * lanes, []
 
     def again(lane: int) -> None:
         owner[simulator.issue(scripts[lane])] = lane

@@ -70,9 +70,9 @@ class Holding:
 
     def weights(self, network: Network) -> float:
         """Bytes of all weights."""
+        look_up = self.look_up or self.weigh
         looked_up = tables(network) if self.look_up is not None else ()
-        return sum((self.look_up if name in looked_up else self.weigh)(weight)
-                   for name, weight in network.weights.items())
+        return sum((look_up if name in looked_up else self.weigh)(weight) for name, weight in network.weights.items())
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ original's rule, which looks at the whole matrix.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +82,7 @@ def joined(parts: list[Outliers]) -> Outliers:
     return Outliers(*(np.concatenate(arrays) for arrays in zip(*padded, strict=True)))
 
 
-def with_outliers(name: str, schemes: dict[str, Scheme]) -> OutlierScheme | None:
+def with_outliers(name: str, schemes: Mapping[str, Scheme]) -> OutlierScheme | None:
     """The scheme called SCHEME+SHARE%, None if `name` is no such name.
 
     Raises:

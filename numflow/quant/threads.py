@@ -15,6 +15,7 @@ import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 
@@ -28,17 +29,19 @@ def kernel(fn: Callable) -> Callable:
 
     Floats are not reordered or contracted, so that results are those of the same lines in NumPy.
     """
-    saved, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
+    config: Any = numba.config  # its names are made when it is imported
+    saved, config.CACHE_DIR = config.CACHE_DIR, str(kernel_cache.folder(fn.__module__))
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(fn)
     finally:
-        numba.config.CACHE_DIR = saved
+        config.CACHE_DIR = saved
 
 
 def part(fn: Callable) -> Callable:
     """A function of kernels, and of no one else: it becomes part of each that calls it. A call would pass seven words
     for each array, and count its users."""
-    return numba.njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(fn)
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(forceinline=True, error_model="numpy", **options)(fn)
 
 
 @functools.cache
