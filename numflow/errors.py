@@ -112,6 +112,9 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfr
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 
+LISTED = 40  # names that an error lists at most
+
+
 def did_you_mean(word: str, known) -> str:
     """`"; did you mean 'x'?"` for the nearest of `known`, else the list of them, ready to append."""
     from difflib import get_close_matches  # only what fails needs it
@@ -120,4 +123,5 @@ def did_you_mean(word: str, known) -> str:
     near = get_close_matches(str(word)[:100], known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(known)}" if known else ""
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return f"; known: {', '.join(known[:LISTED])}{more}" if known else ""

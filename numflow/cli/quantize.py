@@ -86,7 +86,8 @@ def quantize(
         calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
         if target_bpw is not None:
             progress.stage("measuring sensitivity", 0)
-            chosen = automatic_recipe(path, target_bpw, calibration, spec, given=chosen)
+            chosen = automatic_recipe(path, target_bpw, calibration, spec,
+                                      lambda done, total: progress.part(done, total, "group of matrices"), chosen)
         progress.stage(f"quantising to {chosen.name}", 0)
         if as_gguf:
             report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force)
@@ -193,8 +194,8 @@ def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, 
 
     progress.stage("calibrating", 0)
     context = 512 if context is None else context
-    return calibrate(model, text, context, chunks, moments, lambda done, total: progress.note(
-        f"window {done} of {total}") if done % 8 == 0 else None, spec=spec)
+    return calibrate(model, text, context, chunks, moments,
+                     lambda done, total: progress.part(done, total, "window"), spec=spec)
 
 
 def _could_be_calibrated(report: dict) -> bool:

@@ -1,6 +1,8 @@
 """How a download tells what it does: silently, or with a bar on standard error."""
 
 import sys
+import time
+from collections.abc import Callable
 
 
 class Silent:
@@ -15,18 +17,36 @@ class Silent:
     def done(self, bytes: int) -> None:
         """So many bytes of this stage are done, counted from its start."""
 
+    def part(self, done: int, of: int, what: str) -> None:
+        """So many of the parts of this stage are done, such as "window"."""
+
     def close(self) -> None:
         """No more stages."""
 
 
 class Lines(Silent):
-    """One line per stage, for logs and pipes."""
+    """One line per stage, for logs and pipes, and one of every `pause` seconds for how far it is."""
+
+    def __init__(self, pause: float = 10.0, clock: Callable[[], float] = time.monotonic):
+        self._pause, self._clock = pause, clock
+        self._text, self._total, self._told = "", 0, clock()
 
     def note(self, text: str) -> None:
+        self._told = self._clock()
         print(text, file=sys.stderr, flush=True)
 
     def stage(self, text: str, total: int) -> None:
+        self._text, self._total = text, total
         self.note(f"{text} ({megabytes(total)})" if total else text)
+
+    def done(self, bytes: int) -> None:
+        if self._clock() - self._told >= self._pause:
+            so_far = f"{bytes / self._total:.0%}" if self._total else megabytes(bytes)
+            self.note(f"{self._text}: {so_far}")
+
+    def part(self, done: int, of: int, what: str) -> None:
+        if self._clock() - self._told >= self._pause:
+            self.note(f"{what} {done} of {of}")
 
 
 class Bar(Silent):
@@ -51,6 +71,10 @@ class Bar(Silent):
     def done(self, bytes: int) -> None:
         if self._task is not None:
             self._progress.update(self._task, completed=bytes)
+
+    def part(self, done: int, of: int, what: str) -> None:
+        if done % 8 == 0 or done == of:
+            self.note(f"{what} {done} of {of}")
 
     def close(self) -> None:
         self._progress.stop()

@@ -9,7 +9,7 @@ from numflow.cuda.device import Simulated
 from numflow.cuda.program import Program
 from numflow.reference.program import Program as Reference
 from tests.cuda.small import CASES, ONE_PER_OP
-from tests.ops.build import error, run_case
+from tests.ops.build import difference, error, run_case
 from tests.ops.cases import CASES as ALL
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # .ci/cuda runs them
 def test_against_the_reference(case):
     actual = run_case(case, Program, activations="f32", gpu=Simulated(seed=1))
     for a, e in zip(actual, run_case(case, Reference), strict=True):
-        assert error(a, e) < case.bound
+        assert error(a, e) < case.bound, difference(a, e, case.bound)
 
 
 @pytest.mark.parametrize("case", ONE_PER_OP, ids=str)

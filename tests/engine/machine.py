@@ -46,7 +46,8 @@ class Machine:
         for at in range(span.start, span.start + span.count):
             content = self.memory.setdefault(blocks[at // SIZE], [None] * SIZE)
             content[at % SIZE] = tokens[at]
-            assert self.scheduler.blocks.holders(blocks[at // SIZE]) == 1, "a shared block is written"
+            holders = self.scheduler.blocks.holders(blocks[at // SIZE])
+            assert holders == 1, f"block {blocks[at // SIZE]}, which {holders} tables hold, is written at place {at}"
         end = span.start + span.count
         found = list(chain.from_iterable(self.memory[block] for block in blocks[:-(-end // SIZE)]))[:end]
-        assert found == tokens[:end], "a token sees what is not its own"
+        assert found == tokens[:end], f"a token at {end} sees {found}, not its own {tokens[:end]}"

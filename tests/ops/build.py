@@ -206,3 +206,16 @@ def error(actual, expected):
     assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
     assert actual.dtype == np.float32
     return float(np.max(np.abs(actual - expected)) / max(np.std(expected), 1e-3))
+
+
+def difference(actual, expected, bound):
+    """Where two arrays first differ by more than `bound` (as `error` counts), both numbers, and how far it reaches."""
+    off = np.abs(actual - expected) / max(np.std(expected), 1e-3)
+    wrong = ~(off < bound)
+    if not wrong.any():
+        return "no number differs"
+    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    rows = wrong.reshape(len(wrong), -1).any(axis=1) if wrong.ndim else wrong.reshape(1)
+    return (f"at {list(map(int, at))} of {list(actual.shape)}: got {actual[at]:.6g}, expected {expected[at]:.6g}, "
+            f"off by {off[at]:.2g} (allowed {bound:g}); {int(wrong.sum())} of {wrong.size} numbers are wrong, in "
+            f"{int(rows.sum())} of {len(rows)} rows")

@@ -7,7 +7,7 @@ from numflow.cpu.bind import BINDERS
 from numflow.cpu.program import Program
 from numflow.ops import OPS
 from numflow.reference.program import Program as Reference
-from tests.ops.build import error, run_case
+from tests.ops.build import difference, error, run_case
 from tests.ops.cases import CASES
 
 
@@ -21,7 +21,7 @@ def test_against_the_reference(case):
     actual = run_case(case, Program, activations="f32", threads=2)
     for a, e in zip(actual, expected, strict=True):
         assert a.shape == e.shape
-        assert error(a, e) < case.bound
+        assert error(a, e) < case.bound, difference(a, e, case.bound)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_ids)
