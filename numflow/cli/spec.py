@@ -55,9 +55,11 @@ def check(
 
     With a checkpoint it is resolved, and the network is printed.
     """
+    from numflow.network.draft_keys import check_confirmed
     from numflow.spec import load_spec
 
     found = load_spec(name)
+    check_confirmed(found)
     if checkpoint is not None:
         from numflow import formats, network, registry
 

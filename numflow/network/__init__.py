@@ -9,6 +9,7 @@ from numflow.formats.checkpoint import Checkpoint
 from numflow.network.builder import Builder
 from numflow.network.checks import check_step, verify
 from numflow.network.describe import bits_per_weight
+from numflow.network.draft_keys import check_confirmed
 from numflow.network.names import TensorNames
 from numflow.network.passes import fuse_linears
 from numflow.network.selecting import select_early
@@ -32,7 +33,12 @@ def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
 
 
 def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
-    """The spec's values for this checkpoint, and its tensor names."""
+    """The spec's values for this checkpoint, and its tensor names.
+
+    Raises:
+        SpecError: the spec is a draft with keys that nobody has confirmed, or names no tensors of such files.
+    """
+    check_confirmed(spec)
     names = TensorNames(spec, checkpoint)
     file = str(checkpoint.files.get("config", "")) if checkpoint.naming == "hf" else f"the header of {checkpoint.path}"
     return Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file), names

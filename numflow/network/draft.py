@@ -2,10 +2,14 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
+from numflow.network.draft_keys import Recorded, mapped, to_confirm, unread, with_tables
 from numflow.network.names import SUFFIXES, TensorNames
 from numflow.spec.detect import names_it
 from numflow.spec.reader import Spec, list_specs
@@ -25,7 +29,8 @@ def draft(checkpoint: Checkpoint) -> Draft:
     """Try every shipped family as it is, then with tensor names guessed from the names other families use.
 
     A family fits when its network builds: every tensor found, of the right shape, and none left over. If none fits, the
-    draft extends the nearest and says which tensors have no place.
+    draft extends the nearest and says which tensors have no place. Keys of the configuration that a fitting family does
+    not read are mapped, or keep the draft from running until somebody has confirmed them.
     """
     from numflow.network import build
 
@@ -50,19 +55,57 @@ def draft(checkpoint: Checkpoint) -> Draft:
     if fitting:
         *_, spec, renamed = min(fitting, key=lambda a: a[:-2])
         others = [s.name for *_, s, _ in sorted(fitting, key=lambda a: a[:-2]) if s is not spec]
-        return Draft(_text(spec, checkpoint, renamed, [], others), "")
+        added, left = _mapped(_with_names(spec, checkpoint.naming, renamed), checkpoint)
+        return Draft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
     *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
     candidate = _with_names(spec, checkpoint.naming, renamed)
-    return Draft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), []), problem)
+    left = unread(spec, checkpoint.config, checkpoint.naming, _keys_named(spec, checkpoint))
+    return Draft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
 
 
+def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Tables by which the spec reads more keys of the configuration, and the keys that are left."""
+    added: dict[str, dict[str, Any]] = {}
+    read = _keys_used(spec, checkpoint)
+    for key in unread(spec, checkpoint.config, checkpoint.naming, read) if checkpoint.naming == "hf" else ():
+        within = spec.section("hf").get("within", "")
+        tables = mapped(key.removeprefix(f"{within}."), spec, _families(), read)
+        if tables is None:
+            continue
+        candidate = with_tables(spec, tables)
+        try:
+            further = _keys_used(candidate, checkpoint)
+        except NumflowError:
+            continue
+        if key in further and read <= further:
+            spec, read = candidate, further
+            for section, values in tables.items():
+                added[section] = added.get(section, {}) | values
+    return added, unread(spec, checkpoint.config, checkpoint.naming, read)
+
+
+def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:
+    """Keys of the configuration that building the network asks for."""
+    from numflow.network import build
+
+    config = Recorded(checkpoint.config)
+    build(spec, replace(checkpoint, config=config))
+    return config.read
+
+
+def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
+    """Keys that a spec which does not build may read: those it names."""
+    return _keys_read(spec, checkpoint, whole=True)
+
+
+@cache
 def _families() -> list[Spec]:
-    """Specs that describe more than one model: those that detection may choose."""
+    """Shipped specs that describe more than one model: those that detection may choose."""
     return [spec for spec in list_specs() if spec.section("detect")]
 
 
-def _keys_read(spec: Spec, checkpoint: Checkpoint) -> set[str]:
-    """Keys of the checkpoint's configuration that the spec reads."""
+def _keys_read(spec: Spec, checkpoint: Checkpoint, whole: bool = False) -> set[str]:
+    """Keys of the checkpoint's configuration that the spec names; whole: with the keys inside an object."""
     role = {"hf": "config"}.get(checkpoint.naming, checkpoint.naming)
     architecture = checkpoint.config.get("general.architecture", "")
     keys: set[str] = set()
@@ -71,12 +114,13 @@ def _keys_read(spec: Spec, checkpoint: Checkpoint) -> set[str]:
         for key, value in table.items():
             if key == role and isinstance(value, (str, list)):
                 found = [value] if isinstance(value, str) else value
-                keys.update(k.split(".")[0] if checkpoint.naming == "hf" else f"{architecture}.{k}" for k in found)
+                keys.update((k if whole else k.split(".")[0]) if checkpoint.naming == "hf" else f"{architecture}.{k}"
+                            for k in found)
             elif isinstance(value, dict):
                 visit(value)
 
     visit({name: table for name, table in spec.table.items() if isinstance(table, dict)})
-    return keys & set(checkpoint.config)
+    return keys if whole else keys & set(checkpoint.config)
 
 
 def _patterns(spec: Spec, naming: str) -> dict[str, list[str]]:
@@ -118,6 +162,7 @@ def _stored_patterns(checkpoint: Checkpoint) -> list[str]:
     return list(found)
 
 
+@cache
 def _known_endings(naming: str) -> dict[tuple[str, bool], str]:
     """(last words of a pattern, whether it is per layer) -> module, where all shipped specs agree."""
     votes: dict[tuple[str, bool], set[str]] = {}
@@ -153,56 +198,8 @@ def _unplaced(spec: Spec, checkpoint: Checkpoint) -> list[str]:
     return [p for p in _stored_patterns(checkpoint) if p not in covered and not any(i in p for i in ignored)]
 
 
-# Keys of a config.json that say nothing about the arithmetic.
-_INERT = {
-    "architectures",
-    "model_type",
-    "auto_map",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "unk_token_id",
-    "use_cache",
-    "initializer_range",
-    "init_std",
-    "torch_dtype",
-    "dtype",
-    "transformers_version",
-    "vocab_size",
-    "pretraining_tp",
-    "_name_or_path",
-    "_from_model_config",
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "resid_pdrop",
-    "dropout",
-    "hidden_dropout",
-    "activation_dropout",
-    "layerdrop",
-    "attention_bias",
-    "mlp_bias",
-    "is_decoder",
-    "id2label",
-    "label2id",
-    "gradient_checkpointing",
-    "output_past",
-    "tokenizer_class",
-    "quantization_config",
-}
-
-
-def _unread(spec: Spec, checkpoint: Checkpoint) -> list[str]:
-    if checkpoint.naming != "hf":
-        return []
-    return sorted(
-        key
-        for key in set(checkpoint.config) - _keys_read(spec, checkpoint) - _INERT
-        if checkpoint.config[key] not in (None, False, [], {})
-    )
-
-
-def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced: list[str], others: list[str]) -> str:
+def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced: list[str], others: list[str],
+          added: Mapping[str, Mapping[str, Any]], left: list[str]) -> str:
     config = checkpoint.config
     if checkpoint.naming == "gguf":
         identity = f'gguf = ["{config.get("general.architecture", "unknown")}"]'
@@ -222,10 +219,13 @@ def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced:
         lines.append(
             f"# The tensors alone also fit {', '.join(others)}: compare their options before you trust the draft."
         )
-    unread = _unread(spec, checkpoint)
-    if unread:
-        lines.append(f"# Not read from config.json; make sure none of them matters: {', '.join(unread)}.")
     lines += [f'extends = "{spec.name}"', "", "[model]", f"title = {_quoted(title)}", "", "[detect]", identity]
+    for section, values in sorted(added.items()):
+        lines += ["", f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+    if left:
+        lines += ["", "# Keys of the configuration that nothing above reads. The draft does not run before this list",
+                  "# is empty: find out what each does, give an option to each that matters, and take its name out.",
+                  "[unconfirmed]", f"keys = [{', '.join(map(_quoted, left))}]"]
     if renamed:
         lines += ["", f"[{checkpoint.naming}.tensors]"]
         lines += [f'"{module}" = {_quoted(pattern)}' for module, pattern in sorted(renamed.items())]
@@ -236,6 +236,21 @@ def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced:
         ]
         lines += [f"#   {pattern}" for pattern in unplaced]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value of a spec as TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
 
 
 def _quoted(value: object) -> str:

@@ -191,6 +191,10 @@ def _check_file(path: Path, table: Mapping[str, Any]) -> None:
                 _check_detect(path, value)
             case "parameters":
                 _check_parameters(path, value)
+            case "unconfirmed":
+                _expect(path, key, value, dict, "a table")
+                _known(path, key, value, ("keys",))
+                _texts(path, f"{key}.keys", value.get("keys", []))
             case _:
                 _check_part(path, key, key, value)
 

@@ -19,6 +19,8 @@ key |
 | `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \
 (general.architecture), `llama2c`, and a condition `when`. Not inherited |
 | `[parameters]` | named values: a literal, an expression, or a source table |
+| `[unconfirmed]` | `keys` of a draft: what it does not read of the model's configuration; a spec with some left does \
+not run |
 | the sections below | the building blocks |
 | `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
 | `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, \

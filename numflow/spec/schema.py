@@ -233,7 +233,7 @@ MODEL_TYPES = ("decoder", "encoder", "encoder-decoder")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
-TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed",
+TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
 NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "metadata", "written", *SECTIONS, *STACKS)

@@ -1,0 +1,203 @@
+"""Keys of a configuration that a drafted spec does not read: mapped as shipped families read them, or to be confirmed.
+
+A key that nobody reads may change the arithmetic, so a draft does not run while one is left: it is mapped to the
+options by which every shipped family that reads it does so, where they agree, or named in the draft's [unconfirmed].
+Only keys that are known to say nothing about the arithmetic are passed over.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numflow.errors import SpecError
+from numflow.spec.reader import Spec
+from numflow.spec.schema import SECTIONS
+
+# Keys, or ends of keys, that say nothing about the arithmetic: names, ids, training, precision, and what the tensors
+# tell by themselves (biases, sizes of the vocabulary).
+_INERT = frozenset("""
+_attn_implementation _from_model_config _name_or_path add_bias_linear add_qkv_bias architectures attention_bias
+attention_out_bias attention_softmax_in_fp32 attn_implementation attn_softmax_in_fp32 auto_map aux_loss_alpha bias
+bias_dropout_fusion chunk_size_feed_forward deterministic_flash_attn do_sample dtype early_stopping enable_bias ep_size
+finetuning_task fp32_residual_connection gradient_checkpointing id2label init_device init_method init_std
+initializer_cutoff_factor initializer_factor initializer_range is_decoder is_encoder_decoder label2id license
+lm_head_bias masked_softmax_fusion max_length min_length mlp_bias model_type name num_beams num_labels
+num_logits_to_keep num_nextn_predict_layers output_attentions output_hidden_states output_past output_router_logits
+pretraining_tp problem_type qkv_bias quantization_config reorder_and_upcast_attn rescale_prenorm_residual
+residual_in_fp32 return_dict router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 seq_aux
+slow_but_exact task_specific_params tokenizer_class torch_dtype torchscript transformers_version use_bias use_cache
+use_qkv_bias vocab_size
+""".split())  # noqa: SIM905  many words are read best as words
+_INERT_ENDS = ("_token_id", "_token_index", "dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop", "_drop")
+_INERT_STARTS = ("summary_", "classifier_", "use_flash_attn", "use_flash_attention")
+# The same of a GGUF file, behind the architecture: sizes that tensors have too.
+_INERT_GGUF = frozenset(("vocab_size", "context_length", "block_count", "embedding_length", "feed_forward_length",
+                         "attention.key_length", "attention.value_length", "rope.dimension_count"))
+
+
+class Recorded(dict):
+    """A configuration that notes in `read` which of its keys somebody has asked for, "rope_scaling.factor" included."""
+
+    def __init__(self, table: Mapping[str, Any], read: set[str] | None = None, before: str = ""):
+        self.read: set[str] = set() if read is None else read
+        super().__init__({key: Recorded(value, self.read, f"{before}{key}.") if isinstance(value, Mapping) else value
+                          for key, value in table.items()})
+        self._before = before
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self:
+            self.read.add(self._before + key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(self._before + key)
+        return super().__getitem__(key)
+
+
+def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -> list[str]:
+    """Keys with a value that `read` does not have, and that may change the arithmetic."""
+    if naming == "gguf":
+        before = f"{config.get('general.architecture', '')}."
+        return sorted(key for key, value in _leaves(config) if key.startswith(before) and key not in read
+                      and key.removeprefix(before) not in _INERT_GGUF)
+    if naming != "hf":
+        return []
+    within = spec.section("hf").get("within", "")
+    before = f"{within}." if isinstance(config.get(within), Mapping) else ""
+    left = {key: value for key, value in _leaves(config) if key not in read and not _inert(key)
+            and not (before and "." in key and not key.startswith(before))}
+    values = dict(_leaves(config))
+    for keys in _alternatives(spec.table):  # the same value under another name is read under that one
+        both = [before + key if before + key in values else key for key in keys]
+        known = [values[key] for key in both if key in read and key in values]
+        for key in both:
+            if key in left and left[key] in known:
+                del left[key]
+    return sorted(left)
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        elif value is not None and value != [] and value != "":
+            yield before + key, value
+
+
+def _inert(key: str) -> bool:
+    words = key.split(".")
+    return any(word in _INERT or word.endswith(_INERT_ENDS) or word.startswith(_INERT_STARTS)
+               for word in (words[0], words[-1]))
+
+
+def _alternatives(table: Mapping[str, Any]) -> Iterable[list[str]]:
+    """Keys of config.json that a spec takes for one another."""
+    for key, value in table.items():
+        if key == "config" and isinstance(value, list):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _alternatives(value)
+
+
+def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> dict[str, dict[str, Any]] | None:
+    """Tables to add to `spec` so that it reads `key` as the families do that read it.
+
+    None where no family does, they differ, or `spec` has something of its own in that place.
+    """
+    found: dict[str, tuple[dict, Spec]] = {}
+    for family in families:
+        settings = _settings(family, key) if family.type == spec.type else {}
+        if settings:
+            found.setdefault(repr(sorted(settings.items(), key=repr)), (settings, family))
+    if len(found) != 1:
+        return None
+    settings, family = next(iter(found.values()))
+    added: dict[str, dict[str, Any]] = defaultdict(dict)
+    ours, theirs = spec.section("parameters"), family.section("parameters")
+    for (section, option), value in settings.items():
+        old = spec.section("hf").get(section, {}).get(option, spec.section(section).get(option))
+        if old is not None and old != value and _keys(old, ours) & read:
+            return None
+        added[section][option] = value
+        for name in _names(value, theirs):
+            if name in ours and key in _keys(ours[name], ours):
+                continue
+            if name in ours and ours[name] != theirs[name]:
+                return None
+            if name not in ours:
+                added["parameters"][name] = theirs[name]
+    return dict(added)
+
+
+def _settings(family: Spec, key: str) -> dict[tuple[str, str], Any]:
+    """The options of a family that depend on a key of config.json, with their values."""
+    parameters, found = family.section("parameters"), {}
+    for table in (family.table, family.section("hf")):
+        for section in SECTIONS:
+            for option, value in table.get(section, {}).items():
+                if key in _keys(value, parameters):
+                    found[section, option] = value
+    return found
+
+
+def _keys(value: Any, parameters: Mapping[str, Any], seen: tuple[str, ...] = ()) -> set[str]:
+    """Keys of config.json that a value of a spec depends on."""
+    if isinstance(value, Mapping):
+        own = value.get("config", [])
+        return {own} if isinstance(own, str) else {*own}
+    keys: set[str] = set()
+    for name in _words(value):
+        if name in parameters and name not in seen:
+            keys |= _keys(parameters[name], parameters, (*seen, name))
+    return keys
+
+
+def _names(value: Any, parameters: Mapping[str, Any]) -> list[str]:
+    """Parameters that a value needs, and those that these need."""
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        for name in _words(value.get("default") if isinstance(value, Mapping) else value):
+            if name in parameters and name not in found:
+                found.append(name)
+                waiting.append(parameters[name])
+    return found
+
+
+def _words(value: Any) -> set[str]:
+    try:
+        tree = ast.parse(value.removeprefix("=").strip(), mode="eval") if isinstance(value, str) else None
+    except SyntaxError:  # a word of a choice, or other text
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree else set()
+
+
+def with_tables(spec: Spec, added: Mapping[str, Mapping[str, Any]]) -> Spec:
+    """The spec with options and parameters added; those for config.json stand above what they replace."""
+    table = dict(spec.table)
+    naming = dict(spec.section("hf"))
+    for section, values in added.items():
+        table[section] = {**table.get(section, {}), **values}
+        if section in naming:
+            naming[section] = {**naming[section], **values}
+    return Spec(spec.name, spec.chain, {**table, "hf": naming})
+
+
+def check_confirmed(spec: Spec) -> None:
+    """Refuse a draft whose [unconfirmed] still names keys.
+
+    Raises:
+        SpecError: it does; says how to confirm them.
+    """
+    keys = spec.section("unconfirmed").get("keys", [])
+    if keys:
+        raise SpecError(f"{spec.path}: {to_confirm(keys)}")
+
+
+def to_confirm(keys: list[str]) -> str:
+    """What is said of keys that a draft does not read."""
+    shown = ", ".join(keys[:12]) + (f" and {len(keys) - 12} more" if len(keys) > 12 else "")
+    return (f"keys of the model's configuration that the spec does not read, and that may change what it computes: "
+            f"{shown}; give an option to each that does, and take its name out of [unconfirmed] keys")

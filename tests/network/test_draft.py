@@ -1,0 +1,110 @@
+"""Drafts: keys of config.json that change the arithmetic are mapped, or keep the draft from running."""
+
+import tomllib
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.errors import SpecError
+from numflow.network import WeightSource
+from numflow.network.draft import draft
+from numflow.reference.program import Program
+from numflow.spec import load_spec
+from tests.specs.case import load_case, memory_checkpoint, run
+
+IDS = list(range(3, 15))
+
+
+def new_model(**keys):
+    """A llama under a name that nobody knows, with keys added to its config.json."""
+    case = load_case("llama_biased")
+    known = {key: value for key, value in case.configs[0].items() if key not in ("architectures", "model_type")}
+    return memory_checkpoint({**known, "architectures": ["NewForCausalLM"], "model_type": "new", **keys}, case.tensors)
+
+
+def logits(checkpoint, spec):
+    built = network.build(load_spec(spec), checkpoint)
+    return run(Program(built, WeightSource(built, checkpoint)), IDS)
+
+
+def written(drafted, tmp_path, text=None):
+    path = tmp_path / "draft.toml"
+    path.write_text(drafted.text if text is None else text)
+    return path
+
+
+@pytest.mark.parametrize(("keys", "option", "value"), [
+    ({"final_logit_softcapping": 2.0}, ("head", "softcap"), 2.0),
+    ({"attn_logit_softcapping": 1.5}, ("attention", "softcap"), 1.5),
+    ({"query_pre_attn_scalar": 4}, ("attention", "scale"), 0.5),
+    ({"partial_rotary_factor": 0.5}, ("rope", "dims"), None),
+    ({"residual_multiplier": 0.25}, ("block", "residual_scale"), 0.25),
+    ({"logits_scaling": 8.0}, ("head", "scale"), 0.125),
+    ({"logit_scale": 0.5}, ("head", "scale"), 0.5),
+    ({"embedding_multiplier": 12.0}, ("embedding", "scale"), 12.0),
+    ({"clip_qkv": 0.3}, ("attention", "clip"), 0.3),
+    ({"final_logit_softcapping": 2.0, "attention_multiplier": 0.1}, ("attention", "scale"), 0.1),
+])
+def test_keys_that_shipped_families_read_are_mapped(tmp_path, keys, option, value):
+    checkpoint = new_model(**keys)
+    drafted = draft(checkpoint)
+    assert not drafted.problem
+    path = written(drafted, tmp_path)
+    resolved, _ = network.resolve(load_spec(path), checkpoint)
+    found = resolved.option(*option, 0)
+    assert found == (resolved.option("attention", "head_dim", 0) // 2 if value is None else pytest.approx(value))
+    assert not np.array_equal(logits(checkpoint, path), logits(new_model(), "llama"))
+
+
+@pytest.mark.parametrize(("keys", "named"), [
+    ({"softmax_temperature": 3.0}, ["softmax_temperature"]),
+    ({"use_rope": False}, ["use_rope"]),
+    ({"mup": {"input": 2.0, "output": 0.5}}, ["mup.input", "mup.output"]),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 3}}, ["rope_scaling.twist"]),
+    ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, ["rope_scaling.type"]),
+    ({"layer_types": ["sliding_attention", "full_attention"]}, ["layer_types"]),
+    ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 4}, None),
+])
+def test_a_draft_with_other_keys_left_does_not_run(tmp_path, keys, named):
+    checkpoint = new_model(**keys)
+    drafted = draft(checkpoint)
+    left = tomllib.loads(drafted.text)["unconfirmed"]["keys"]
+    assert left == named or (named is None and len(left) == 1)
+    assert all(key in drafted.problem for key in left)
+    path = written(drafted, tmp_path)
+    for do in (network.build, network.resolve):
+        with pytest.raises(SpecError, match=r"draft.toml: keys .* does not read.*\[unconfirmed\] keys") as error:
+            do(load_spec(path), checkpoint)
+        assert left[0] in str(error.value) and "\n" not in str(error.value)
+    (tmp_path / "child.toml").write_text('extends = "draft"\n')
+    with pytest.raises(SpecError, match="unconfirmed"):
+        network.build(load_spec(tmp_path / "child.toml"), checkpoint)
+    confirmed = drafted.text.partition("# Keys of the configuration")[0]
+    network.build(load_spec(written(drafted, tmp_path, confirmed)), checkpoint)
+
+
+@pytest.mark.parametrize("keys", [
+    {}, {"torch_dtype": "bfloat16", "bos_token_id": 1, "attention_dropout": 0.1, "initializer_range": 0.02},
+    {"attention_bias": True, "use_cache": True, "id2label": {"0": "a"}, "transformers_version": "4.57"},
+    {"pad_token_id": [1, 2], "summary_type": "cls", "_name_or_path": "x", "final_logit_softcapping": None},
+    {"rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
+])
+def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
+    checkpoint = new_model(**keys)
+    drafted = draft(checkpoint)
+    assert not drafted.problem and "unconfirmed" not in drafted.text
+    network.build(load_spec(written(drafted, tmp_path)), checkpoint)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "granite"])
+def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
+    """Whatever a draft of a known family under an unknown name computes is what the family computes."""
+    case = load_case(name)
+    checkpoint = memory_checkpoint({**case.configs[0], "architectures": ["New"], "model_type": "new"}, case.tensors)
+    drafted = draft(checkpoint)
+    if drafted.problem:
+        return
+    known = memory_checkpoint(case.configs[0], case.tensors)
+    spec = network.choose_spec(known)
+    np.testing.assert_allclose(logits(checkpoint, written(drafted, tmp_path)), logits(known, spec.path), atol=1e-4)
