@@ -15,6 +15,7 @@ import pytest
 from numflow import places
 
 REPO = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("NUMFLOW_SHARED") or REPO.parent / "shared")
 
 # A shell starts what runs in its background with interrupts ignored; tests, and commands they start, are to hear them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,8 +48,14 @@ def _existing(variable: str, default: Path, parts: tuple[str, ...]) -> Path:
 
 
 def shared(*parts: str) -> Path:
-    """A path below the folder of reference material; skips the test (or whole module) where it does not exist."""
-    return _existing("NUMFLOW_SHARED", REPO.parent / "shared", parts)
+    """A path below the folder of reference material; skips the test (or whole module) where it does not exist.
+
+    Some of the fixtures are in tests/golden/files, and so always there.
+    """
+    here = REPO / "tests" / "golden" / "files"
+    if parts[:1] == ("fixtures",) and len(parts) > 1 and here.joinpath(*parts[1:]).exists():
+        return here.joinpath(*parts[1:])
+    return _existing("NUMFLOW_SHARED", SHARED, parts)
 
 
 def real_model(*parts: str) -> Path:

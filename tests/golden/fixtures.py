@@ -5,14 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.conftest import shared
+from tests.conftest import SHARED
 
 TOLERANCE = 1e-4
 
 
 def folders() -> list[Path]:
-    """Every fixture folder; skips the module where the reference material is absent."""
-    return sorted(path.parent for path in shared("fixtures").glob("*/case.json"))
+    """Every fixture folder: those beside this file, and those of the reference material where there is any."""
+    places = [Path(__file__).with_name("files"), SHARED / "fixtures"]
+    found = {path.parent.name: path.parent for place in reversed(places) for path in place.glob("*/case.json")}
+    return [found[name] for name in sorted(found)]
 
 
 def load_case(folder: Path) -> tuple[dict, dict]:
