@@ -35,7 +35,8 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
-    @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=12, exact=has_buckets)
+    @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=12 if k_width <= 256 else 8,
+            exact=has_buckets)
     def _attention(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
                    slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
                    starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,

@@ -5,6 +5,9 @@ head: the query heads of its group, of all the sequence's new tokens, 8 or 16 at
 4 warps take 32 keys in turn (16 where registers are scarce) and join their sums in shared memory; attention_join.py
 joins the parts.
 
+Of wide values (latent attention has 512 columns) registers hold 128 or 256: a block has one such slice. With wide keys
+or values the rows of a head go round several blocks, so that these kernels do for prompts too.
+
 With keys as the left and queries as the right side of a product, a lane needs whole pieces of 8 columns of two keys,
 which is what memory has side by side: keys and values go from the cache to registers, are decoded there and multiplied,
 without shared memory. In numbers of a lane, g = lane // 4 and t = lane % 4:
@@ -28,6 +31,7 @@ from numflow.cuda.intrinsics import (
     block_x,
     block_y,
     block_z,
+    grid_x,
     grid_z,
     lane_index,
     load4,
@@ -41,15 +45,27 @@ from numflow.cuda.scalar import f32, i32, u32
 from numflow.quant.kv import CODED
 
 WARPS = 4
+WIDEST = 256      # columns of a key or a value, above which they are wide
+SLICE_ROUNDS = 4  # of 64 columns of values that registers have room for; half of them beside the decoding of codes
+
+
+def slices_of(v_type: str, v_dim: int) -> int:
+    """Slices that the columns of a value are cut into."""
+    rounds = -(-width(v_type, v_dim) // 64)
+    return 1 if rounds <= SLICE_ROUNDS else -(-rounds // (SLICE_ROUNDS // 2 if v_type in CODED else SLICE_ROUNDS))
 
 
 @functools.cache
 def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has_cap: bool,
                has_slopes: bool, has_sinks: bool, has_buckets: bool, v_row: int) -> Kernel:
-    """Grid (key heads, sequences, parts); tiles: of 8 rows at a time; v_row: as in attention_exact.py."""
+    """Grid (key heads, sequences, parts); tiles: of 8 rows at a time; v_row: as in attention_exact.py.
+
+    wide: grid (turns * key heads * slices, sequences, parts), where rows go round the turns.
+    """
+    wide, slices = max(k_dim, v_dim) > WIDEST, slices_of(v_type, v_dim)
     halves = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # of 16 keys, of a warp at a time
     step, s_count = 16 * halves, 4 * halves * tiles
-    rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // 64)
+    rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // (64 * slices))
     turned_back = v_type in CODED
     queries, scores = SharedArray(u32, 128 * tiles * rounds), LocalArray(f32, s_count)
     sums, eight = LocalArray(f32, v_rounds * 16 * tiles), LocalArray(f32, 8)
@@ -59,7 +75,8 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
     make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
-    value_products, join_warps = _value_products(v_type, v_dim, v_row, tiles, halves), _join_warps(v_rounds * 16, tiles)
+    value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
+    join_warps = _join_warps(v_rounds * 16, tiles)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
@@ -71,6 +88,10 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
              kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32,
              n_buckets: u32, spread: f32, most: u32):
         lane, warp, sequence, kv_head = u32(lane_index()), u32(thread_index() >> u32(5)), u32(block_y()), block_x()
+        first_column, turn, turns = u32(0), u32(0), u32(1)
+        if wide:
+            first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % kv_heads)
+            turn, turns = u32(block_x() // slices // kv_heads), u32(grid_x() // (slices * kv_heads))
         if sequence >= counts[N_SEQUENCES]:
             return
         begin_token, group = u32(starts[sequence]), u32(heads // kv_heads)
@@ -80,7 +101,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
         blocks, shares = table + sequence * table_stride, u32(grid_z())
         query, s, acc, fades, x = queries(), scores(), sums(), factors(), eight()
         peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
-        first_row = u32(0)
+        first_row = u32(8 * tiles * turn)
         while first_row < rows:
             make_queries(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
                          lane)
@@ -129,7 +150,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                         s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
                         totals[i] += s[n]
                 value_products(acc, fades, s, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
-                               last, lane)
+                               last, lane, first_column)
                 at = i32(at + step * WARPS)
             for i in range(2 * tiles):
                 totals[i] += shuffle_xor(totals[i], 4)
@@ -152,11 +173,11 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                             x[d] = acc[((4 * r + d // 2) * tiles + i // 2) * 4 + 2 * (d % 2) + i % 2]
                         if turned_back:
                             rotate_eight(x, lane, 8, 4)
-                        column = u32(64 * r + 8 * (lane >> u32(2)))
+                        column = u32(first_column + 64 * r + 8 * (lane >> u32(2)))
                         for d in range(8):
                             if row < rows and column + d < v_dim:
                                 to[column + d] = x[d] * factor
-            first_row = u32(first_row + 8 * tiles)
+            first_row = u32(first_row + 8 * tiles * turns)
 
     return _few
 
@@ -227,15 +248,17 @@ def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceF
     return functools.reduce(both, map(of, range(rounds)))
 
 
-def _value_products(v_type: str, v_dim: int, v_row: int, tiles: int, sixteens: int) -> DeviceFunction:
-    """Fades the sums, and adds the values of 16 or 32 keys, weighted by what the scores have become."""
+def _value_products(v_type: str, v_dim: int, v_row: int, rounds: int, slices: int, tiles: int,
+                    sixteens: int) -> DeviceFunction:
+    """Fades the sums, and adds the values of 16 or 32 keys, weighted by what the scores have become: of their columns
+    `rounds` times 64, from `first_column` on."""
     pieces = width(v_type, v_dim) // 8
-    rounds, whole = -(-pieces // 8), pieces % 8 == 0
+    whole = pieces == 8 * rounds * slices
     fetch, halves = fetcher(v_type, v_row), halver(v_type)
     weights, words = LocalArray(u32, 2 * tiles), LocalArray(u32, 16)
 
     @device
-    def multiply(acc, fades, s, values, block_size, place, last, lane):
+    def multiply(acc, fades, s, values, block_size, place, last, lane, first_column):
         w, p = words(), weights()
         for m in range(sixteens):
             for j in range(tiles):
@@ -243,7 +266,7 @@ def _value_products(v_type: str, v_dim: int, v_row: int, tiles: int, sixteens: i
                 p[2 * j] = transpose_matrix(pack_halves(s[c], s[c + 1]))
                 p[2 * j + 1] = transpose_matrix(pack_halves(s[c + 2], s[c + 3]))
             for r in range(rounds):
-                piece = u32(8 * r + (lane >> u32(2)))
+                piece = u32((first_column >> u32(3)) + 8 * r + (lane >> u32(2)))
                 for i in range(4):
                     key = u32(16 * m + 2 * (lane & u32(3)) + i % 2 + 8 * (i // 2))
                     key = u32(place + (key if key < last else last))

@@ -41,8 +41,7 @@ from numflow.cuda.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.scalar import f32, i32, u32
 from numflow.quant.kv import CODED
 
-ROWS = 64     # of a block, at most
-WIDEST = 256  # columns of a head
+ROWS = 64  # of a block, at most
 
 
 def warps_across(v_type: str, v_dim: int) -> int:

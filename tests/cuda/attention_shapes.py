@@ -19,6 +19,16 @@ def attention_case(heads, kv_heads, k_dim, v_dim, schedule=(((0, 5),),), name="a
     return b.case(y, schedule)
 
 
+def latent_case(heads, k_dim, prefix, schedule=(((0, 5),),)):
+    """A case in which values are a prefix of the keys of one head."""
+    b = Builder(f"latent-{heads}-{k_dim}-{prefix}")
+    q, k = b.inputs(heads * k_dim, k_dim)
+    y, cache = b.buffer(heads * prefix), b.cache(kv_heads=1, k_dim=k_dim, prefix=prefix)
+    b.step("cache_write", (k,), (), cache=cache)
+    b.step("attention", (q,), (y,), cache=cache, heads=heads, scale=k_dim**-0.5)
+    return b.case(y, schedule)
+
+
 def _every_bias():
     """Softcap, slopes and sinks together, in heads of an odd size."""
     b = Builder("attention-every-bias")
@@ -32,7 +42,7 @@ def _every_bias():
 
 def attention_kernels() -> dict[str, Kernel]:
     """Kernels on tensor cores by name, and the exact ones that decode: all biases, then every type of keys and values
-    at a usual size, then wide heads."""
+    at a usual size, then wide heads, then those of latent attention."""
     found, usual, wide = {}, attention_case(4, 1, 128, 128), attention_case(4, 1, 256, 256)
     buckets = next(case for case in attention_cases() if case.name == "attention-buckets-both-ways")
     for case in (_every_bias(), buckets, attention_case(4, 1, 64, 64)):
@@ -43,5 +53,9 @@ def attention_kernels() -> dict[str, Kernel]:
         found |= kernels_of(usual.network, usual.weights, kv_type=kind, activations="f32")
     for kind in ("f16", "q3h"):
         found |= kernels_of(wide.network, wide.weights, kv_type=kind)
+    latent = latent_case(16, 576, 512)
+    for kind in ("f16", *FORMS):
+        for activations in ("int8", "f32"):
+            found |= kernels_of(latent.network, latent.weights, kv_type=kind, activations=activations)
     case = attention_case(4, 4, 192, 128)
     return found | kernels_of(case.network, case.weights, kv_k="q5", kv_v="f16")

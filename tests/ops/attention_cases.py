@@ -42,7 +42,7 @@ def attention_cases():
     yield _different_value_size()
     for heads, kv_heads, k_dim, prefix, params, schedule in (
             (4, 1, 28, 20, {}, SCHEDULE), (6, 2, 40, 32, {"softcap": 2.0}, SHORT),
-            (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 288, 256, {}, SHORT)):
+            (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 352, 320, {}, SHORT)):
         yield _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule)
     yield _cross()
 
