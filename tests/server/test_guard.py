@@ -53,6 +53,6 @@ def test_a_request_has_so_many_answers(config_file, tmp_path):
                                    ("/v1/chat/completions", chat | {"n": 5}, 5)):
             reply = http.post(route, json=body)
             error = reply.json()["error"]
-            assert reply.status_code == 400 and error["param"] == "n", reply.text
-            assert f"{count} answers" in error["message"] and "limit is 4" in error["message"]
+            assert reply.status_code == 400 and error["type"] == "invalid_request_error", reply.text
+            assert f"{count}" in error["message"] and "4" in error["message"] and "max_choices" in error["message"]
         assert server.wait_idle()["kv_blocks_used"] == 0

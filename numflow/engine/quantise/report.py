@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def errors(tensor: Tensor, data: np.ndarray, kind: str, importance: np.ndarray |
     return {"error": plain, "weighted_error": weighted}
 
 
-def totals_of(tensors: list[Mapping[str, Any]]) -> dict[str, Any]:
+def totals_of(tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """bytes of all tensors; weights and bits_per_weight of the quantised matrices, those that stayed so included."""
     quantised = [row for row in tensors if row["modules"] and tensor_type(row["type"]).block > 1]
     weights = sum(int(np.prod(row["shape"])) for row in quantised)

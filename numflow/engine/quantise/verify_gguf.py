@@ -51,8 +51,9 @@ def _other_names(model: Checkpoint, seen: Checkpoint) -> list[str]:
 def _compared(tensor: Tensor, source: Tensor) -> tuple[dict[str, Any], str]:
     """What a report says of a tensor, and what is wrong with it."""
     kind, data = tensor.type.name, tensor.raw()
-    row = {"name": tensor.name, "type": kind, "shape": list(tensor.shape), "bytes": tensor.nbytes, "sha256": sha(data),
-           "modules": [tensor.name] if len(tensor.shape) > 1 else []}
+    row: dict[str, Any] = {
+        "name": tensor.name, "type": kind, "shape": list(tensor.shape), "bytes": tensor.nbytes, "sha256": sha(data),
+        "modules": [tensor.name] if len(tensor.shape) > 1 else []}
     if tensor.shape != source.shape:
         return row, f"tensor {tensor.name!r} is {list(tensor.shape)}, in the source {list(source.shape)}"
     if source.type.name == kind:
