@@ -73,8 +73,8 @@ class DeviceError(NumflowError):
 
 
 class DeviceFaultError(DeviceError):
-    """A GPU's driver reports a fault, such as a write outside memory. Every later call of the process fails as well:
-    only a new process can use the GPU again."""
+    """A device that will never run again: its process has died, or a GPU's driver has reported a fault, after which
+    every call of this process fails. The model has to be loaded again, after a GPU's fault by a new process."""
 
 
 class DeviceLostError(DeviceError):

@@ -44,6 +44,8 @@ class Program:
         NetworkError, FormatError: a weight cannot be had.
     """
 
+    failure = ""  # why nothing can run here any more
+
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
                  fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0):

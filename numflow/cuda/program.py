@@ -53,6 +53,8 @@ class Program:
         NetworkError, FormatError: a weight cannot be had.
     """
 
+    failure = ""  # why nothing can run here any more
+
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,

@@ -19,7 +19,7 @@ from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Limits, Scheduler
 from numflow.engine.sequence import Part, Runner
 from numflow.engine.swap import HostBlocks
-from numflow.errors import DeviceLostError, OutOfMemoryError, RequestError
+from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
 from numflow.sizes import in_words
 
 MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
@@ -45,7 +45,7 @@ class Core:
         self.signal = threading.Condition()
         self._inbox: deque[Work] = deque()
         self._leaving: deque[Work] = deque()
-        self._stepping, self._losses = False, 0
+        self._stepping, self._losses, self._failure = False, 0, ""
         self.host = HostBlocks(runner.program)
         self._open = False
         self.scheduler = self._scheduler(self._plain(), False)
@@ -109,6 +109,11 @@ class Core:
         limits = replace(limits, chunk=runner.chunk)
         return Scheduler(runner.blocks, runner.cross_blocks, size, limits,
                          PrefixCache(runner.blocks, size) if prefix and runner.causal else None, self.host.allocator)
+
+    @property
+    def failure(self) -> str:
+        """Why no step can succeed any more; "" if all is well."""
+        return self._failure or self.runner.program.failure
 
     @property
     def busy(self) -> bool:
@@ -194,6 +199,10 @@ class Core:
                 self._losses = 0
             except DeviceLostError as error:
                 self._start_again(error)
+            except DeviceFaultError as error:
+                self._failure = str(error)
+                for job in list(self.jobs.values()):
+                    self._end(job, error=error)
             except BaseException as error:
                 for group in self._concerned(plan):
                     self._end(self.jobs[group], error=error)

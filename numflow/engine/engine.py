@@ -126,6 +126,13 @@ class Engine:
         return job
 
     @property
+    def failure(self) -> str:
+        """Why no request can succeed any more, such as a device whose process has died; "" if all is well. The model
+        has to be loaded again then."""
+        ended = not (self._thread.is_alive() or self._closing)
+        return self._core.failure or ("the engine's thread has ended" if ended else "")
+
+    @property
     def _free_lanes(self) -> int:
         """Requests that will leave the queue at once."""
         return max(0, self._core.scheduler.limits.lanes - self._core.scheduler.lanes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import DeviceError, DeviceMemoryError, RequestError, did_you_mean, no_memory
+from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, RequestError, did_you_mean, no_memory
 from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.micro import cut_batch, pieces_of
 from numflow.partition.plan import Plan
@@ -84,6 +84,8 @@ class PlanProgram:
                 self._together = self._world.together(plan.network, [worker.program for worker in self._workers])
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
             self.weights_bytes = sum(self._all("weights_bytes"))
+            self.block_bytes, self.cross_block_bytes = (sum(self._all(name)) for name in ("block_bytes",
+                                                                                          "cross_block_bytes"))
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
             if owner is not None and hasattr(self._world.program(owner), "sample"):
                 self.sample = self._sample
@@ -113,14 +115,11 @@ class PlanProgram:
         return sum(self.device_kv_bytes)
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one KV block, all layers and devices."""
-        return sum(self._all("block_bytes"))
-
-    @property
-    def cross_block_bytes(self) -> int:
-        """Bytes of one block of encoder memory, all layers and devices."""
-        return sum(self._all("cross_block_bytes"))
+    def failure(self) -> str:
+        """Why nothing can run here any more, such as a device's process that has died; "" if all is well. Asked at any
+        time, from any thread, during a run too."""
+        return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
+                                     if worker.lost), "")
 
     def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
         """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content."""
@@ -172,7 +171,7 @@ class PlanProgram:
         """One batch, by one call for all devices: none waits for what Python does for another."""
         with self._lock:
             if self._broken:
-                raise DeviceError(self._broken)
+                raise DeviceFaultError(self._broken)
             outputs = [output if part.index in owners else None for part in self.parts]
             try:
                 return self._together.run(batch, entry, outputs)
@@ -266,7 +265,7 @@ class PlanProgram:
         """A command with its own arguments for each device; their answers."""
         with self._lock:
             if self._broken:
-                raise DeviceError(self._broken)
+                raise DeviceFaultError(self._broken)
             for worker, own in zip(self._workers, args, strict=True):
                 worker.command(name, own)
             return self._gather(self.timeout)
@@ -299,6 +298,10 @@ class PlanProgram:
             except queue.Empty:
                 if self._world.progress != progress:
                     moved, progress = time.monotonic(), self._world.progress
+                lost = next((worker for worker in self._workers if worker.index in missing and worker.lost), None)
+                if lost is not None:
+                    self._gone(lost.index, lost.lost)
+                    return DeviceFaultError(self._broken)
                 if time.monotonic() - moved <= timeout:
                     continue
                 late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
@@ -307,15 +310,17 @@ class PlanProgram:
             answers[index], moved = value, time.monotonic()
             if how == "gone":
                 self._gone(index, value)
-                return DeviceError(self._broken)
+                return DeviceFaultError(self._broken)
             if how == "error":
                 return self._with_device(index, value)
         return None
 
     def _gone(self, index: int, how: str) -> None:
         """A device's process has ended: nothing can run any more."""
-        name = self.plan.devices[index].name
-        self._broken = self._broken or f"the process of device {name} {how}; load the model again"
+        self._broken = self._broken or self._of_device(index, how)
+
+    def _of_device(self, index: int, how: str) -> str:
+        return f"the process of device {self.plan.devices[index].name} {how}; load the model again"
 
     def _with_device(self, index: int, error: Exception) -> Exception:
         """A device's error; one of memory says whose, and what the others hold."""

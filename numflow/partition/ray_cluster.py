@@ -10,6 +10,8 @@ from numflow.distribution import install
 from numflow.errors import DeviceError
 
 CONNECT_S = 5.0
+# Read by Ray as it is imported; named for other systems. Without it, one's own cluster listens on all addresses.
+_OF_SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def connected() -> Any:
@@ -18,13 +20,15 @@ def connected() -> Any:
     Raises:
         DeviceError: ray is not installed, or no cluster answers at RAY_ADDRESS.
     """
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        os.environ.setdefault(_OF_SEVERAL_MACHINES, "0")
     try:
         import ray
     except ImportError:
         raise DeviceError(f"actors need the package ray: {install('ray')}") from None
     if not ray.is_initialized():
         logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
-        address = os.environ.get("RAY_ADDRESS")
         where = {"address": address} if address else {"include_dashboard": False}
         _check(address or "")
         try:

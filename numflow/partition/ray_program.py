@@ -35,6 +35,8 @@ class RayProgram:
         DeviceError: ray is not installed, the cluster has no room, or a device cannot be started.
     """
 
+    failure = ""  # why nothing can run here any more
+
     def __init__(self, plan: Plan, executors: Mapping[str, str], source: Callable[[Network], Any],
                  timeout: float = PROGRESS_S, threads: int | None = None, strategy: str = "PACK", **options: Any):
         self._ray = connected()

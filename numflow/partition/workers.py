@@ -9,7 +9,9 @@ import multiprocessing
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,7 @@ from numflow.ops import Batch
 
 Answers = queue.SimpleQueue  # of (device index, "ok" | "error" | "gone", value, exception or what became of it)
 _JOIN_S = 5.0
+STOPPED_S = 10.0  # for which a process may be stopped (SIGSTOP, a debugger) before it counts as lost
 _STARTING = threading.Lock()
 
 
@@ -53,7 +56,10 @@ class ThreadWorker:
     """Runs a device in a thread of this process.
 
     make: makes what the commands work on (a program); called in the thread. program: that, once it is there.
+    lost: why it will never answer again; a thread of this process always does.
     """
+
+    lost = ""
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
         self.index, self.answers = index, answers
@@ -91,6 +97,7 @@ class ProcessWorker:
 
     def __init__(self, index: int, make: Callable[[], Any], answers: Answers):
         self.index, self.answers = index, answers
+        self._stopped: float | None = None  # since when
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_process_work, args=(make, theirs), daemon=True,
@@ -101,6 +108,18 @@ class ProcessWorker:
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"numflow-answers-{index}")
         self._reader.start()
 
+    @property
+    def lost(self) -> str:
+        """Why the process will never answer again: it has ended, or was stopped STOPPED_S ago. "" if it is well."""
+        if not self.process.is_alive():
+            return ended(self.process.exitcode)
+        if not _is_stopped(self.process.pid):
+            self._stopped = None
+            return ""
+        now = time.monotonic()
+        self._stopped = now if self._stopped is None else self._stopped
+        return f"has been stopped for {STOPPED_S:g} s" if now - self._stopped >= STOPPED_S else ""
+
     def command(self, name: str, args: tuple) -> None:
         with contextlib.suppress(OSError):  # it has died: the reader says so
             self._pipe.send((name, args))
@@ -108,7 +127,7 @@ class ProcessWorker:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._pipe.send(None)
-        self.process.join(_JOIN_S)
+        self.process.join(0 if _is_stopped(self.process.pid) else _JOIN_S)
         if self.process.is_alive():
             self.process.kill()
             self.process.join(_JOIN_S)
@@ -119,9 +138,20 @@ class ProcessWorker:
                 self.answers.put((self.index, *self._pipe.recv()))
         except (EOFError, OSError):
             self.process.join(_JOIN_S)
-            code = self.process.exitcode
-            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            self.answers.put((self.index, "gone", how))
+            self.answers.put((self.index, "gone", ended(self.process.exitcode)))
+
+
+def ended(code: int | None) -> str:
+    """What became of a process that ended with this exit code."""
+    return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process is stopped by a signal; False where the system does not say (no /proc)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 @contextlib.contextmanager

@@ -38,6 +38,8 @@ class Program:
     world, device: of a plan with several devices, where they meet and which of them this is.
     """
 
+    failure = ""  # why nothing can run here any more
+
     def __init__(self, network, weights, block_size=16, activations="f32", threads=None, kv_k="auto", kv_v="auto",
                  world=None, device=0):
         for name, kind in (("kv_k", kv_k), ("kv_v", kv_v)):

@@ -108,10 +108,12 @@ def _by_method(handlers: dict[str, Callable[[Request], Awaitable[Response]]]):
 
 @asynccontextmanager
 async def _lifespan(service: Service) -> AsyncIterator[None]:
-    loading = asyncio.create_task(service.pool.preload())
+    loading, watching = asyncio.create_task(service.pool.preload()), asyncio.create_task(service.pool.watch())
     loading.add_done_callback(service.loaded)
+    watching.add_done_callback(service.watched)
     try:
         yield
     finally:
         loading.cancel()
+        watching.cancel()
         await service.pool.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from numflow.errors import (
     DeviceError,
+    DeviceFaultError,
     DeviceLostError,
     DownloadError,
     ModelNotFoundError,
@@ -98,6 +99,8 @@ def of_error(error: Exception) -> ApiError:
         return ApiError(503, one_line(error), code="model_unavailable", headers={"Retry-After": "30"})
     if isinstance(error, DeviceLostError):
         return ApiError(503, one_line(error), code="device_lost", headers={"Retry-After": "5"})
+    if isinstance(error, DeviceFaultError):
+        return ApiError(503, one_line(error), code="device_failed", headers={"Retry-After": "5"})
     if isinstance(error, DeviceError):
         return ApiError(500, one_line(error), code="device_failed")
     if isinstance(error, NumflowError):

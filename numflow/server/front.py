@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
+from numflow.partition.ray_cluster import connected
 from numflow.server import listen, status
 from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
 from numflow.server.config import Config
@@ -25,6 +26,7 @@ _OWN_HEADERS = (b"content-length", b"x-request-id")  # the front makes them itse
 
 def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str, dict[str, str]], None]) -> None:
     """Run a service of `config.replicas` replicas until SIGINT or SIGTERM, as listen.serve does."""
+    connected()  # in this thread: elsewhere Ray would leave a handler of SIGTERM of its own, which aborts
     replicas = Replicas(config, config.replicas)
     service = Service(config, replicas)  # type: ignore[arg-type]  # what a service asks of its pool, it has
     listen.serve(service, listens, serves, endpoints(replicas))

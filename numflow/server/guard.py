@@ -59,6 +59,8 @@ class Guard:
                 sent["status"] = message["status"]
                 told = MutableHeaders(scope=message)
                 told["x-request-id"] = state["id"]
+                if "content-length" in headers and "transfer-encoding" in headers:
+                    told["connection"] = "close"  # RFC 9112, section 6.1: two lengths, as request smuggling has
                 if (ignored := state.get("ignored")) is not None and ignored.why:
                     told[HEADER] = ignored.header()
             await send(message)

@@ -113,6 +113,8 @@ class _Server(uvicorn.Server):
                                                       self._service.jobs.stop_all, shutting_down())
         await super().shutdown(sockets)
         timer.cancel()
+        # uvicorn raises signals again when all is over; told to end and ended, the service has done what it should.
+        self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
 
 def serve(service: Service, listens: Callable[[str], None] = lambda url: None,

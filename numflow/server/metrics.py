@@ -54,7 +54,14 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """The engines' own numbers (called by the registry)."""
-        found = [(served.name, served.engine.stats) for served in self._pool.loaded() if served.engine is not None]
+        failing, loaded = self._pool.failing(), self._pool.loaded()
+        found = [(served.name, served.engine.stats) for served in loaded
+                 if served.engine is not None and served.name not in failing]
+        up = GaugeMetricFamily("numflow_model_up", "1 while a model can answer, 0 once its device has died.",
+                               labels=("model",))
+        for name in {*failing, *(served.name for served in loaded)}:
+            up.add_metric((name,), int(name not in failing))
+        yield up
         for key, (name, grows, text) in ENGINE.items():
             kind = CounterMetricFamily if grows else GaugeMetricFamily
             family = kind(f"numflow_{name}", text, labels=("model",))

@@ -115,6 +115,8 @@ SERVICE = {
     "unknown_model": Option(_one_of("auto", "refuse", "default"), "auto", "What a request for a model of another name "
                             "gets: an error (refuse), the first model (default), or with one model that, and with "
                             "several an error."),
+    "on_failure": Option(_one_of("reload", "exit"), "reload", "What becomes of a model whose device has died: it is "
+                         "loaded again, or the service ends with an error, for whoever starts it anew."),
     "strict": Option(_flag, False, "Refuse fields that no route knows and settings without effect, instead of leaving "
                      "them out."),
     "reasoning": Option(_one_of("separate", "inline"), "separate", "Thinking text goes to reasoning_content, or stays "

@@ -69,6 +69,8 @@ class Replica:
         """Called by Ray Serve, which replaces a replica that raises."""
         if self._failure and time.monotonic() - self._made > _TOLD_S:
             raise RuntimeError(self._failure)
+        if failing := self._service.pool.failing():
+            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failing.items()))
 
     async def status(self) -> dict[str, Any]:
         """What /status says."""

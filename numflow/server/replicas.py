@@ -50,6 +50,13 @@ class Replicas:
         """No models are in this process."""
         return []
 
+    def failing(self) -> dict[str, str]:
+        """None: a replica whose models fail is replaced by Ray Serve."""
+        return {}
+
+    async def watch(self) -> None:
+        """Nothing: Ray Serve looks after the replicas."""
+
     def listing(self) -> list[tuple[ModelConfig, None, None]]:
         """Every model as it is configured."""
         return [(model, None, None) for model in self._config.models]

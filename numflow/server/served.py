@@ -77,6 +77,11 @@ class Served:
         return filled(given, self.model.sampling.values)
 
     @property
+    def failure(self) -> str:
+        """Why no request can succeed any more until the model is loaded again; "" if all is well."""
+        return self.engine.failure if self.engine is not None else self.model.core.failure
+
+    @property
     def nbytes(self) -> int:
         """Memory of weights, keys and values."""
         program = self.model.program

@@ -69,6 +69,11 @@ class Service:
             log.info({"ready": list(plans), "memory": plans})
             self.ready(plans)
 
+    def watched(self, watching: asyncio.Task) -> None:
+        """Nobody looks after the models any more: the service ends, with the error if there is one."""
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self.failure, self.draining = error, True
+
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The request's body.
 

@@ -8,18 +8,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
-from numflow.server.errors import one_line
+from numflow.server.errors import MOST, one_line
 from numflow.server.served import may_chat
 from numflow.server.service import Service
 from numflow.server.wire import Json
 
 
 async def health(service: Service, request: Request) -> Json:
-    """GET /health: 200 when requests are served, 503 while models load or the service ends."""
+    """GET /health: 200 when requests are served; 503 while models load, while the service ends, and from the moment
+    that a model's device has died until the model is loaded again, with the reason."""
     if service.draining:
         return Json({"status": "shutting down"}, 503)
     if not service.pool.ready:
         return Json({"status": "loading"}, 503, {"Retry-After": "2"})
+    failing = service.pool.failing()
+    if failing:
+        return Json({"status": "failed", "models": {name: why[:MOST] for name, why in failing.items()}}, 503,
+                    {"Retry-After": "2"})
     return Json({"status": "ok"})
 
 
@@ -34,7 +39,9 @@ def status_of(service: Service) -> dict[str, Any]:
     for config, served, failed in service.pool.listing():
         entry: dict[str, Any] = {"id": config.name, "loaded": served is not None,
                                  "error": one_line(failed) if failed is not None else None}
-        if served is not None:
+        if served is not None and served.failure:
+            entry["error"] = served.failure
+        elif served is not None:
             entry |= {"bytes": served.nbytes, "context": served.model.context, "load_s": round(served.model.load_s, 3),
                       "fingerprint": served.fingerprint, "writes_text": served.generates,
                       "engine": served.engine.stats if served.engine is not None else None}

@@ -20,6 +20,7 @@ from numflow.server.schemas import Generating, NativeRequest, Open
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+DROPPED = 32 * 2**20  # bytes beyond the limit that are read before a body is refused
 PIECE = 2048  # items of a list that are written in one go
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -68,21 +69,26 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     too_long = ApiError(413, f"the request's body is longer than {limit} bytes", code="body_too_long",
                         headers={"Connection": "close"})
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit:
+    too_much = declared.isdigit() and int(declared) > limit
+    if too_much and (int(declared) > limit + DROPPED or "expect" in request.headers):
         raise too_long
     parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                parts.append(part)
+            async for part in request.stream():  # what is too long is read and dropped, so that the answer is read
                 size += len(part)
-                if size > limit:
+                too_much = too_much or size > limit
+                if size > limit + DROPPED:
                     raise too_long
+                if not too_much:
+                    parts.append(part)
     except TimeoutError:
         raise ApiError(408, f"the request's body did not come within {seconds:g} s", code="body_timeout",
                        headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ClientGone from None
+    if too_much:
+        raise too_long
     return b"".join(parts)
 
 

@@ -1,5 +1,7 @@
 """What is turned away before a route sees it: hosts without a name, bodies whose length nobody declared."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -56,3 +58,30 @@ def test_a_request_has_so_many_answers(config_file, tmp_path):
             assert reply.status_code == 400 and error["type"] == "invalid_request_error", reply.text
             assert f"{count}" in error["message"] and "4" in error["message"] and "max_choices" in error["message"]
         assert server.wait_idle()["kv_blocks_used"] == 0
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//[", "null", "http://]"])
+async def test_an_origin_that_is_none_is_refused(origin):
+    async with client() as http:
+        reply = await http.get("/v1/models", headers={"Origin": origin})
+    assert reply.status_code == 403 and reply.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_a_connection_whose_request_has_two_lengths_is_closed(server):
+    """RFC 9112, section 6.1: the answer is given, and nothing more is read."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n"
+                           b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+        answer = b""
+        while part := connection.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_long_is_answered(server, declared):
+    """Not with a reset: what comes is read and dropped, up to a bound."""
+    body = b"x" * (8 << 20)
+    for _ in range(5):
+        reply = httpx.post(f"{server.url}/v1/completions", content=body if declared else iter([body]), timeout=60)
+        assert reply.status_code == 413 and reply.json()["error"]["code"] == "body_too_long"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from numflow.errors import FormatError
+from numflow.errors import DeviceFaultError, FormatError
 from numflow.server.config import make_config
 from numflow.server.errors import ApiError
 from numflow.server.pool import Pool
@@ -23,7 +23,7 @@ class Loaded:
     """Stands for a served model of 10 bytes."""
 
     def __init__(self, name, log):
-        self.name, self.nbytes, self.log = name, 10, log
+        self.name, self.nbytes, self.log, self.failure = name, 10, log, ""
         log.append(f"+{name}")
 
     def close(self):
@@ -136,3 +136,59 @@ async def test_loading_does_not_stop_the_loop(tmp_path):
     models._load = lambda config, queue: (seen.append(threading.current_thread()), Loaded(config.name, []))[1]
     (await models.acquire("a")).release()
     assert seen[0] is not threading.main_thread()
+
+
+async def _soon(found, what):
+    for _ in range(500):
+        if found():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"no {what}")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The pool looks after its models all the time."""
+    monkeypatch.setattr("numflow.server.pool.WATCH_S", 0.01)
+
+
+async def test_a_lost_model_is_loaded_again(tmp_path, quick):
+    models, log = pool(tmp_path)
+    await models.preload()
+    watching = asyncio.create_task(models.watch())
+    models.loaded()[0].failure = "its device has died"
+    assert models.failing() == {"a": "its device has died"}
+    await _soon(lambda: log == ["+a", "-a", "+a"], "new model")
+    await _soon(lambda: not models.failing(), "health")
+    watching.cancel()
+    await models.close()
+
+
+async def test_whoever_asks_for_a_lost_model_gets_the_new_one(tmp_path):
+    models, log = pool(tmp_path)
+    with await models.acquire("a") as served:
+        served.failure = "its device has died"
+    with await models.acquire("a") as served:
+        assert served.failure == "" and log == ["+a", "-a", "+a"]
+    await models.close()
+
+
+async def test_a_model_that_is_lost_again_and_again_is_left_alone_for_a_while(tmp_path):
+    models, log = pool(tmp_path)
+    with pytest.raises(ApiError, match="a was lost and is loaded again in 2 s: its device has died") as found:
+        for _ in range(5):
+            with await models.acquire("a") as served:
+                served.failure = "its device has died"
+    assert found.value.status == 503 and int(found.value.headers["Retry-After"]) >= 1
+    assert log == ["+a", "-a", "+a"] and models.failing() == {"a": "its device has died"}
+    await models.close()
+
+
+async def test_a_lost_model_ends_the_service_where_that_is_wanted(tmp_path, quick):
+    models, _ = pool(tmp_path, on_failure="exit")
+    await models.preload()
+    watching = asyncio.create_task(models.watch())
+    models.loaded()[0].failure = "its device has died"
+    with pytest.raises(DeviceFaultError, match="model a: its device has died"):
+        await watching
+    assert models.failing() == {"a": "its device has died"}
