@@ -152,6 +152,8 @@ def test_experiment(run, monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "run_experiment", lambda *arguments: calls.append(arguments) or tmp_path)
     assert run("experiment").out.splitlines()[1].split(maxsplit=1) == ["speed", "How fast."]
     assert run("experiment", "speed", "--quick", "--set", "a=1", "--set", "b=x=y", "--out", "o").out == f"{tmp_path}\n"
-    assert [(name, quick, str(out), options) for name, quick, out, options in calls] == [
-        ("speed", True, "o", {"a": "1", "b": "x=y"})]
+    assert [(name, quick, str(out), *more) for name, quick, out, *more in calls] == [
+        ("speed", True, "o", {"a": "1", "b": "x=y"}, False)]
+    run("experiment", "speed", "--dirty")
+    assert calls[1][-1] is True
     assert "needs KEY=VALUE" in run("experiment", "speed", "--set", "a").err
