@@ -152,6 +152,8 @@ class Batch:
     logit_rows  i32 [R]     rows whose hidden state and logits are wanted
     types       i32 [T]     token types (segment ids), zeros unless the model has them
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
+    windows     by window: i32 [B, M], the `blocks` of layers whose attention sees only so many tokens back; entries
+                            before the first position that is seen are never read. None: `blocks` serves all layers
     limits      i32 [B]     tokens that each sequence may come to hold, which choose its rotary frequencies where they
                             depend on the length; None: what it holds after this run
 
@@ -168,6 +170,7 @@ class Batch:
     cross_blocks: np.ndarray | None = None
     cross_lengths: np.ndarray | None = None
     limits: np.ndarray | None = None
+    windows: Mapping[int, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,18 @@ class KVCache:
     """Memory of `cache` for blocks of `block_size` tokens.
 
     kinds:     types of K and of V (quant.kv.KV_TYPES); of both that of K where values are a prefix of keys.
+    window:    of the attention that reads it, 0: the whole text.
+    table:     header fields of its block table and of that one's stride.
     widths:    columns of their rows in the attention's arithmetic.
     addresses: int64 [2], where K and V are now. Kernels read them at run time, so that the memory may move.
     """
 
-    def __init__(self, cache: Cache, block_size: int, kv_k: str, kv_v: str):
+    def __init__(self, cache: Cache, block_size: int, kv_k: str, kv_v: str, window: int = 0,
+                 table: tuple[int, int] = (BLOCKS, BLOCKS_STRIDE)):
         if block_size < CHUNK or block_size % CHUNK:
             raise RequestError(f"block_size should be a multiple of {CHUNK}, is {block_size}")
         self.shape, self.block_size, self.blocks = cache, block_size, 0
+        self.window, self._table = window, table
         self.kinds = (kv_k, kv_k if cache.prefix else kv_v)
         self.widths = kv_rows.widths(cache, *self.kinds)
         self.addresses = np.zeros(2, np.int64)
@@ -55,7 +59,7 @@ class KVCache:
         """Header fields of the block table, its stride and the number of keys of each sequence."""
         if self.shape.kind == "cross":
             return CROSS_BLOCKS, CROSS_STRIDE, CROSS_LENGTHS
-        return BLOCKS, BLOCKS_STRIDE, LENGTHS
+        return *self._table, LENGTHS
 
     @property
     def row_fields(self) -> tuple[int, ...]:

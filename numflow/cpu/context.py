@@ -15,6 +15,7 @@ from numflow.cpu.prepared import Prepared
 from numflow.cpu.world import World
 from numflow.network.by_length import ByLength
 from numflow.network.fusing import overlap
+from numflow.network.windows import windows
 from numflow.ops import Network, Step, View
 
 
@@ -74,7 +75,7 @@ class Context:
         self.network, self.weights, self.caches = network, weights, caches
         self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
         self.by_length = ByLength(network, weights.vector)
-        self.header_fields = aligned(HEADER_FIELDS, np.int64)
+        self.header_fields = aligned(HEADER_FIELDS + 2 * len(windows(network)), np.int64)
         self.header = self.header_fields.ctypes.data
         self.packed, self.vector = weights.packed, weights.vector
         self.reset(capacity)

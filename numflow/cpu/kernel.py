@@ -48,7 +48,7 @@ CROSS_STRIDE = 14
 CROSS_LENGTHS = 15   # i32 [B]
 FREQUENCIES = 16     # f32 [B, FREQUENCIES_STRIDE], of sequences whose rotary frequencies depend on their length
 FREQUENCIES_STRIDE = 17
-HEADER_FIELDS = 18
+HEADER_FIELDS = 18   # behind them, for each window of the network: the address of its block table, and the stride
 
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}

@@ -1,10 +1,10 @@
 """Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from numflow.cpu.batch import fill_header
+from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.cache import KVCache
 from numflow.cpu.clock import Stamps
@@ -18,6 +18,7 @@ from numflow.cpu.world import World
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
 from numflow.network.cost import all_floats
+from numflow.network.windows import cache_windows, counts
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
 
@@ -54,6 +55,7 @@ class Program:
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
+        self.window_blocks = counts(None, 0, network)
         self._progress = progress or (lambda what, done, total: None)
         threads, self._world = default_threads() if threads is None else threads, world
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
@@ -62,7 +64,9 @@ class Program:
         exact = activations == "f32" or all_floats(network)
         kv = [("f32" if exact else "f16") if kind == "auto" else kind for kind in (kv_k, kv_v)]
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
-        self._caches = {name: KVCache(cache, block_size, *kv) for name, cache in network.caches.items()}
+        windows, self._tables = cache_windows(network), table_fields(list(self.window_blocks))
+        self._caches = {name: KVCache(cache, block_size, *kv, windows.get(name, 0), self._tables[windows.get(name, 0)])
+                        for name, cache in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
@@ -87,51 +91,64 @@ class Program:
         """Names of the kernels the program uses."""
         return sorted({call.kernel.name for bound in self._bound.values() for call in bound.calls})
 
-    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
-        for cache in self._caches.values():
-            cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
-        self.blocks, self.cross_blocks = blocks, cross_blocks
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
+
+        windows: others than `blocks`, for the layers whose attention has these windows (0: the whole text).
+        """
+        own = counts(windows, blocks, self.network)
+        wanted = [(cache, cross_blocks if cache.shape.kind == "cross" else own[cache.window])
+                  for cache in self._caches.values()]
+        for cache, count in sorted(wanted, key=lambda pair: pair[1] - pair[0].blocks):  # what shrinks makes room
+            cache.resize(count)
+        self.blocks, self.cross_blocks, self.window_blocks = blocks, cross_blocks, own
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one self-attention KV block, all layers."""
-        return sum(cache.block_bytes for cache in self._self_caches)
+        return sum(cache.block_bytes for cache in self._self_caches())
+
+    @property
+    def window_bytes(self) -> dict[int, int]:
+        """Bytes of one KV block of the layers with each window."""
+        return {window: sum(cache.block_bytes for cache in self._self_caches(window)) for window in self.window_blocks}
 
     @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers."""
         return sum(cache.block_bytes for cache in self._caches.values() if cache.shape.kind == "cross")
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy self-attention KV blocks, all layers; no target is a source."""
-        moved = self._block_ids(sources), self._block_ids(targets)
-        for cache in self._self_caches:
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
+        """Copy self-attention KV blocks, all layers or those with a window; no target is a source."""
+        moved = self._block_ids(sources, window), self._block_ids(targets, window)
+        for cache in self._self_caches(window):
             cache.copy(*moved)
 
-    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
-        """The content of self-attention KV blocks, uint8 [n, block_bytes]."""
-        ids = self._block_ids(blocks)
-        saved = [cache.save(ids) for cache in self._self_caches]
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
+        """The content of self-attention KV blocks, uint8 [n, block_bytes], of all layers or those with a window."""
+        ids = self._block_ids(blocks, window)
+        saved = [cache.save(ids) for cache in self._self_caches(window)]
         return np.concatenate(saved, axis=1) if saved else np.zeros((len(ids), 0), np.uint8)
 
-    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Put what `save_blocks` returned into blocks, the same or others."""
-        ids, at = self._block_ids(blocks), 0
-        if data.shape != (len(ids), self.block_bytes):
-            raise RequestError(f"{len(ids)} KV blocks are {[len(ids), self.block_bytes]} bytes, not {list(data.shape)}")
-        for cache in self._self_caches:
+        ids, at = self._block_ids(blocks, window), 0
+        size = self.block_bytes if window is None else self.window_bytes[window]
+        if data.shape != (len(ids), size):
+            raise RequestError(f"{len(ids)} KV blocks are {[len(ids), size]} bytes, not {list(data.shape)}")
+        for cache in self._self_caches(window):
             cache.load(ids, data[:, at:at + cache.block_bytes])
             at += cache.block_bytes
 
-    @property
-    def _self_caches(self) -> list[KVCache]:
-        return [cache for cache in self._caches.values() if cache.shape.kind == "self"]
+    def _self_caches(self, window: int | None = None) -> list[KVCache]:
+        return [cache for cache in self._caches.values()
+                if cache.shape.kind == "self" and window in (None, cache.window)]
 
-    def _block_ids(self, blocks: Sequence[int]) -> np.ndarray:
+    def _block_ids(self, blocks: Sequence[int], window: int | None) -> np.ndarray:
         ids = np.asarray(blocks, np.int64)
-        if ids.size and (ids.min() < 0 or ids.max() >= self.blocks):
-            raise RequestError(f"KV blocks {ids.tolist()[:8]} are not all in 0 .. {self.blocks - 1}")
+        there = min(self.window_blocks.values()) if window is None else self.window_blocks[window]
+        if ids.size and (ids.min() < 0 or ids.max() >= there):
+            raise RequestError(f"KV blocks {ids.tolist()[:8]} are not all in 0 .. {there - 1}")
         return ids
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
@@ -251,12 +268,12 @@ class Program:
         return self._stops[entry, output]
 
     def _checked(self, batch: Batch, entry: str) -> dict[str, np.ndarray]:
-        return checked(batch, self._limits[entry], self.block_size, self.blocks, self.cross_blocks)
+        return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks)
 
     def _load(self, arrays: dict[str, np.ndarray]) -> None:
         """Make room for a batch and fill the header."""
         self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
-        fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes)
+        fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes, self._tables)
         capacity = self._ctx.capacity
         needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}
         if any(needed[rows] > capacity[rows] for rows in needed):

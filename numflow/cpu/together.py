@@ -41,7 +41,8 @@ class Together:
             DeviceError: somebody broke the run off (`World.abort`).
         """
         first = self._programs[0]
-        arrays = checked(batch, self._limits[entry], first.block_size, first.blocks, first.cross_blocks)
+        blocks = dict(item for program in self._programs for item in program.window_blocks.items())
+        arrays = checked(batch, self._limits[entry], first.block_size, blocks, first.cross_blocks)
         for program, output in zip(self._programs, outputs, strict=True):
             program.prepare(arrays, entry, output)
         self._threads.run(self._table, 1)

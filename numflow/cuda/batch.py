@@ -5,9 +5,12 @@ many tokens, rows or sequences as there may be. Kernels of a recorded run find t
 The rotary frequencies of sequences where they depend on the length come with it (network.by_length), as bits.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from numflow.cuda.device import Device, Ref
+from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used
 # Array: what it has room for. Tables have a row of `table` block ids for each sequence.
@@ -16,18 +19,23 @@ ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequenc
           "cross_blocks": "tables", "cross_lengths": "sequences"}
 
 
+def longest_table(arrays: dict[str, np.ndarray]) -> int:
+    """Block ids of a sequence in the widest of a batch's tables."""
+    return max(array.shape[1] for array in arrays.values() if array.ndim == 2)
+
+
 class BatchMemory:
     """Room for a batch on a device: `capacity` of tokens, logits, sequences, and table (block ids of a sequence).
 
-    frequencies: numbers of a sequence's rotary frequencies.
+    frequencies: numbers of a sequence's rotary frequencies. windows: of the network, each with a block table.
     """
 
-    def __init__(self, device: Device, capacity: dict[str, int], frequencies: int = 0):
+    def __init__(self, device: Device, capacity: dict[str, int], frequencies: int = 0, windows: Sequence[int] = ()):
         self.device, self.capacity = device, capacity
         room = {**capacity, "starts": capacity["sequences"] + 1,
                 "tables": capacity["sequences"] * capacity["table"], "rows": capacity["sequences"] * frequencies}
         self._begin, at = {}, COUNTS
-        for name, what in ARRAYS.items():
+        for name, what in (ARRAYS | {table_name(window): "tables" for window in windows}).items():
             self._begin[name] = at
             at += -(-max(room[what], 1) // 4) * 4
         self._host = np.zeros(at, np.int32)
@@ -61,13 +69,14 @@ class BatchMemory:
         have = self.capacity
         return (arrays["tokens"].size <= have["tokens"] and arrays["logit_rows"].size <= have["logits"]
                 and arrays["lengths"].size <= have["sequences"]
-                and max(arrays["blocks"].shape[1], arrays["cross_blocks"].shape[1]) <= have["table"])
+                and longest_table(arrays) <= have["table"])
 
     def load(self, arrays: dict[str, np.ndarray], counts: tuple[int, ...]) -> None:
         """Bring a batch to the device."""
         self._host[:len(counts)] = counts
         for name, begin in self._begin.items():
-            array = arrays[name]
+            if (array := arrays.get(name)) is None:  # the table of a window that no step of this entry has
+                continue
             if array.ndim == 2:
                 rows = self._host[begin:begin + len(array) * self.stride].reshape(len(array), self.stride)
                 rows[:, :array.shape[1]] = array

@@ -10,6 +10,7 @@ import numpy as np
 from numflow.cuda.cache_code import region_bytes
 from numflow.cuda.device import Device, Memory, Ref, within_reach
 from numflow.errors import RequestError
+from numflow.network.windows import table_name
 from numflow.ops import Cache
 
 LEAST = 256  # bytes of memory, where there is nothing to keep yet
@@ -19,13 +20,15 @@ TILE = 64  # keys that attention works on at a time: they must lie in one block
 class KVCache:
     """Memory of `cache` for blocks of `block_size` tokens; K and V each in their own type. sizes: bytes of a block.
 
+    window: of the attention that reads it, 0: the whole text.
     host: in pinned memory of the host, which kernels reach over the bus. While steps are bound, such a cache has a
     `room` on the device, to which what a batch reads is copied (cache_host.py): keys and values, or None.
     """
 
-    def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False):
+    def __init__(self, device: Device, cache: Cache, block_size: int, kv_k: str, kv_v: str, host: bool = False,
+                 window: int = 0):
         self.device, self.shape, self.block_size, self.blocks = device, cache, block_size, 0
-        self.types = kv_k, kv_k if cache.prefix else kv_v
+        self.types, self.window = (kv_k, kv_k if cache.prefix else kv_v), window
         self.host, self.room = host, None
         if block_size < TILE or block_size % TILE:
             raise RequestError(f"block_size should be a multiple of {TILE}, is {block_size}")
@@ -68,7 +71,7 @@ class KVCache:
     @property
     def table(self) -> str:
         """Name of its block table in the batch."""
-        return "cross_blocks" if self.shape.kind == "cross" else "blocks"
+        return "cross_blocks" if self.shape.kind == "cross" else table_name(self.window)
 
     @property
     def lengths(self) -> str:

@@ -122,7 +122,7 @@ def _copy(ctx, name: str) -> Call:
     (k, v), (kept_k, kept_v) = cache.room, cache.kept
     args = (k, kept_k, cache.sizes[0] // 4, v, kept_v, cache.sizes[1] // 4, batch.ref(cache.table), batch.stride,
             batch.ref("positions"), batch.ref("starts"), batch.ref(cache.lengths), batch.counts,
-            int(cache.shape.kind == "self"), cache.block_size)
+            int(cache.shape.kind == "self"), cache.block_size, cache.window)
 
     def plan(sizes: Sizes) -> Launch:
         return Launch(_fetch, (BLOCKS, 1, 1), args, beside=True)
@@ -132,14 +132,15 @@ def _copy(ctx, name: str) -> Call:
 @kernel("kv_fetch", THREADS)
 def _fetch(k: u32.ptr, kept_k: u32.ptr, k_words: u32, v: u32.ptr, kept_v: u32.ptr, v_words: u32, table: i32.ptr,
            table_stride: u32, positions: i32.ptr, starts: i32.ptr, lengths: i32.ptr, counts: i32.ptr, is_self: u32,
-           block_size: u32):
-    """16 bytes of a thread at a time; blocks of the cache go round the blocks of the grid."""
+           block_size: u32, window: u32):
+    """16 bytes of a thread at a time; blocks of the cache that a window reaches go round the blocks of the grid."""
     thread, sequence, turn = u32(4 * thread_index()), u32(0), u32(block_x())
     while sequence < counts[N_SEQUENCES]:
         tokens = u32(positions[starts[sequence]]) if is_self != 0 else u32(lengths[sequence])
-        blocks = u32((tokens + block_size - 1) // block_size)
+        gone = u32((tokens - window + 1) // block_size) if window != 0 and tokens >= window else u32(0)
+        blocks = u32((tokens + block_size - 1) // block_size - gone)
         while turn < blocks:
-            block = u32(table[sequence * table_stride + turn])
+            block = u32(table[sequence * table_stride + gone + turn])
             to, source, word = k + block * k_words, kept_k + block * k_words, thread
             while word < k_words:
                 a, b, c, d = load4(source, word)

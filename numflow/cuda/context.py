@@ -14,6 +14,7 @@ from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.pack import upload
 from numflow.network.by_length import ByLength
 from numflow.network.fusing import overlap
+from numflow.network.windows import windows
 from numflow.ops import Network, View
 
 LANES = 32  # elements that rows of buffers are a multiple of: 128 bytes
@@ -81,7 +82,7 @@ class Context:
         if self._memory:
             self.batch.free()
         self._memory, self.capacity = [], capacity
-        self.batch = BatchMemory(self.device, capacity, self.by_length.width)
+        self.batch = BatchMemory(self.device, capacity, self.by_length.width, windows(self.network))
         self._buffers = {buffer.name: self._alloc(4 * capacity[buffer.rows] * self.stride(buffer.width))
                          for buffer in self.network.buffers.values()}
         self._scratch: dict[tuple[str, int], Ref] = {}

@@ -1,11 +1,12 @@
 """Runs a network on a GPU, or on the simulator of one: its steps bound to device memory and kernels."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 
+from numflow.cuda.batch import longest_table
 from numflow.cuda.bind import bind
 from numflow.cuda.cache import KVCache
 from numflow.cuda.cache_host import JOIN, Rooms, on_host
@@ -20,6 +21,7 @@ from numflow.cuda.sample import WORDS, best, encode, pick
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
+from numflow.network.windows import cache_windows, counts
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
 
@@ -72,13 +74,14 @@ class Program:
         if world is not None:
             world.join(device, self.device, network, collectives)
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
+        self.window_blocks, windows = counts(None, 0, network), cache_windows(network)
         self.activations, self._fused, self._units = activations, fused, units
         report = progress or (lambda what, done, total: None)
         auto = "f32" if activations == "f32" else "f16"
         kinds = tuple(auto if value == "auto" else value for value in types.values())
         self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
         hosted = on_host(len(network.caches), host_kv_percent)
-        self._caches = {name: KVCache(self.device, cache, block_size, *kinds, host=index in hosted)
+        self._caches = {name: KVCache(self.device, cache, block_size, *kinds, index in hosted, windows.get(name, 0))
                         for index, (name, cache) in enumerate(network.caches.items())}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
@@ -108,6 +111,11 @@ class Program:
         return sum(cache.block_bytes for cache in self._self_caches())
 
     @property
+    def window_bytes(self) -> dict[int, int]:
+        """Bytes of one KV block of the layers with each window."""
+        return {window: sum(cache.block_bytes for cache in self._self_caches(window)) for window in self.window_blocks}
+
+    @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers."""
         return sum(cache.block_bytes for cache in self._caches.values() if cache.shape.kind == "cross")
@@ -117,52 +125,58 @@ class Program:
         """Names of the kernels that a single token uses."""
         return sorted({work.kernel.name for work in self.launches(Sizes((1,) * 4, 1))})
 
-    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain."""
-        moved = [cache.resize(cross_blocks if cache.shape.kind == "cross" else blocks)
-                 for cache in self._caches.values()]
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
+
+        windows: others than `blocks`, for the layers whose attention has these windows (0: the whole text).
+        """
+        own = counts(windows, blocks, self.network)
+        wanted = [(cache, cross_blocks if cache.shape.kind == "cross" else own[cache.window])
+                  for cache in self._caches.values()]
+        moved = [cache.resize(count)  # what shrinks makes room for the others
+                 for cache, count in sorted(wanted, key=lambda pair: pair[1] - pair[0].blocks)]
         moved.append(self._rooms.resize())
-        self.blocks, self.cross_blocks = blocks, cross_blocks
+        self.blocks, self.cross_blocks, self.window_blocks = blocks, cross_blocks, own
         if any(moved):
             self._bind()
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy self-attention KV blocks, all layers: block sources[i] to block targets[i].
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
+        """Copy self-attention KV blocks, all layers or those with a window: block sources[i] to block targets[i].
 
         Raises:
             RequestError: not as many targets as sources, or no such block.
         """
         if len(sources) != len(targets):
             raise RequestError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
-        self._check_blocks([*sources, *targets])
-        for cache in self._self_caches():
+        self._check_blocks([*sources, *targets], window)
+        for cache in self._self_caches(window):
             cache.copy_blocks(list(sources), list(targets))
 
-    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
-        """The content of blocks, uint8 [n, block_bytes].
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
+        """The content of blocks, uint8 [n, block_bytes], of all layers or those with a window.
 
         Raises:
             RequestError: no such block.
         """
-        self._check_blocks(blocks)
-        saved = np.empty((len(blocks), self.block_bytes), np.uint8)
+        self._check_blocks(blocks, window)
+        saved = np.empty((len(blocks), self._row_bytes(window)), np.uint8)
         for row, block in zip(saved, blocks):
-            row[:] = np.concatenate([cache.save(block) for cache in self._self_caches()])
+            row[:] = np.concatenate([cache.save(block) for cache in self._self_caches(window)])
         return saved
 
-    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Put back what `save_blocks` has given.
 
         Raises:
             RequestError: no such block, or data of another shape.
         """
-        self._check_blocks(blocks)
-        if data.dtype != np.uint8 or data.shape != (len(blocks), self.block_bytes):
-            raise RequestError(f"{len(blocks)} blocks are uint8 [{len(blocks)}, {self.block_bytes}], "
+        self._check_blocks(blocks, window)
+        if data.dtype != np.uint8 or data.shape != (len(blocks), self._row_bytes(window)):
+            raise RequestError(f"{len(blocks)} blocks are uint8 [{len(blocks)}, {self._row_bytes(window)}], "
                                f"not {data.dtype} {list(data.shape)}")
         for row, block in zip(data, blocks):
             begin = 0
-            for cache in self._self_caches():
+            for cache in self._self_caches(window):
                 cache.load(block, row[begin:begin + cache.block_bytes])
                 begin += cache.block_bytes
 
@@ -235,13 +249,18 @@ class Program:
         self.device.close()
         del self._ctx, self._weights
 
-    def _self_caches(self) -> list[KVCache]:
-        return [cache for cache in self._caches.values() if cache.shape.kind == "self"]
+    def _self_caches(self, window: int | None = None) -> list[KVCache]:
+        return [cache for cache in self._caches.values()
+                if cache.shape.kind == "self" and window in (None, cache.window)]
 
-    def _check_blocks(self, blocks: Sequence[int]) -> None:
-        bad = [block for block in blocks if not 0 <= block < self.blocks]
+    def _row_bytes(self, window: int | None) -> int:
+        return self.block_bytes if window is None else self.window_bytes[window]
+
+    def _check_blocks(self, blocks: Sequence[int], window: int | None) -> None:
+        there = min(self.window_blocks.values()) if window is None else self.window_blocks[window]
+        bad = [block for block in blocks if not 0 <= block < there]
         if bad:
-            raise RequestError(f"KV block {bad[0]} is out of range: it should be in 0 .. {self.blocks - 1}")
+            raise RequestError(f"KV block {bad[0]} is out of range: it should be in 0 .. {there - 1}")
 
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
@@ -294,11 +313,11 @@ class Program:
 
     def _load(self, batch: Batch, entry: str) -> Sizes:
         """Check the batch, make room for it and bring it to the device."""
-        arrays = checked(batch, self._limits[entry], self.block_size, self.blocks, self.cross_blocks)
+        arrays = checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks)
         tokens, sequences = arrays["tokens"].size, arrays["lengths"].size
         counts = (tokens, arrays["logit_rows"].size, tokens * self._routes, sequences)
         needed = {**{rows: counts[field] for rows, field in ROW_FIELD.items()}, "sequences": sequences,
-                  "table": max(arrays["blocks"].shape[1], arrays["cross_blocks"].shape[1])}
+                  "table": longest_table(arrays)}
         have = self._ctx.capacity
         if any(needed[what] > have[what] for what in have):
             self._ctx.reset({what: n if needed[what] <= n else max(needed[what], 2 * n) for what, n in have.items()})

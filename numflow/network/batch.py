@@ -1,8 +1,11 @@
 """What a batch must be so that no id leads outside any memory: the same for every executor."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.network.windows import cache_windows, table_name
 from numflow.ops import Batch, Network, Step, param
 
 
@@ -13,7 +16,8 @@ class Limits:
         self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
                                                    ("embed", "embed_type", "embed_position"))
         kinds = {network.caches[param(step, "cache")].kind for step in steps if "cache" in step.params}
-        self.has_self, self.has_cross = "self" in kinds, "cross" in kinds
+        self.has_cross, own = "cross" in kinds, cache_windows(network)
+        self.windows = sorted({own[name] for step in steps if (name := step.params.get("cache")) in own})
         self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
                                 for step in steps)
 
@@ -30,9 +34,13 @@ def _rows(network: Network, step: Step) -> int:
     return network.weights[step.weights["table"]].shape[0] - step.params.get("offset", 0)
 
 
-def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_blocks: int) -> dict[str, np.ndarray]:
+def checked(batch: Batch, limits: Limits, block_size: int, blocks: Mapping[int, int],
+            cross_blocks: int) -> dict[str, np.ndarray]:
     """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
+    The block tables of windows have the names of `windows.table_name`.
+
+    blocks: KV blocks that there are, by window.
 
     Raises:
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
@@ -50,18 +58,21 @@ def checked(batch: Batch, limits: Limits, block_size: int, blocks: int, cross_bl
                                 ("position", positions, limits.positions), ("logit row", rows, tokens.size)):
         _check_range(what, values, limit)
     sequence_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    lengths, table = _lengths(positions, starts, counts), _table(batch.blocks, counts.size)
+    lengths, tables = _lengths(positions, starts, counts), {"blocks": _table(batch.blocks, counts.size)}
     chosen = lengths if batch.limits is None else _of_sequences("limits", batch.limits, counts.size)
     cross_table, cross_lengths = _table(batch.cross_blocks, counts.size), np.zeros(counts.size, np.int32)
-    if limits.has_self:
-        _check_blocks("KV block", table, lengths, block_size, blocks)
+    for window in limits.windows:
+        own = batch.blocks if batch.windows is None else batch.windows.get(window, batch.blocks)
+        table = tables[table_name(window)] = _table(own, counts.size)
+        seen = np.where(counts > 0, np.maximum(lengths - counts - window + 1, 0), 0) if window else None
+        _check_blocks("KV block", table, lengths, block_size, blocks[window], seen)
     if limits.has_cross:
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
     return {"tokens": tokens, "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
-            "starts": starts, "lengths": lengths, "blocks": table, "cross_blocks": cross_table,
-            "cross_lengths": cross_lengths, "limits": chosen}
+            "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
+            "limits": chosen, **tables}
 
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -101,11 +112,15 @@ def _check_range(what: str, values: np.ndarray, limit: int | None) -> None:
         raise RequestError(f"{what} {bad} is out of range: it should be in 0 .. {limit - 1}")
 
 
-def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int) -> None:
-    """Every block that holds one of the first tokens[b] tokens of sequence b must be there."""
+def _check_blocks(what: str, table: np.ndarray, tokens: np.ndarray, block_size: int, blocks: int,
+                  first: np.ndarray | None = None) -> None:
+    """Every block that holds one of the first tokens[b] tokens of sequence b, but for first[b], must be there."""
     needed = -(-tokens // block_size)
     most = needed.max(initial=0)
     if most > table.shape[1]:
         raise RequestError(f"{tokens.max()} tokens need {most} {what}s, the table has {table.shape[1]}")
     used = table[:, :most]
-    _check_range(what, used[np.arange(most) < needed[:, None]] if len(used) > 1 else used, blocks)
+    if len(used) > 1 or first is not None:
+        own = np.arange(most) < needed[:, None]
+        used = used[own if first is None else own & (np.arange(most) >= (first // block_size)[:, None])]
+    _check_range(what, used, blocks)

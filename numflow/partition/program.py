@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, RequestError, did_you_mean, no_memory
+from numflow.network.windows import windows
 from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.micro import cut_batch, pieces_of
 from numflow.partition.plan import Plan
@@ -86,6 +87,9 @@ class PlanProgram:
             self.weights_bytes = sum(self._all("weights_bytes"))
             self.block_bytes, self.cross_block_bytes = (sum(self._all(name)) for name in ("block_bytes",
                                                                                           "cross_block_bytes"))
+            self._window_bytes = self._all("window_bytes")
+            self.window_bytes = {window: sum(own.get(window, 0) for own in self._window_bytes)
+                                 for window in windows(plan.network)}
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
             if owner is not None and hasattr(self._world.program(owner), "sample"):
                 self.sample = self._sample
@@ -121,9 +125,10 @@ class PlanProgram:
         return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
                                      if worker.lost), "")
 
-    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content."""
-        self._all("reserve", blocks, cross_blocks)
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content. windows: others
+        than `blocks` for the layers with these windows."""
+        self._all("reserve", blocks, cross_blocks, windows)
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
         """Run `entry` on the batch, as the executor's Program.run does. Where the plan has several groups, a long batch
@@ -190,18 +195,19 @@ class PlanProgram:
                              within=None if row.within is None else first + row.within) for row in trace]
         return rows
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
         """Copy KV blocks, on every device."""
-        self._all("copy_blocks", sources, targets)
+        self._all("copy_blocks", sources, targets, window)
 
-    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
         """uint8 [n, block_bytes]: the blocks' content, the devices' shares side by side."""
-        return np.concatenate(self._all("save_blocks", blocks), axis=1)
+        return np.concatenate(self._all("save_blocks", blocks, window), axis=1)
 
-    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        shares = np.split(data, np.cumsum(self._all("block_bytes"))[:-1], axis=1)
-        self._each("load_blocks", [(blocks, np.ascontiguousarray(share)) for share in shares])
+        sizes = [sum(own.values()) if window is None else own.get(window, 0) for own in self._window_bytes]
+        shares = np.split(data, np.cumsum(sizes)[:-1], axis=1)
+        self._each("load_blocks", [(blocks, np.ascontiguousarray(share), window) for share in shares])
 
     def abort(self) -> None:
         """Break off what runs now: it ends with a DeviceError. Another thread may call this."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import DeviceError, DeviceLostError
+from numflow.network.windows import windows
 from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.plan import Plan
 from numflow.partition.program import PROGRESS_S, START_S
@@ -44,7 +45,8 @@ class RayProgram:
         self._make = (plan, executors, source, timeout, {**options, "threads": threads or 1})
         self._asked = bundles(needs_of(plan, threads), nodes_of(self._ray),
                               f"the {len(plan.groups)} groups of devices {plan.placement}")
-        self._blocks, self._run, self.restarts = (0, 0), 0, 0
+        self._blocks: tuple = (0, 0)
+        self._run, self.restarts = 0, 0
         self._lost: DeviceLostError | None = None  # what the next run is to say
         self._actors: list[Any] = []
         self._placed: Any = None
@@ -70,6 +72,14 @@ class RayProgram:
         return sum(self._ask("block_bytes"))
 
     @property
+    def window_bytes(self) -> dict[int, int]:
+        """Bytes of one KV block of the layers with each window, on all devices."""
+        found: dict[int, int] = {}
+        for own in self._ask("window_bytes"):
+            found |= {window: size + found.get(window, 0) for window, size in own.items()}
+        return {window: found.get(window, 0) for window in windows(self.network)}
+
+    @property
     def cross_block_bytes(self) -> int:
         """Bytes of one block of encoder memory, all layers and devices."""
         return sum(self._ask("cross_block_bytes"))
@@ -78,10 +88,10 @@ class RayProgram:
         """Where the actor of each group is, and which GPUs it has."""
         return self._get([actor.place.remote() for actor in self._actors], self.timeout)
 
-    def reserve(self, blocks: int, cross_blocks: int = 0) -> None:
-        """Hold this many KV blocks on every device."""
-        self._ask("reserve", blocks, cross_blocks)
-        self._blocks = (blocks, cross_blocks)
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks on every device; others for the layers with `windows`."""
+        self._ask("reserve", blocks, cross_blocks, windows)
+        self._blocks = (blocks, cross_blocks, windows)
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
         """Run `entry` on the batch, as an executor's Program does.
@@ -109,18 +119,21 @@ class RayProgram:
         """
         raise DeviceError("a trace shows the devices of one machine: load the model with transport 'threads'")
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
         """Copy KV blocks, on every device."""
-        self._all("copy_blocks", sources, targets)
+        self._all("copy_blocks", sources, targets, window)
 
-    def save_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
         """uint8 [n, block_bytes]: the blocks' content."""
-        return np.concatenate(self._all("save_blocks", blocks), axis=1)
+        return np.concatenate(self._all("save_blocks", blocks, window), axis=1)
 
-    def load_blocks(self, blocks: Sequence[int], data: np.ndarray) -> None:
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        shares = np.split(data, np.cumsum(self._ask("block_bytes"))[:-1], axis=1)
-        self._gather([actor.call.remote("load_blocks", (blocks, np.ascontiguousarray(share)))
+        sizes = self._ask("block_bytes")
+        if window is not None:
+            sizes = [own.get(window, 0) for own in self._ask("window_bytes")]
+        shares = np.split(data, np.cumsum(sizes)[:-1], axis=1)
+        self._gather([actor.call.remote("load_blocks", (blocks, np.ascontiguousarray(share), window))
                       for actor, share in zip(self._actors, shares, strict=True)])
 
     def close(self) -> None:

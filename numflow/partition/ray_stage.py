@@ -115,7 +115,7 @@ class Stage:
 
         return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)
 
-    def connect(self, peers: Mapping[int, Any], blocks: tuple[int, int]) -> None:
+    def connect(self, peers: Mapping[int, Any], blocks: tuple) -> None:
         """Get to know the other actors; memory as it was reserved before, where this one is new.
 
         Raises:

@@ -15,7 +15,7 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
         rows = slice(batch.starts[b], batch.starts[b + 1])
-        k, v = cache.read(cache.table(batch)[b], length)
+        k, v = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))
         distance = np.arange(length) - batch.positions[rows, None]  # key position - query position [n, L]
         scores = _scores(_by_head(q[rows], heads), _by_query_head(k, heads), scale, softcap)
         if slopes is not None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numflow.network.windows import first_key
 from numflow.quant.kv import stored
 
 
@@ -12,8 +13,8 @@ class KVCache:
     (kv_k, kv_v; quant/kv.py) makes of it. Where values are a prefix of keys, V has no columns.
     """
 
-    def __init__(self, cache, block_size, kv_k="f32", kv_v="f32"):
-        self.kind, self.kv_k, self.kv_v = cache.kind, kv_k, kv_v
+    def __init__(self, cache, block_size, kv_k="f32", kv_v="f32", window=0):
+        self.kind, self.kv_k, self.kv_v, self.window = cache.kind, kv_k, kv_v, window
         self.prefix, self.value_dim = cache.prefix, cache.value_dim
         self.block_size = block_size
         self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
@@ -47,7 +48,9 @@ class KVCache:
 
     def table(self, batch):
         """Block ids [B, M] of each sequence in this cache."""
-        return batch.cross_blocks if self.kind == "cross" else batch.blocks
+        if self.kind == "cross":
+            return batch.cross_blocks
+        return batch.blocks if batch.windows is None else batch.windows.get(self.window, batch.blocks)
 
     def lengths(self, batch):
         """Number of cached tokens of each sequence [B], those of the batch included."""
@@ -56,10 +59,14 @@ class KVCache:
         return [batch.positions[end - 1] + 1 if end > start else 0
                 for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
 
-    def read(self, blocks, length):
-        """K [length, G, E] and V [length, G, E_v] of a sequence with these blocks."""
-        used = blocks[: -(-length // self.block_size)]
-        k, v = (a[used].reshape(len(used) * self.block_size, *a.shape[2:])[:length] for a in (self.k, self.v))
+    def read(self, blocks, length, position):
+        """K [length, G, E] and V [length, G, E_v] of a sequence with these blocks; zeros where the window of a query
+        at `position` has gone by, whose blocks are not looked at."""
+        gone = first_key(self.window, position) // self.block_size
+        used = blocks[gone: -(-length // self.block_size)]
+        k, v = (np.concatenate([np.zeros((gone * self.block_size, *a.shape[2:]), a.dtype),
+                                a[used].reshape(len(used) * self.block_size, *a.shape[2:])])[:length]
+                for a in (self.k, self.v))
         return k, k[..., :self.prefix] if self.prefix else v
 
 

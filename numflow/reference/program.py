@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from numflow.errors import NetworkError, RequestError, did_you_mean
+from numflow.network.windows import cache_windows, counts
 from numflow.ops import EXCHANGES, TraceRow, op_of
 from numflow.quant.kv import KV_TYPES
 from numflow.reference import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
@@ -53,14 +54,18 @@ class Program:
         self.weights_bytes = sum(4 * int(np.prod(w.shape)) for w in network.weights.values())
         self._source, self._world, self._device = weights, world, device
         self._weights = {}
-        self._caches = {name: cache.KVCache(c, block_size, *kv) for name, c in network.caches.items()}
+        windows = cache_windows(network)
+        self._caches = {name: cache.KVCache(c, block_size, *kv, windows.get(name, 0))
+                        for name, c in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
 
-    def reserve(self, blocks, cross_blocks=0):
-        """Make room for this many KV blocks, keeping the content of those that remain."""
+    def reserve(self, blocks, cross_blocks=0, windows=None):
+        """Make room for this many KV blocks, keeping the content of those that remain. windows: others than `blocks`
+        for the layers with these windows."""
+        own = counts(windows, blocks, self.network)
         for memory in self._caches.values():
-            memory.resize(cross_blocks if memory.kind == "cross" else blocks)
+            memory.resize(cross_blocks if memory.kind == "cross" else own[memory.window])
 
     @property
     def block_bytes(self):
@@ -68,30 +73,36 @@ class Program:
         return sum(memory.block_bytes for memory in self._self_caches())
 
     @property
+    def window_bytes(self):
+        """Bytes of one KV block of the layers with each window."""
+        return {window: sum(memory.block_bytes for memory in self._self_caches(window))
+                for window in counts(None, 0, self.network)}
+
+    @property
     def cross_block_bytes(self):
         """Bytes of one block of encoder memory, all layers."""
         return sum(memory.block_bytes for memory in self._caches.values() if memory.kind == "cross")
 
-    def copy_blocks(self, sources, targets):
-        """Copy self-attention KV blocks, all layers."""
-        for memory in self._self_caches():
+    def copy_blocks(self, sources, targets, window=None):
+        """Copy self-attention KV blocks, all layers or those with a window."""
+        for memory in self._self_caches(window):
             memory.copy(*(np.asarray(blocks, np.int64) for blocks in (sources, targets)))
 
-    def save_blocks(self, blocks):
-        """The content of self-attention KV blocks, uint8 [n, block_bytes]."""
+    def save_blocks(self, blocks, window=None):
+        """The content of self-attention KV blocks, uint8 [n, block_bytes], all layers or those with a window."""
         blocks = np.asarray(blocks, np.int64)
         empty = np.zeros((len(blocks), 0), np.uint8)
-        return np.concatenate([empty, *(memory.save(blocks) for memory in self._self_caches())], 1)
+        return np.concatenate([empty, *(memory.save(blocks) for memory in self._self_caches(window))], 1)
 
-    def load_blocks(self, blocks, data):
+    def load_blocks(self, blocks, data, window=None):
         """Put what `save_blocks` returned into blocks, the same or others."""
         at = 0
-        for memory in self._self_caches():
+        for memory in self._self_caches(window):
             memory.load(np.asarray(blocks, np.int64), data[:, at:at + memory.block_bytes])
             at += memory.block_bytes
 
-    def _self_caches(self):
-        return [memory for memory in self._caches.values() if memory.kind == "self"]
+    def _self_caches(self, window=None):
+        return [memory for memory in self._caches.values() if memory.kind == "self" and window in (None, memory.window)]
 
     def run(self, batch, entry="main", output="logits"):
         """Run `entry` on the batch.

@@ -1,0 +1,51 @@
+"""Windows of attention: which caches need the last tokens of a text only.
+
+Caches are grouped by their window, and each group has block tables and KV blocks of its own, so that blocks which left
+a window are free for others. A window is what a query sees, itself included; 0 stands for the whole text.
+"""
+
+from collections.abc import Mapping
+
+from numflow.ops import Network, param
+
+
+def cache_windows(network: Network) -> dict[str, int]:
+    """The window of each self-attention cache: the widest of those who read it, 0 where one of them reads it whole.
+
+    Attention to both sides reads texts that are in the batch as a whole, so nothing is gained by leaving keys out.
+    """
+    found: dict[str, int] = {}
+    for entry, steps in network.entries.items():
+        for step in steps:
+            if step.op != "attention" or network.caches[name := param(step, "cache")].kind != "self":
+                continue
+            window = param(step, "window") if param(step, "causal") and entry == "main" else 0
+            found[name] = max(window, found.get(name, window)) if window and found.get(name, window) else 0
+    return {name: found.get(name, 0) for name, cache in network.caches.items() if cache.kind == "self"}
+
+
+def windows(network: Network) -> tuple[int, ...]:
+    """The windows that there are, in rising order: whole texts first. (0,) for a network without self-attention."""
+    return tuple(sorted(set(cache_windows(network).values()))) or (0,)
+
+
+def first_key(window: int, position: int) -> int:
+    """The first position that a query at `position` sees through a window."""
+    return max(0, position - window + 1) if window else 0
+
+
+def most_blocks(window: int, tokens: int, chunk: int, block_size: int) -> int:
+    """KV blocks that a text of so many tokens holds at most, where up to `chunk` of them run at once."""
+    whole = -(-tokens // block_size)
+    # The window lies before a border of blocks, the chunk anywhere behind it.
+    return min(whole, (window + block_size + chunk - 3) // block_size + 2) if window else whole
+
+
+def table_name(window: int) -> str:
+    """Name of a group's block table among the arrays of a checked batch."""
+    return f"blocks {window}" if window else "blocks"
+
+
+def counts(given: Mapping[int, int] | None, blocks: int, network: Network) -> dict[int, int]:
+    """KV blocks of each group: those given by window, `blocks` where none are."""
+    return {window: (given or {}).get(window, blocks) for window in windows(network)}
