@@ -106,6 +106,7 @@ def _file_facts(checkpoint) -> list[tuple[str, object]]:
 
 
 def _memory(network, checkpoint) -> list[tuple[str, object]]:
+    from numflow.cpu.estimate import weight_bytes
     from numflow.network import describe
     from numflow.registry.progress import megabytes
 
@@ -114,6 +115,7 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
     weights = sum(count for _, count, _ in describe.tensor_types(network, checkpoint).values())
     context = network.facts.get("context") or 0
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
+            ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
             ("cache", f"{megabytes(per_token)} per token of 16-bit keys and values, "
                       f"{megabytes(per_token * context)} for {context} tokens" if per_token else "none")]
 
@@ -134,11 +136,13 @@ def _print_tensors(checkpoint) -> None:
 
 
 def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
+    from numflow.cpu.estimate import weight_bytes
     from numflow.network import describe
 
     result = {
         "path": checkpoint.path, "format": checkpoint.format, "spec": network.name, "facts": dict(network.facts),
-        "stored_bytes": checkpoint.nbytes, "cache_bytes_per_token": describe.cache_bytes_per_token(network),
+        "stored_bytes": checkpoint.nbytes, "memory_bytes": sum(map(weight_bytes, network.weights.values())),
+        "cache_bytes_per_token": describe.cache_bytes_per_token(network),
         "types": {name: {"tensors": count, "weights": weights, "bytes": size}
                   for name, (count, weights, size) in describe.tensor_types(network, checkpoint).items()},
     }

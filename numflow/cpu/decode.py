@@ -55,11 +55,14 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     code = moved(first, *pieces[0][1:], hold)
     for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
         code = with_bits(code, vector, begin, to, bits, hold)
-    return lookup16(code, [entry + 128 for entry in scheme.book]) if scheme.book else code
+    if not scheme.book:
+        return code
+    return lookup16(code, [entry + 128 for entry in (*scheme.book, *[0] * (16 - len(scheme.book)))])
 
 
-def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:
+def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     """What codes are multiplied with, f32x16."""
+    header = scheme.header
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
     if header in (SCALE, BASE, SCALE16):
@@ -71,7 +74,8 @@ def scale(heads: Heads, unit: Value, half: int, header: int) -> Value:
     block = _block(heads, unit, header)
     if header in (SIGNED, SIGNED16):
         sub = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
-        return load_f16(block) * load(sub, "u8", 16).widen_signed().to_f32()
+        steps = load(sub, "u8", 16).widen_signed().to_f32()
+        return load_f16(block) * (steps if scheme.factor == 1 else steps * scheme.factor)
     if header == SUPER:
         return load_f16(block) * load(block + 64 + _by_32(unit), "u8", 16).widen().to_f32()
     return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
@@ -110,7 +114,7 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
 
     (code - zero) * scale is code * scale + base, rounded in the same place, where the zero is a power of two.
     """
-    scales = scale(heads, unit, half, scheme.header)
+    scales = scale(heads, unit, half, scheme)
     if isinstance(heads, Grid):
         return scales, heads.zero(unit, half)
     if scheme.header in WITH_BASE:

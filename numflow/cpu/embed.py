@@ -8,7 +8,8 @@ from numflow.cpu.kernel import Call, Code
 from numflow.cpu.outliers import added_to_rows
 from numflow.ops import Step, param
 
-_CODE = Code("numflow.cpu.embed_kernels", "numflow.cpu.own_kernels", "numflow.cpu.inferflow_kernels")
+_CODE = Code("numflow.cpu.embed_kernels", "numflow.cpu.own_kernels", "numflow.cpu.few_bits_kernels",
+             "numflow.cpu.inferflow_kernels")
 
 
 def embed(step: Step, ctx) -> list[Call]:

@@ -11,6 +11,7 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            6 bits  low bits of vector g = group g; groups 6 and 7 in the top 2 bits of 3 vectors each
            5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
+           1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
            3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
                    bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
                    pair 3, whose 3 high ones are the top bits of the other vectors
@@ -27,8 +28,9 @@ headers  by kind, [16] is one value per row; z is the scheme's zero point:
            GRID     per unit  the block headers of numflow.quant's schemes    w = scale * (code - zero)
            GRID16   per unit  the same, by 16 columns                         decode_own.py says how
 
-A scheme with a code-book has 4 bits in memory, which stand for the entry of a table of 16 signed bytes; its codes are
-those entries + 128. The zero point is 2^(bits - 1) of the codes, so 128 with a code-book.
+A scheme with a code-book has 2 to 4 bits in memory, which stand for the entry of a table of signed bytes; its codes are
+those entries + 128. The zero point is 2^(bits - 1) of the codes, so 128 with a code-book, unless the scheme has another
+one; it may have a factor of all its scales as well.
 
 F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
 (an expert, or the whole matrix) fill its last tile with zeros.
@@ -40,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.formats import grids
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 
 ROWS, UNIT = 16, 32
@@ -69,17 +72,23 @@ PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
     4: [[(g // 2, 4 * (g % 2), 0, 4)] for g in range(8)],
     3: [*([(g // 2, 3 * (g % 2), 0, 3)] for g in range(6)), [(0, 6, 0, 2), (1, 6, 2, 1)], [(2, 6, 0, 2), (1, 7, 2, 1)]],
     2: [[(g % 4, 2 * (g // 4), 0, 2)] for g in range(16)],
+    1: [[(0, g, 1, 1)] for g in range(8)],
 }
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A family of matrices that one set of kernels serves: stored `bits` per number, `header` kind, code-book."""
+    """A family of matrices that one set of kernels serves: stored `bits` per number, `header` kind, code-book.
+
+    factor: of all scales; only SIGNED and SIGNED16 have one. center: the zero point, where it is not the middle.
+    """
 
     name: str
     bits: float
     header: int
     book: tuple[int, ...] = ()
+    factor: float = 1.0
+    center: int = 0
 
     @property
     def own(self) -> RowScheme:
@@ -99,7 +108,7 @@ class Scheme:
     @property
     def code_bits(self) -> int:
         """Bits of a code once it is read."""
-        return 8 if self.book else math.ceil(self.bits)
+        return 8 if self.book else 2 if self.bits == 1 else math.ceil(self.bits)
 
     @property
     def largest(self) -> int:
@@ -108,8 +117,8 @@ class Scheme:
 
     @property
     def zero(self) -> int:
-        """The code that stands for zero, where there is no base."""
-        return 1 << (self.code_bits - 1)
+        """The code that stands for zero, where there is no base: a power of two."""
+        return self.center or 1 << (self.code_bits - 1)
 
     @property
     def is_float(self) -> bool:
@@ -129,6 +138,9 @@ class Scheme:
             return codes, columns // self.own.block * 2 * self.own.header_bits + ROW_HEADERS
         return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header][0])
 
+def _of_grids(grid: grids.GridType) -> Scheme:
+    return Scheme(grid.family, grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, grid.factor)
+
 
 SCHEMES = {s.name: s for s in (
     Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
@@ -138,6 +150,8 @@ SCHEMES = {s.name: s for s in (
     Scheme("b4_bytes16", 4, BYTES16), Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
     Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
     Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
+    Scheme("b1_scale", 1, SCALE, center=1), Scheme("b2_scale", 2, SCALE, center=1),
+    *map(_of_grids, grids.GRIDS.values()),
     *(Scheme(name, 3.5 if own.paired else own.unit_bytes // 4, GRID16 if own.block == 16 else GRID)
       for name, own in ROW_SCHEMES.items()),
     Scheme("f32", 32, F32), Scheme("f16", 16, F16), Scheme("bf16", 16, BF16),
@@ -148,6 +162,8 @@ NATIVE = {
     "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
+    "Q1_0": "b1_scale", **dict.fromkeys(("Q2_0", "TQ1_0", "TQ2_0"), "b2_scale"),
+    **{name: grid.family for name, grid in grids.GRIDS.items()},
     **{name: name for name in ROW_SCHEMES},
     # Inferflow's; blocks of 64 become two of 32 with the same header, and blocks of 16 share one.
     "q8_b32t1": "b8_base", "q8_b32t2": "b8_scale", "q6_b64t1": "b6_base", "q5_b64t1": "b5_base", "q5_b32t1": "b5_base",

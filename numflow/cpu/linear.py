@@ -18,7 +18,8 @@ from numflow.cpu.memory import aligned
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.linear_kernels", "numflow.cpu.expert_kernels", "numflow.cpu.own_kernels",
-             "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels", "numflow.cpu.activations_kernels")
+             "numflow.cpu.few_bits_kernels", "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels",
+             "numflow.cpu.activations_kernels")
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 

@@ -123,7 +123,7 @@ def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     if header in BY_16:
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
     acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
-    scales = scale(heads, unit, 0, header)
+    scales = scale(heads, unit, 0, kind.scheme)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
     return add_products(total, base(heads, unit, 0, header), aux + 4 * m) if header in WITH_BASE else total
 
@@ -135,7 +135,7 @@ def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     parts = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
         acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
-        scales = scale(heads, unit, half, header)
+        scales = scale(heads, unit, half, kind.scheme)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
         if header in WITH_BASE:
             minus_base = -base(heads, unit, half, header)
@@ -167,10 +167,11 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
 
     minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
     """
-    if scheme.bits == 2 and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
+    in_place = scheme.bits == 2 and scheme.header in WITH_BASE
+    if in_place and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
     m, with_base = len(minus), scheme.header in WITH_BASE
-    zeros, offsets = _zeros(minus, "i32"), [s << (scheme.code_bits - 1) for s in minus]
+    zeros, offsets = _zeros(minus, "i32"), [s << (scheme.zero.bit_length() - 1) for s in minus]
     if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # bytes with a sign: pairs' sums fit 16 bits, sdot wants it
         acc = [-offset for offset in offsets] if with_base else zeros
         for group in groups:

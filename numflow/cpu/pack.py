@@ -1,5 +1,7 @@
 """Bringing a matrix as stored in a file into the packed layout (layout.py), bit for bit."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from numflow.cpu.arena import Arena
@@ -8,6 +10,7 @@ from numflow.cpu.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, kept_as, t
 from numflow.cpu.memory import aligned
 from numflow.cpu.outliers import pack_outliers
 from numflow.errors import NetworkError
+from numflow.formats.grids import GRIDS, spread
 from numflow.formats.mapped import release_pages
 from numflow.formats.types import tensor_type, to_f32
 from numflow.network.weights import RawMatrix
@@ -16,7 +19,7 @@ from numflow.quant.apart import take_apart, with_outliers
 
 _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
-_EXPAND_BYTES = 1 << 24  # float32 bytes that are expanded at a time
+_EXPAND_BYTES = 1 << 24  # bytes that other types become at a time
 _ARENA = Arena()
 KERNELS = ("numflow.cpu.pack_kernels", "numflow.cpu.pack_own", "numflow.cpu.inferflow_kernels")
 _CODE = Code(*KERNELS)
@@ -49,10 +52,13 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
     packed = Packed(kind, stored if native else "F32", raw.shape, raw.groups, codes, headers,
                     None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
-    if native:
-        _pack(raw, packed, threads)
+    if not native:
+        _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows))
+    elif stored in GRIDS:
+        size = GRIDS[stored].carrier.row_bytes(columns)
+        _convert(raw, packed, threads, size, lambda rows: spread(rows, wanted, threads))
     else:
-        _expand(raw, packed, threads)
+        _pack(raw, packed, threads)
     return packed
 
 
@@ -65,18 +71,29 @@ def _pack(raw: RawMatrix, packed: Packed, threads: int) -> None:
         release_pages(rows)
 
 
-def _expand(raw: RawMatrix, packed: Packed, threads: int) -> None:
-    """Pack as float32, some whole tiles at a time so that the matrix never exists twice."""
-    group_rows, columns = raw.shape[0] // raw.groups, raw.shape[1]
-    step = max(16, _EXPAND_BYTES // (4 * columns) // 16 * 16)
+def _convert(raw: RawMatrix, packed: Packed, threads: int, size: int,
+             change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Pack what `change` makes of the rows, some whole tiles at a time so that the matrix never exists twice.
+
+    size: bytes of a row that it makes.
+    """
+    group_rows = raw.shape[0] // raw.groups
+    step = max(16, _EXPAND_BYTES // size // 16 * 16)
     for group in range(raw.groups):
         for first in range(0, group_rows, step):
             begin = group * group_rows + first
             end = min(begin + step, (group + 1) * group_rows)
-            values = np.ascontiguousarray(to_f32(raw.rows[begin:end], raw.type), np.float32)
-            if values.shape[1] != columns:
-                raise NetworkError(f"matrix {raw.name!r}: rows of {values.shape[1]} {raw.type} numbers, not {columns}")
-            _run(values.view(np.uint8), packed, group * packed.group_tiles + first // 16, 1, threads)
+            rows = raw.rows[begin:end]
+            _run(change(rows), packed, group * packed.group_tiles + first // 16, 1, threads)
+            release_pages(rows)
+
+
+def _expanded(raw: RawMatrix, rows: np.ndarray) -> np.ndarray:
+    """Some rows as float32."""
+    values = np.ascontiguousarray(to_f32(rows, raw.type), np.float32)
+    if values.shape[1] != raw.shape[1]:
+        raise NetworkError(f"matrix {raw.name!r}: rows of {values.shape[1]} {raw.type} numbers, not {raw.shape[1]}")
+    return values.view(np.uint8)
 
 
 def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int) -> None:

@@ -1,13 +1,16 @@
 """Taking GGUF's blocks apart: one function per tensor type that spreads a block's codes and writes its header.
 
 Each is `fn(raw, out, head, lane)` and becomes straight code of a packing kernel (pack_kernels.py):
-raw   address of one row's block;
+raw   address of one row's block, of types of grids as their carrier (formats/grids.py) has it;
 out   address of the row's 4-byte word in scratch u8 [column group][16 rows][4]: word i of the row is at out + 64 * i;
 head  address of the tile's header of this block (layout.py); lane: the row's index in the tile.
 Words hold 4 columns each; vectors of 4 words are 16 columns.
 """
 
+from collections.abc import Callable
+
 from numflow.cpu.simd_value import Value, load, save
+from numflow.formats.grids import GRIDS
 
 _NIBBLES, _TWO, _ONE = 0x0F0F0F0F, 0x03030303, 0x01010101
 
@@ -179,8 +182,61 @@ def q6_k(raw, out, head, lane):
         _put(out, column, low | high << 4)
 
 
+def _halves(raw: Value, head: Value, lane: Value, units: int) -> None:
+    """One float16 for each of some units."""
+    for unit in range(units):
+        _half(raw, head + 32 * unit, lane)
+
+
+def q1_0(raw, out, head, lane):
+    """d f16, 128 bits; codes are 0 and 2."""
+    _halves(raw, head, lane, 4)
+    for column in range(0, 128, 16):
+        _put(out, column, _bits(raw + 2 + column // 8, 1))
+
+
+def q2_0(raw, out, head, lane):
+    """d f16, 16 bytes of 2 bits, 4 columns after each other in a byte."""
+    _halves(raw, head, lane, 2)
+    for column in range(0, 64, 16):
+        four = load(raw + 2 + column // 4, "u8", 4).widen()
+        _put(out, column, (four | four << 6 | four << 12 | four << 18) & _TWO)
+
+
+def tq2_0(raw, out, head, lane):
+    """64 bytes of 2 bits as in q2_k, d f16."""
+    _halves(raw + 64, head, lane, 8)
+    for column in range(0, 256, 16):
+        _put(out, column, _two_bits(raw, column))
+
+
+def tq1_0(raw, out, head, lane):
+    """52 bytes of up to 5 digits of base 3 as a fraction of 256: runs of 32, 16 and 4 columns; d f16."""
+    _halves(raw + 52, head, lane, 8)
+    column = 0
+    for begin, end, runs in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        for run in range(runs):
+            for at in range(begin, end, 4):
+                rest = load(raw + at, "u8", 4) * 3**run
+                save(out + 16 * column, ((rest.widen("u16") * 3) >> 8).narrow("u8").as_("i32", 1))
+                column += 4
+
+
+def _of_grids(scales: int) -> Callable[[Value, Value, Value, Value], None]:
+    def take_apart(raw, out, head, lane):
+        _half(raw, head, lane)
+        for sub in range(scales):
+            save(head + 32 + 16 * sub + lane, load(raw + 2 + sub, "u8"), 1)
+        for column in range(0, 256, 16):
+            codes = load(raw + 2 + scales + column // 2, "u8", 8)
+            _put(out, column, (codes & 15).zipped(codes >> 4).as_("i32", 4))
+    return take_apart
+
+
 # The function by tensor type.
 BLOCKS = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k,
     "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": q4_0, "IQ4_XS": iq4_xs, "MXFP4": mxfp4, "NVFP4": nvfp4,
+    "Q1_0": q1_0, "Q2_0": q2_0, "TQ1_0": tq1_0, "TQ2_0": tq2_0,
+    **{name: _of_grids(grid.scales) for name, grid in GRIDS.items()},
 }

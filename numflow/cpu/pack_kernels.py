@@ -11,6 +11,7 @@ from numflow.cpu.pack_blocks import BLOCKS
 from numflow.cpu.pack_planes import INFERFLOW_BLOCKS, pair_planes
 from numflow.cpu.simd import inline, merged
 from numflow.cpu.simd_value import Value, load, save
+from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
@@ -23,7 +24,8 @@ class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.scheme, self.type, self.emit = SCHEMES[NATIVE[name]], TYPES[name], _BLOCKS[name]
+        self.scheme, self.emit = SCHEMES[NATIVE[name]], _BLOCKS[name]
+        self.type = GRIDS[name].carrier if name in GRIDS else TYPES[name]
         super().__init__(name=f"Block({name})")
 
 
@@ -210,6 +212,61 @@ def _pack_mxfp4(args, thread, n_threads):
 @kernel
 def _pack_nvfp4(args, thread, n_threads):
     pack_blocks(args, thread, n_threads, block("NVFP4"))
+
+
+@kernel
+def _pack_q1_0(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("Q1_0"))
+
+
+@kernel
+def _pack_q2_0(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("Q2_0"))
+
+
+@kernel
+def _pack_tq1_0(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("TQ1_0"))
+
+
+@kernel
+def _pack_tq2_0(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("TQ2_0"))
+
+
+@kernel
+def _pack_iq1_s(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ1_S"))
+
+
+@kernel
+def _pack_iq1_m(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ1_M"))
+
+
+@kernel
+def _pack_iq2_xxs(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ2_XXS"))
+
+
+@kernel
+def _pack_iq2_xs(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ2_XS"))
+
+
+@kernel
+def _pack_iq2_s(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ2_S"))
+
+
+@kernel
+def _pack_iq3_xxs(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ3_XXS"))
+
+
+@kernel
+def _pack_iq3_s(args, thread, n_threads):
+    pack_blocks(args, thread, n_threads, block("IQ3_S"))
 
 
 @kernel

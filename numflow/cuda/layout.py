@@ -3,12 +3,13 @@
 A lane of a warp takes a unit, so every plane is [N][K / 32][...] in memory of its own and neighbours read neighbouring
 bytes. Of the codes of a unit, in groups of 4 columns (g = 0 .. 7), byte i of a word is column i of the group:
 
-low    4 words: word j holds group 2j in its low nibbles, group 2j + 1 in its high ones. With a code-book: nibble n of
-       word j is column 8j + n. Of 8 bits: the bytes of groups 0 .. 3. Of pairs: see below.
+low    4 words: word j holds group 2j in its low nibbles, group 2j + 1 in its high ones. With a code-book of 16: nibble
+       n of word j is column 8j + n. Of 8 bits: the bytes of groups 0 .. 3. Of pairs: see below.
 high   4 words: of 8 bits, the bytes of groups 4 .. 7
 two    2 words: bits 2i, 2i + 1 of word j belong to group 4j + i
 one    1 word:  bit g belongs to group g
 
+    1 bit   one, as bit 1 of a code: 0 or 2
     2 bits  two            4 bits  low              6 bits  low, then two as bits 4 and 5
     3 bits  two, one       5 bits  low, then one    8 bits  low, high
 
@@ -34,6 +35,7 @@ PAIR      in the codes                                       as GRID
 from dataclasses import dataclass, field
 
 from numflow.cuda.device import Ref
+from numflow.formats import grids
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 
 UNIT = 32
@@ -46,7 +48,7 @@ _ROWS = {GRID, GRID16, PAIR}
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
-_PLANES = {2: ("two",), 3: ("two", "one"), 4: ("low",), 5: ("low", "one"), 6: ("low", "two"), 7: ("low",),
+_PLANES = {1: ("one",), 2: ("two",), 3: ("two", "one"), 4: ("low",), 5: ("low", "one"), 6: ("low", "two"), 7: ("low",),
            8: ("low", "high")}
 PLANE_BYTES = {"low": 16, "high": 16, "two": 8, "one": 4}
 
@@ -56,7 +58,8 @@ class Scheme:
     """A family of quantised matrices that one set of kernels serves.
 
     bits: of a code in memory; header: its kind; book: values of the codes, which become those + 128.
-    own:  numflow's own scheme it comes from.
+    own:  numflow's own scheme it comes from. factor: of all scales; only SIGNED and SIGNED16 have one.
+    center: the code that stands for zero, where it is not the middle.
     """
 
     name: str
@@ -64,11 +67,13 @@ class Scheme:
     header: int
     book: tuple[int, ...] = ()
     own: RowScheme | None = None
+    factor: float = 1.0
+    center: int = 0
 
     @property
     def zero(self) -> int:
         """The code that stands for zero, where a header has none of its own."""
-        return 128 if self.book else 1 << (self.bits - 1)
+        return 128 if self.book else self.center or 1 << (self.bits - 1)
 
     @property
     def planes(self) -> tuple[str, ...]:
@@ -99,6 +104,10 @@ def _own(name: str) -> Scheme:
     return Scheme(name, bits, header, own=scheme)
 
 
+def _of_grids(grid: grids.GridType) -> Scheme:
+    return Scheme(grid.family, grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, factor=grid.factor)
+
+
 SCHEMES = {s.name: s for s in (
     Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
     Scheme("b4_base", 4, BASE), Scheme("b5_base", 5, BASE),
@@ -106,6 +115,8 @@ SCHEMES = {s.name: s for s in (
     Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
     Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
     Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
+    Scheme("b1_scale", 1, SCALE, center=1), Scheme("b2_scale", 2, SCALE, center=1),
+    *map(_of_grids, grids.GRIDS.values()),
     *map(_own, ROW_SCHEMES),
 )}
 
@@ -114,6 +125,8 @@ NATIVE = {
     "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
+    "Q1_0": "b1_scale", **dict.fromkeys(("Q2_0", "TQ1_0", "TQ2_0"), "b2_scale"),
+    **{name: grid.family for name, grid in grids.GRIDS.items()},
     **{name: name for name in ROW_SCHEMES},
 }
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}

@@ -104,6 +104,28 @@ def _pairs(words, low, high, two, one, place):
         words[2 * j], words[2 * j + 1] = u32(both - second * 11), second
 
 
+@device
+def _one_(words, low, high, two, one, place):
+    bits = stream1(one, place)
+    for g in range(8):
+        moved = bits << u32(1) if g < 1 else bits >> u32(g - 1)
+        words[g] = u32(u32(moved) & u32(0x02020202))
+
+
+def _small_book(table: tuple[int, ...], codes: DeviceFunction) -> DeviceFunction:
+    """Codes of up to 3 bits as entries of a table of up to 8 bytes, + 128."""
+    t0, t1 = (sum((value + 128 & 255) << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4])) for w in range(2))
+
+    @device
+    def read(words, low, high, two, one, place):
+        codes(words, low, high, two, one, place)
+        for g in range(8):
+            pairs = u32(words[g] | words[g] >> u32(4))
+            words[g] = prmt(u32(t0), u32(t1), u32(pairs & u32(0xFF) | pairs >> u32(8) & u32(0xFF00)))
+
+    return read
+
+
 def _book(table: tuple[int, ...]) -> DeviceFunction:
     """Codes are entries of a table of 16 bytes, + 128."""
     t0, t1, t2, t3 = (sum((value + 128 & 255) << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4]))
@@ -129,8 +151,8 @@ def _book(table: tuple[int, ...]) -> DeviceFunction:
 def reader(scheme: Scheme) -> DeviceFunction:
     """read(words, low, high, two, one, place): the unit's codes, unsigned bytes, group g in words[g]."""
     if scheme.book:
-        return _book(scheme.book)
-    return {2: _two_, 3: _three, 4: _four, 5: _five, 6: _six, 7: _pairs, 8: _eight}[scheme.bits]
+        return _book(scheme.book) if scheme.bits == 4 else _small_book(scheme.book, {2: _two_, 3: _three}[scheme.bits])
+    return {1: _one_, 2: _two_, 3: _three, 4: _four, 5: _five, 6: _six, 7: _pairs, 8: _eight}[scheme.bits]
 
 
 @device
@@ -148,7 +170,7 @@ def header(scheme: Scheme) -> DeviceFunction:
     """
     zero, own = float(scheme.zero), scheme.own
     scale_bits = own.scale_bits if own else 0
-    low_mask = (1 << scale_bits) - 1
+    low_mask, factor = (1 << scale_bits) - 1, scheme.factor
 
     @device
     def grid(code, base, step, z, dz):
@@ -191,12 +213,16 @@ def header(scheme: Scheme) -> DeviceFunction:
     @device
     def signed(head, above, place, base, step, z, dz):
         a = low_half(stream1(above, place >> u32(3))) * _signed(stream1(head, place))
+        if factor != 1.0:
+            a = a * f32(factor)
         return a, -f32(zero) * a, a, -f32(zero) * a
 
     @device
     def signed16(head, above, place, base, step, z, dz):
         d, both = low_half(stream1(above, place >> u32(3))), u32(stream1(head, place))
         a, b = d * _signed(both), d * _signed(u32(both >> u32(8)))
+        if factor != 1.0:
+            a, b = a * f32(factor), b * f32(factor)
         return a, -f32(zero) * a, b, -f32(zero) * b
 
     @device

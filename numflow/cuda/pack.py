@@ -19,6 +19,7 @@ from numflow.cuda.outliers import slots_of
 from numflow.cuda.pack_types import codes_of, headers_of
 from numflow.cuda.scalar import u8, u16, u32
 from numflow.errors import NetworkError
+from numflow.formats.grids import GRIDS, spread
 from numflow.formats.types import tensor_type
 from numflow.network.weights import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
@@ -89,7 +90,8 @@ def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, 
 
 def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
     (n, columns), scheme = raw.shape, SCHEMES[NATIVE[raw.type]]
-    units, row_bytes, parts, at = columns // UNIT, raw.rows.shape[1], {}, 0
+    grids, units, parts, at = raw.type in GRIDS, columns // UNIT, {}, 0
+    row_bytes = GRIDS[raw.type].carrier.row_bytes(columns) if grids else raw.rows.shape[1]
     for name, (size, per) in scheme.parts.items():
         parts[name], at = at, at + ceil(n * size * (columns // per if per else 1), 256) * 256
     memory = device.alloc(within_reach(f"matrix {raw.name}", at))
@@ -99,7 +101,7 @@ def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
     pack = pack_kernel(raw.type)
     for first in range(0, n, step):
         some = raw.rows[first:first + step]
-        device.upload(stage.at(), some)
+        device.upload(stage.at(), spread(some, tensor_type(raw.type)) if grids else some)
         device.launch(Launch(pack, (ceil(units, 32), len(some), 1), (
             stage.at(), *(refs.get(name) for name in PARTS), row_bytes, first, units)))
     device.free(stage)
@@ -116,7 +118,7 @@ def pack_kernel(kind: str) -> Kernel:
     has_low, has_two, has_one, has_head, has_above, has_row = (has[name] for name in PARTS if name != "high")
     wide = has_head and scheme.parts["head"][0] == 4
     two_shift = 4 if bits == 6 else 0
-    one_shift = 4 if bits == 5 else 2
+    one_shift = {1: 1, 5: 4}.get(bits, 2)
 
     @kernel(f"pack_{kind.lower()}", 32)
     def _pack(raw: u8.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head_: u16.ptr, above_: u32.ptr,

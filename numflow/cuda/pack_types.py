@@ -11,6 +11,7 @@ from collections.abc import Callable
 from numflow.cuda.arithmetic import bits_of, float_of
 from numflow.cuda.kernel import DeviceFunction, device
 from numflow.cuda.scalar import f32, u32
+from numflow.formats.grids import GRIDS, GridType
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, HEADER_BYTES, ROW_SCHEMES, RowScheme
 
 
@@ -199,6 +200,60 @@ def _iq4_xs_head(raw, unit, units):
     return u32((low | high << u32(4)) - 32) & u32(255)
 
 
+@device
+def _q1_0(raw, unit, column, units):
+    byte = raw[(unit >> u32(2)) * 18 + 2 + 4 * (unit & u32(3)) + (column >> u32(3))]
+    return u32((u32(byte) >> (column & u32(7)) & u32(1)) << u32(1))
+
+
+@device
+def _q2_0(raw, unit, column, units):
+    byte = raw[(unit >> u32(1)) * 18 + 2 + 8 * (unit & u32(1)) + (column >> u32(2))]
+    return u32(u32(byte) >> u32(2 * (column & u32(3))) & u32(3))
+
+
+@device
+def _tq1_0(raw, unit, column, units):
+    # Runs of 32, 16 and 4 columns, each a digit of base 3 further in its bytes.
+    at, inside = u32((unit >> u32(3)) * 54), u32(32 * (unit & u32(7)) + column)
+    first, width = u32(0), u32(32)
+    if inside >= 240:
+        inside, first, width = u32(inside - 240), u32(48), u32(4)
+    elif inside >= 160:
+        inside, first, width = u32(inside - 160), u32(32), u32(16)
+    value = u32(raw[at + first + inside % width])
+    for run in range(4):
+        if u32(run) < inside // width:
+            value = u32(value * 3 & 255)
+    return u32(value * 3 >> u32(8))
+
+
+def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
+    """The float16 at byte `at` of a block of 2^shift units."""
+
+    @device
+    def head(raw, unit, units):
+        return _short(raw, (unit >> u32(shift)) * size + at)
+
+    return head
+
+
+def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
+    """What the carrier of a type of grids has."""
+    size, scales = grid.carrier.size, grid.scales
+
+    @device
+    def code(raw, unit, column, units):
+        byte = u32(raw[(unit >> u32(3)) * size + 2 + scales + 16 * (unit & u32(7)) + (column >> u32(1))])
+        return u32(byte >> u32(4 * (column & u32(1))) & u32(15))
+
+    @device
+    def scale(raw, unit, units):
+        return u32(raw[(unit >> u32(3)) * size + 2 + (unit & u32(7))])
+
+    return code, _pair_of_bytes(size, 2) if scales == 16 else scale, _above(size, 0)
+
+
 def _own_code(scheme: RowScheme) -> DeviceFunction:
     """A code of numflow's own schemes: fields of its planes, of 32 codes or 16 pairs."""
     planes, at = [], 0
@@ -289,6 +344,9 @@ _BLOCKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "Q5_K": (_nibble_runs(176, 48, 16), _k_head(176), _above(176, 0, 2)),
     "Q6_K": (_q6_k, _pair_of_bytes(210, 192), _above(210, 208)),
     "IQ4_XS": (_iq4_xs, _iq4_xs_head, _above(136, 0)),
+    "Q1_0": (_q1_0, _half_of(18, 0, 2), _none), "Q2_0": (_q2_0, _half_of(18, 0, 1), _none),
+    "TQ1_0": (_tq1_0, _half_of(54, 52, 3), _none), "TQ2_0": (_two_bits(66, 0), _half_of(66, 64, 3), _none),
+    **{name: _of_grids(grid) for name, grid in GRIDS.items()},
 }
 
 

@@ -34,7 +34,7 @@ class TensorType:
         return None if row_bytes % self.size else row_bytes // self.size * self.block
 
 
-# name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package by a test.
+# name: (GGML's number, weights per block, bytes per block). Held against the `gguf` package, as far as it knows them.
 _GGML = {
     "F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "F64": (28, 1, 8),
     "I8": (24, 1, 1), "I16": (25, 1, 2), "I32": (26, 1, 4), "I64": (27, 1, 8),
@@ -45,7 +45,7 @@ _GGML = {
     "IQ1_S": (19, 256, 50), "IQ1_M": (29, 256, 56), "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74),
     "IQ2_S": (22, 256, 82), "IQ3_XXS": (18, 256, 98), "IQ3_S": (21, 256, 110), "IQ4_NL": (20, 32, 18),
     "IQ4_XS": (23, 256, 136), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66),
-    "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18),
+    "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18),
 }
 # Types of other formats: bytes per weight.
 _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
@@ -177,6 +177,13 @@ def _q1_0(blocks: np.ndarray) -> np.ndarray:
     return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little"), scale, -scale)
 
 
+def _q2_0(blocks: np.ndarray) -> np.ndarray:
+    """float16 scale, then 64 codes of 2 bits, lowest bits first: 0 .. 3 are -1 .. 2 times the scale."""
+    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    codes = (blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(len(blocks), -1)
+    return (codes.astype(np.float32) - 1) * scale
+
+
 def _f8_e5m2(blocks: np.ndarray) -> np.ndarray:
     return (blocks.astype(np.uint16) << 8).view(np.float16)
 
@@ -194,6 +201,7 @@ def _e4m3_values() -> np.ndarray:
 _EXPAND = {
     "BF16": _bf16,
     "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
     "F8_E5M2": _f8_e5m2,
     "F8_E4M3": lambda blocks: _e4m3_values()[blocks],
     "F8_E8M0": lambda blocks: np.where(blocks == 255, np.nan, np.ldexp(np.float32(1), blocks.astype(np.int32) - 127)),

@@ -8,6 +8,7 @@ from numflow.cpu.activations import bind_operand, operand_bytes
 from numflow.cpu.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOKENS
 from numflow.cpu.memory import aligned, padded
 from numflow.cpu.pack import pack
+from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
@@ -17,7 +18,8 @@ from numflow.quant.layout import ROW_SCHEMES
 
 # Where the float16 scales of a block stand.
 _SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-           "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+           "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q1_0": (0,), "Q2_0": (0,),
+           "TQ1_0": (52,), "TQ2_0": (64,), **dict.fromkeys(set(GRIDS) - {"IQ1_M"}, (0,))}
 
 
 def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -> RawMatrix:
@@ -40,6 +42,8 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
     blocks = rng.integers(0, 256, (*shape, TYPES[kind].size), dtype=np.uint8)
     if kind == "MXFP4":
         blocks[:, :, 0] = rng.integers(110, 130, shape)
+    if kind == "IQ1_M":  # 4 bits of the scale in each of its last 4 pairs of bytes
+        blocks[:, :, 55] &= 0xBF
     for at in _SCALES.get(kind, ()):
         scales = (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 0, shape)).astype(np.float16)
         blocks[:, :, at:at + 2] = scales[..., None].view(np.uint8)
@@ -150,3 +154,8 @@ def pack_stored(kind: str, rows: int, columns: int, groups: int = 1, threads: in
     """A stored matrix and its packed form."""
     raw = stored(kind, rows, columns, groups)
     return raw, pack(raw, threads)
+
+
+def columns_of(kind: str) -> int:
+    """Few columns, and not a multiple of anything where the type allows it."""
+    return {1: 75, 16: 96, 32: 96, 64: 192, 128: 384, 256: 512}[TYPES[kind].block]

@@ -5,22 +5,22 @@ import numpy as np
 import pytest
 
 from numflow.cpu.layout import NATIVE
+from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
-from tests.cpu.matrices import activations, pack_stored, quantized, run_linear
+from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
                                     "q5", "q6", "q8")}
+# Types of grids differ in their books; these have each number of bits, and scales by 16 and by 32.
+_SLOW |= {(kind, mode) for kind in GRIDS for mode in ("int8", "f32")} - {("IQ1_S", "int8"), ("IQ2_XS", "int8"),
+                                                                         ("IQ3_XXS", "int8"), ("IQ2_XXS", "f32")}
+_SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0") for mode in ("int8", "f32")}
 # Inferflow's schemes are made of the same parts as GGUF's and our own.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
-
-
-def columns_of(kind):
-    """Few columns, and not a multiple of anything where the type allows it."""
-    return {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[TYPES[kind].block]
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)

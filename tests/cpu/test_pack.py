@@ -10,11 +10,11 @@ from numflow.cpu.embed import embed
 from numflow.cpu.layout import NATIVE, SCHEMES
 from numflow.cpu.pack import pack
 from numflow.errors import NetworkError
-from numflow.formats.types import TYPES, to_f32
+from numflow.formats.types import to_f32
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
-from tests.cpu.matrices import Bench, pack_stored, run_linear, stored
+from tests.cpu.matrices import Bench, columns_of, pack_stored, run_linear, stored
 
 
 def _rows(packed, ids, scale=1.0):
@@ -33,7 +33,7 @@ _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEM
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_number_comes_back(kind):
-    raw, packed = pack_stored(kind, 45, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[TYPES[kind].block])
+    raw, packed = pack_stored(kind, 45, columns_of(kind))
     assert packed.expanded_from is None
     values = to_f32(raw.rows, kind)
     ids = np.random.default_rng(0).permutation(45)
@@ -64,7 +64,9 @@ def test_sizes_are_those_of_the_layout():
     bits = {kind: 8 * sum(SCHEMES[name].tile_bytes(512)) / (16 * 512) for kind, name in NATIVE.items()}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
-                    "NVFP4": 5.0, "F32": 32, "F16": 16, "BF16": 16,
+                    "NVFP4": 5.0, "Q1_0": 1.5, "Q2_0": 2.5, "TQ1_0": 2.5, "TQ2_0": 2.5, "IQ1_S": 2.3125,
+                    "IQ1_M": 3.5625, "IQ2_XXS": 3.3125, "IQ2_XS": 3.5625, "IQ2_S": 3.5625, "IQ3_XXS": 4.3125,
+                    "IQ3_S": 4.3125, "F32": 32, "F16": 16, "BF16": 16,
                     # as in the file, whose rows have 16 bits of header
                     "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
                     "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512,

@@ -6,6 +6,7 @@ import numpy as np
 
 from numflow.cuda.layout import NATIVE
 from numflow.cuda.pack import stored_bytes
+from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.quant import ROW_SCHEMES, decode, encode, find
@@ -13,7 +14,8 @@ from tests.ops.build import VOCABULARY, Builder, FakeWeights
 
 QUANTISED = tuple(NATIVE)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
-           "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+           "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q1_0": (0,), "Q2_0": (0,),
+           "TQ1_0": (52,), "TQ2_0": (64,), **dict.fromkeys(set(GRIDS) - {"IQ1_M"}, (0,))}
 
 
 def is_quantised(kind: str) -> bool:
@@ -32,6 +34,8 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
     for at in _HALVES.get(kind, ()):
         raw[:, :, at:at + 2] = rng.uniform(0.01, 0.1, (n, k // block, 1)).astype(np.float16).view(np.uint8)
+    if kind == "IQ1_M":  # 4 bits of the scale in each of the last 4 pairs of bytes
+        raw[:, :, 55] = raw[:, :, 55] & 15 | 0x20
     if kind == "MXFP4":
         raw[:, :, 0] = rng.integers(120, 130, (n, k // block))
     if kind == "NVFP4":

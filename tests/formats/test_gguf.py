@@ -31,6 +31,13 @@ def array(key: str, kind: int, count: int, data: bytes) -> bytes:
     return pair(key, 9, struct.pack("<IQ", kind, count) + data)
 
 
+def test_type_42_has_blocks_of_64(path):
+    data = np.random.default_rng(0).integers(0, 60, (3, 36), np.uint8)
+    path.write_bytes(gguf(entries=[entry("a", [128, 3], 42, 0)], data=data.tobytes()))
+    tensor = tensors_of(path)["a"]
+    assert (tensor.type.name, tensor.nbytes, tensor.f32().shape) == ("Q2_0", 108, (3, 128))
+
+
 def test_values_of_every_kind(path):
     scalars = [(0, "<B", 200), (1, "<b", -3), (2, "<H", 60000), (3, "<h", -300), (4, "<I", 2**32 - 1), (5, "<i", -5),
                (6, "<f", 0.5), (10, "<Q", 2**64 - 1), (11, "<q", -(2**63)), (12, "<d", 0.1)]
