@@ -2,7 +2,7 @@
 
 The same requests, so many at a time, go to three places in turn: the engine in this process, `numflow serve`, and
 llama-server if there is one (option llama_server, its path). Greedy, every answer of the same length, no prompt twice.
-The option note is text for the report.
+The part soak drives a service under mixed load for `minutes`. Parts that are not asked for stay as they were.
 """
 
 import os
@@ -21,28 +21,61 @@ from numflow.errors import RequestError
 from numflow.server.load import Load
 from numflow.server.load import run as drive
 
+from . import soak
+
 OPTIONS = {"model": "smollm2", "llama_server": "", "clients": 32, "requests": 64, "words": 32, "tokens": 64,
-           "rounds": 3, "threads": 2, "note": ""}
+           "rounds": 3, "threads": 2, "parts": "throughput", "minutes": 30.0, "encoder": "minilm"}
 NAMES = {"engine": "engine alone", "numflow": "numflow serve", "llama": "llama-server"}
 
 
 def run(lab):
     settings = dict(lab.options)
     if lab.quick:
-        settings |= {"clients": 4, "requests": 4, "tokens": 8, "rounds": 1}
+        settings |= {"clients": 4, "requests": 4, "tokens": 8, "rounds": 1, "parts": "throughput,soak", "minutes": 0.25}
+    settings["path"] = str(numflow.registry.resolve(settings["model"]))
+    kept = {} if lab.quick else lab.before().get("results", {})
+    parts = settings["parts"].split(",")
+    for part, work in (("throughput", throughput), ("soak", soaked)):
+        if part in parts:
+            kept[part] = work(lab, settings)
+            lab.measured(part)
+        elif part in kept:
+            lab.kept(part)
+    for option in ("model", "llama_server"):  # where they lie on this machine is of no interest
+        lab.options[option] = Path(settings[option]).name
+    lab.results = {part: kept[part] for part in ("throughput", "soak") if part in kept}
+    if "throughput" in lab.results:
+        report(lab, **lab.results["throughput"])
+    if "soak" in lab.results:
+        soak.report(lab, lab.results["soak"])
+
+
+def throughput(lab, settings) -> dict:
+    """Rounds of the same requests in every place."""
     before = os.getloadavg()[0]
     rounds = measure(lab, settings)
-    for option in ("model", "llama_server"):  # where they lie on this machine is of no interest
-        lab.options[option] = settings[option] = Path(settings[option]).name
-    lab.results = {"settings": settings, "rounds": rounds, "load_before": before, "load_after": os.getloadavg()[0]}
-    report(lab, settings, rounds)
+    shown = {name: settings[name] for name in ("clients", "requests", "words", "tokens", "rounds", "threads")}
+    return {"settings": shown | {"model": Path(settings["path"]).name}, "rounds": rounds, "load_before": before,
+            "load_after": os.getloadavg()[0]}
+
+
+def soaked(lab, settings) -> dict:
+    """The service under mixed load."""
+    @contextmanager
+    def command(config):
+        port = free_port()
+        words = [sys.executable, "-m", "numflow", "serve", "-c", str(config), "--port", str(port), "--log", "/dev/null"]
+        with process(words) as started:
+            yield started, port
+
+    return soak.soak(lab, settings, command)
 
 
 def measure(lab, settings) -> list[dict]:
     """One row per round: what each place did with requests of its own."""
     rounds = []
     with ExitStack() as stack:
-        path = str(numflow.registry.resolve(settings["model"]))
+        path = settings["path"]
         places = {"engine": Engine(stack, path, settings)}
         places["numflow"] = Server(stack, numflow_command(path, settings), "/health")
         if settings["llama_server"]:
@@ -119,7 +152,7 @@ def free_port() -> int:
 def process(command):
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield
+        yield started
     finally:
         started.send_signal(signal.SIGTERM)
         try:
@@ -140,15 +173,14 @@ def wait_for(url: str, seconds: float = 180) -> None:
     raise RequestError(f"no server at {url} after {seconds} s")
 
 
-def report(lab, settings, rounds):
+def report(lab, settings, rounds, load_before, load_after):
     names = list(rounds[0])
     speed = {name: [row[name]["new_tok_s"] for row in rounds] for name in names}
     median = {name: statistics.median(values) for name, values in speed.items()}
     lab.text(f"{settings['model']}, {settings['clients']} clients, {settings['requests']} requests a round "
              f"of {settings['words']} words and {settings['tokens']} new tokens each, greedy, {settings['threads']} "
              f"threads. Clients run on the same machine; the places take turns, {settings['rounds']} rounds. "
-             f"Load average {lab.results['load_before']:.1f} before, {lab.results['load_after']:.1f} after. "
-             f"{settings['note']}")
+             f"Load average {load_before:.1f} before, {load_after:.1f} after.")
     lab.heading("Throughput")
     lab.table(["place", "tokens/s, median", "least", "most", "of the engine", *(["of llama-server"] if "llama" in names
                                                                                 else [])],

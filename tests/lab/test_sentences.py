@@ -58,3 +58,16 @@ def test_guesses_that_pass_are_counted(lab):
     run.drafts_said(lab, rows)
     text = " ".join(lab._body)
     assert "in 0 of 1 pairs" in text and "1 of 2 runs" in text and "right with 40% to 40%" in text
+
+
+@pytest.mark.parametrize(("change", "doubt", "said"), [
+    ({}, "", "No answer was lost"), ({"lost": 2}, "2 answers lost", "2 answers were lost"),
+    ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"), ({"growth": 0.2}, "", "Memory GREW by 20.0%"),
+    ({"recovered_s": None}, "no health", "was not healthy again")])
+def test_what_a_soak_found(lab, change, doubt, said):
+    pytest.importorskip("matplotlib")
+    found = {"samples": [[0.0, 1e9, 200, 1], [5.0, 1e9, 503, 0]], "killed_s": 2.0, "recovered_s": 4.0, "counts": [],
+             "minutes": 1, "clients": 2, "lost": 0, "growth": 0.01, "blocks_at_end": 0}
+    module("serving", "soak").report(lab, found | change)
+    assert said in " ".join(lab._body)
+    assert doubt in " ".join(lab.doubts) and bool(doubt) == bool(lab.doubts)
