@@ -5,11 +5,12 @@ does not have become -0.0
 """
 
 from numflow.cpu.kernel import Call, Code
+from numflow.cpu.layout import SCHEMES
 from numflow.cpu.outliers import added_to_rows
 from numflow.ops import Step, param
 
-_CODE = Code("numflow.cpu.embed_kernels", "numflow.cpu.own_kernels", "numflow.cpu.few_bits_kernels",
-             "numflow.cpu.inferflow_kernels")
+STAMPS = {f"embed_{kind}": ("embed", (kind,)) for kind in SCHEMES}
+_CODE = Code("numflow.cpu.embed_kernels", stamps=STAMPS)
 
 
 def embed(step: Step, ctx) -> list[Call]:

@@ -10,6 +10,15 @@ is what the binder of the op put there: addresses, strides, sizes, and floats as
 
     Call.of(step, CODE.kernel("scale"), ctx.header, ctx.rows(view), address, 0.5)
 
+Kernels that differ in constants only are stamps of a factory, a function that returns the kernel for its constants:
+
+    def scale_by(factor):
+        def kernel(args, thread, n_threads):
+            ...
+        return kernel
+
+    CODE = Code("numflow.cpu.scale_kernels", stamps={"double": ("scale_by", (2,)), "treble": ("scale_by", (3,))})
+
 A kernel is compiled on its first use, kept on disk, and touches nothing but memory it is given the address of. Binders
 name the kernels of a module (`Code`) without importing it: what needs the compiler is imported when it is needed, and a
 process whose kernels are all on disk never does (machine_code.py).
@@ -19,10 +28,11 @@ import ctypes
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -54,6 +64,7 @@ HEADER_FIELDS = 18   # behind them, for each window of the network: the address 
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
 Argument = int | float | bool | np.ndarray
+Stamps = Mapping[str, tuple[str, tuple[str | int, ...]]]  # kernel name -> name of its factory, constants
 
 _lock = threading.RLock()
 
@@ -66,13 +77,15 @@ class Kernel:
     """A function `fn(args, thread, n_threads)` of a module that becomes a C function when `address` is first read.
 
     line: where it begins in the module's source. fn: the function; None: imported once it has to be compiled.
+    name, constants: of a stamp, whose function is what `function(*constants)` returns.
     """
 
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
-    def __init__(self, module: str, function: str, line: int, fn: Callable[[int, int, int], None] | None = None):
-        self.module, self.function, self.name, self._line = module, function, function.lstrip("_"), line
-        self._fn = fn
+    def __init__(self, module: str, function: str, line: int, fn: Callable[[int, int, int], None] | None = None,
+                 name: str = "", constants: tuple[str | int, ...] = ()):
+        self.module, self.function, self.name, self._line = module, function, name or function.lstrip("_"), line
+        self._fn, self._constants = fn, constants
         self._code: Any = None  # keeps the machine code in memory
         self._call: Any = None
 
@@ -80,8 +93,14 @@ class Kernel:
     def fn(self) -> Callable[[int, int, int], None]:
         """The Python function."""
         if self._fn is None:
-            self._fn = getattr(import_module(self.module), self.function).fn
+            found = getattr(import_module(self.module), self.function)
+            self._fn = _named(found(*self._constants), self.name) if self._constants else found.fn
         return self._fn
+
+    @property
+    def file(self) -> str:
+        """Name on disk; a stamp's tells of its constants, which no source of its module does."""
+        return "-".join([self.function, *map(str, self._constants)]) if self._constants else self.name
 
     @property
     def location(self) -> str:
@@ -112,13 +131,13 @@ class Kernel:
     def _make(self) -> Any:
         """Anything with an `address`."""
         begin = time.perf_counter()
-        code = code_files.load(self.module, self.name)
+        code = code_files.load(self.module, self.file)
         loaded = code is not None
         if code is None:
             from numflow.cpu.compiler import compile_kernel  # numba
 
             code, loaded = compile_kernel(self.fn, keep=not code_files.kept(self.module))
-            code_files.save(self.module, self.name, code)
+            code_files.save(self.module, self.file, code)
         seconds = time.perf_counter() - begin
         compile_seconds["loaded" if loaded else "compiled"] += seconds
         if not loaded:
@@ -133,11 +152,20 @@ def kernel(fn: Callable[[int, int, int], None]) -> Kernel:
     return Kernel(fn.__module__, fn.__name__, fn.__code__.co_firstlineno, fn)
 
 
-class Code:
-    """The kernels of modules that are not imported until one has to be compiled, found by reading their sources."""
+def _named(fn: Callable[[int, int, int], None], name: str) -> Callable[[int, int, int], None]:
+    """Name a factory's function after its kernel, in symbols and in files that Numba keeps."""
+    fn.__name__ = fn.__qualname__ = name
+    return fn
 
-    def __init__(self, *modules: str):
-        self._modules, self._kernels = modules, dict[str, Kernel]()
+
+class Code:
+    """The kernels of modules that are not imported until one has to be compiled, found by reading their sources.
+
+    stamps: kernels that factories of these modules make.
+    """
+
+    def __init__(self, *modules: str, stamps: Stamps = MappingProxyType({})):
+        self.modules, self.stamps, self._kernels = modules, stamps, dict[str, Kernel]()
 
     def kernel(self, name: str) -> Kernel:
         """The kernel of that name.
@@ -145,23 +173,39 @@ class Code:
         Raises:
             KeyError: there is none.
         """
+        return self.kernels()[name]
+
+    def kernels(self) -> dict[str, Kernel]:
+        """All of them by name.
+
+        Raises:
+            KeyError: a stamp names a factory that no module has.
+        """
         if not self._kernels:
-            for module in self._modules:
-                for function, line in kernels_of(module):
-                    self._kernels[function.lstrip("_")] = Kernel(module, function, line)
-        return self._kernels[name]
+            factories: dict[str, tuple[str, int]] = {}
+            for module in self.modules:
+                for function, line, is_kernel in _functions(module):
+                    if is_kernel:
+                        self._kernels[function.lstrip("_")] = Kernel(module, function, line)
+                    else:
+                        factories[function] = module, line
+            for name, (function, constants) in self.stamps.items():
+                module, line = factories[function]
+                self._kernels[name] = Kernel(module, function, line, None, name, constants)
+        return self._kernels
 
 
-def kernels_of(module: str) -> list[tuple[str, int]]:
-    """Names and lines of the kernels in the source of a module of numflow."""
+def _functions(module: str) -> Iterator[tuple[str, int, bool]]:
+    """Names and lines of the functions in the source of a module of numflow, and whether they are kernels."""
     source = kernel_cache.source_of(module)
     if source is None:
         raise KeyError(module)
     text = kernel_cache.read(source).decode()
-    return [(found[1], text.count("\n", 0, found.start()) + 1) for found in _KERNEL.finditer(text)]
+    for found in _FUNCTION.finditer(text):
+        yield found[2], text.count("\n", 0, found.start()) + 1, found[1] is not None
 
 
-_KERNEL = re.compile(r"^@kernel\ndef (\w+)\(", re.M)
+_FUNCTION = re.compile(r"^(@kernel\s+)?def (\w+)\(", re.M)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """`linear`, `expert_linear` and `head_linear` for every type of weight.
 
-linear         y [T, N] = x [T, K] @ weight[N, K].T + bias[N]                        kernels: linear_kernels.py
-expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[t, s]  kernels: expert_kernels.py
-head_linear    head h of y = the same with matrix h and head h of x                     kernels: expert_kernels.py
+linear         y [T, N] = x [T, K] @ weight[N, K].T + bias[N]
+expert_linear  y [T * S, N] row (t, s) = the same with the matrix of expert ids[t, s]
+head_linear    head h of y = the same with matrix h and head h of x, by the kernels of expert_linear
+
+A kernel for every scheme and kind of activations is a stamp of linear_kernels.py.
 """
 
 from dataclasses import replace
@@ -17,9 +19,16 @@ from numflow.cpu.layout import ROWS, SCHEMES, Packed, tiles_of
 from numflow.cpu.memory import aligned
 from numflow.ops import Step, param
 
-_CODE = Code("numflow.cpu.linear_kernels", "numflow.cpu.expert_kernels", "numflow.cpu.own_kernels",
-             "numflow.cpu.few_bits_kernels", "numflow.cpu.inferflow_kernels", "numflow.cpu.expert_routes_kernels",
-             "numflow.cpu.activations_kernels")
+
+def _kernel_name(op: str, kind: str, int8: bool) -> str:
+    """The name of the kernel of an op for a scheme and int8 or float32 activations; plain numbers meet float32 only."""
+    return f"{op}_{kind}{'' if SCHEMES[kind].is_float else '_int8' if int8 else '_f32'}"
+
+
+STAMPS = {_kernel_name(op, kind, int8): (op, (kind, int8)) for op in ("linear", "expert_linear")
+          for kind, scheme in SCHEMES.items() for int8 in ((False,) if scheme.is_float else (True, False))}
+_CODE = Code("numflow.cpu.linear_kernels", "numflow.cpu.expert_routes_kernels", "numflow.cpu.activations_kernels",
+             stamps=STAMPS)
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 
@@ -103,8 +112,7 @@ def head_linear(step: Step, ctx) -> list[Call]:
 
 def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
     """The kernel of `linear` or `expert_linear` for a scheme and for int8 or float32 activations."""
-    of_activations = "" if SCHEMES[kind].is_float else "_int8" if int8 else "_f32"  # plain numbers meet float32 only
-    return _CODE.kernel(f"{op}_{kind}{of_activations}")
+    return _CODE.kernel(_kernel_name(op, kind, int8))
 
 
 def uses_int8(weight: Packed, activations: str) -> bool:

@@ -1,160 +1,20 @@
-"""One `linear` kernel per scheme of layout.py and kind of activations; compiled when a program first binds it."""
+"""Factories of the kernels of `linear` and `expert_linear`, for a scheme of layout.py and int8 activations or not."""
 
-from numflow.cpu.kernel import kernel
+from numflow.cpu import linear_walk
 from numflow.cpu.linear_tile import scheme
-from numflow.cpu.linear_walk import linear
+
+_linear, _expert_linear = linear_walk.linear, linear_walk.expert_linear
 
 
-@kernel
-def _linear_b4_scale_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_scale", True))
+def linear(name, int8):
+    """As linear_walk.linear."""
+    def kernel(args, thread, n_threads):
+        _linear(args, thread, n_threads, scheme(name, int8))
+    return kernel
 
 
-@kernel
-def _linear_b4_scale_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_scale", False))
-
-
-@kernel
-def _linear_b5_scale_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_scale", True))
-
-
-@kernel
-def _linear_b5_scale_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_scale", False))
-
-
-@kernel
-def _linear_b8_scale_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b8_scale", True))
-
-
-@kernel
-def _linear_b8_scale_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b8_scale", False))
-
-
-@kernel
-def _linear_b4_base_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_base", True))
-
-
-@kernel
-def _linear_b4_base_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_base", False))
-
-
-@kernel
-def _linear_b5_base_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_base", True))
-
-
-@kernel
-def _linear_b5_base_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_base", False))
-
-
-@kernel
-def _linear_b4_super_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_super", True))
-
-
-@kernel
-def _linear_b4_super_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b4_super", False))
-
-
-@kernel
-def _linear_b5_super_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_super", True))
-
-
-@kernel
-def _linear_b5_super_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b5_super", False))
-
-
-@kernel
-def _linear_b2_super16_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b2_super16", True))
-
-
-@kernel
-def _linear_b2_super16_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b2_super16", False))
-
-
-@kernel
-def _linear_b3_signed16_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b3_signed16", True))
-
-
-@kernel
-def _linear_b3_signed16_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b3_signed16", False))
-
-
-@kernel
-def _linear_b6_signed16_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b6_signed16", True))
-
-
-@kernel
-def _linear_b6_signed16_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("b6_signed16", False))
-
-
-@kernel
-def _linear_iq4_scale_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("iq4_scale", True))
-
-
-@kernel
-def _linear_iq4_scale_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("iq4_scale", False))
-
-
-@kernel
-def _linear_iq4_signed_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("iq4_signed", True))
-
-
-@kernel
-def _linear_iq4_signed_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("iq4_signed", False))
-
-
-@kernel
-def _linear_e2m1_power_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("e2m1_power", True))
-
-
-@kernel
-def _linear_e2m1_power_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("e2m1_power", False))
-
-
-@kernel
-def _linear_e2m1_scale16_int8(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("e2m1_scale16", True))
-
-
-@kernel
-def _linear_e2m1_scale16_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("e2m1_scale16", False))
-
-
-@kernel
-def _linear_f32(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("f32", False))
-
-
-@kernel
-def _linear_f16(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("f16", False))
-
-
-@kernel
-def _linear_bf16(args, thread, n_threads):
-    linear(args, thread, n_threads, scheme("bf16", False))
+def expert_linear(name, int8):
+    """As linear_walk.expert_linear."""
+    def kernel(args, thread, n_threads):
+        _expert_linear(args, thread, n_threads, scheme(name, int8))
+    return kernel

@@ -106,7 +106,7 @@ def _add_expert_outliers(args, thread, n_threads):
 
 @kernel
 def _add_outliers_of_rows(args, thread, n_threads):
-    """Row tokens[t] of S times a factor, added to row t of y; shared out as in embed_walk.embed_rows.
+    """Row tokens[t] of S times a factor, added to row t of y; shared out as in embed_kernels.embed_rows.
 
     args: header, rows field, slots, starts, rows of S, y, its stride, factor, number of the first row of S.
     """

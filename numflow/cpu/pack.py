@@ -16,14 +16,17 @@ from numflow.formats.types import tensor_type, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import take_apart, with_outliers
+from numflow.quant.layout import ROW_SCHEMES
 
 _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
 _EXPAND_BYTES = 1 << 24  # bytes that other types become at a time
 _ARENA = Arena()
-KERNELS = ("numflow.cpu.pack_kernels", "numflow.cpu.pack_own", "numflow.cpu.inferflow_kernels")
-_CODE = Code(*KERNELS)
-_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are called by their type
+KERNELS = ("numflow.cpu.pack_kernels", "numflow.cpu.pack_own_kernels")
+_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are stamps, one of each type
+STAMPS = {f"pack_{name.lower()}": ("pack_own" if name in ROW_SCHEMES else "pack_type", (name,))
+          for name in NATIVE if name not in _NAMES}
+_CODE = Code(*KERNELS, stamps=STAMPS)
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:

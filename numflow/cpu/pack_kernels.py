@@ -1,4 +1,4 @@
-"""Kernels that bring a stored matrix into the packed layout, one per tensor type, run once at load."""
+"""Kernels that bring a stored matrix into the packed layout, one of each tensor type, run once at load."""
 
 from llvmlite import ir
 from numba import types
@@ -94,8 +94,15 @@ def planes(groups: list[Value], bits: float) -> list[Value]:
     return [vectors[vector] for vector in sorted(vectors)]
 
 
+def pack_type(name):
+    """The kernel that packs rows of blocks of a tensor type."""
+    def kernel(args, thread, n_threads):
+        _pack_blocks(args, thread, n_threads, block(name))
+    return kernel
+
+
 @merged
-def pack_blocks(args, thread, n_threads, kind):
+def _pack_blocks(args, thread, n_threads, kind):
     """Rows of blocks of `kind`, as from `block`, into the packed layout."""
     columns, size, head_size, strip, strip_size = _sizes(kind)
     rows = i64(args, ROWS)
@@ -142,131 +149,6 @@ def _interleave(args, thread, n_threads, size):
                         i32_ptr(out)[16 * i] = i32_ptr(row)[i]
                     else:
                         u16_ptr(out)[16 * i] = u16_ptr(row)[i]
-
-
-@kernel
-def _pack_q4_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q4_0"))
-
-
-@kernel
-def _pack_q4_1(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q4_1"))
-
-
-@kernel
-def _pack_q5_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q5_0"))
-
-
-@kernel
-def _pack_q5_1(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q5_1"))
-
-
-@kernel
-def _pack_q8_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q8_0"))
-
-
-@kernel
-def _pack_q2_k(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q2_K"))
-
-
-@kernel
-def _pack_q3_k(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q3_K"))
-
-
-@kernel
-def _pack_q4_k(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q4_K"))
-
-
-@kernel
-def _pack_q5_k(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q5_K"))
-
-
-@kernel
-def _pack_q6_k(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q6_K"))
-
-
-@kernel
-def _pack_iq4_nl(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ4_NL"))
-
-
-@kernel
-def _pack_iq4_xs(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ4_XS"))
-
-
-@kernel
-def _pack_mxfp4(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("MXFP4"))
-
-
-@kernel
-def _pack_nvfp4(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("NVFP4"))
-
-
-@kernel
-def _pack_q1_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q1_0"))
-
-
-@kernel
-def _pack_q2_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("Q2_0"))
-
-
-@kernel
-def _pack_tq1_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("TQ1_0"))
-
-
-@kernel
-def _pack_tq2_0(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("TQ2_0"))
-
-
-@kernel
-def _pack_iq1_s(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ1_S"))
-
-
-@kernel
-def _pack_iq1_m(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ1_M"))
-
-
-@kernel
-def _pack_iq2_xxs(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ2_XXS"))
-
-
-@kernel
-def _pack_iq2_xs(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ2_XS"))
-
-
-@kernel
-def _pack_iq2_s(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ2_S"))
-
-
-@kernel
-def _pack_iq3_xxs(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ3_XXS"))
-
-
-@kernel
-def _pack_iq3_s(args, thread, n_threads):
-    pack_blocks(args, thread, n_threads, block("IQ3_S"))
 
 
 @kernel

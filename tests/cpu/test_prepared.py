@@ -153,8 +153,8 @@ def test_another_version_of_the_code_that_packs(file, kept, packed, monkeypatch)
 
 
 @pytest.mark.parametrize("module", ["numflow.cpu.layout", "numflow.cpu.pack", "numflow.cpu.pack_kernels",
-                                    "numflow.cpu.pack_blocks", "numflow.cpu.pack_own", "numflow.cpu.pack_planes",
-                                    "numflow.cpu.inferflow_kernels", "numflow.quant.layout"])
+                                    "numflow.cpu.pack_blocks", "numflow.cpu.pack_own_kernels",
+                                    "numflow.cpu.pack_planes", "numflow.quant.layout"])
 def test_the_version_is_of_all_sources_that_pack(module, monkeypatch):
     before, read, source = prepared._packer(), kernel_cache.read, kernel_cache.source_of(module)
     monkeypatch.setattr(kernel_cache, "read", lambda path: read(path) + (b"#" if path == source else b""))

@@ -6,7 +6,6 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from numflow.cpu.access import i64, share, u8_ptr, u16_ptr
-from numflow.cpu.kernel import kernel
 from numflow.cpu.layout import PACK_SCRATCH, ROW_HEADERS, SCHEMES, UNIT
 from numflow.cpu.pack_kernels import (
     CODE_BYTES,
@@ -68,6 +67,13 @@ def _spread(typingctx, raw, out, kind):
     return types.void(types.int64, types.int64, kind), codegen
 
 
+def pack_own(name):
+    """The kernel that packs rows of an own scheme."""
+    def kernel(args, thread, n_threads):
+        _pack(args, thread, n_threads, own(name))
+    return kernel
+
+
 @merged
 def _pack(args, thread, n_threads, kind):
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)
@@ -106,38 +112,3 @@ def _put_field(row, at, out, lane, bits):
     value = ((here[0] | here[1] << 8 | here[2] << 16) >> at % 8 & (1 << bits) - 1) << lane * bits % 8
     to[0] |= value & 255
     to[1] |= value >> 8
-
-
-@kernel
-def _pack_q2(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q2"))
-
-
-@kernel
-def _pack_q3(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q3"))
-
-
-@kernel
-def _pack_q3h(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q3h"))
-
-
-@kernel
-def _pack_q4(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q4"))
-
-
-@kernel
-def _pack_q5(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q5"))
-
-
-@kernel
-def _pack_q6(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q6"))
-
-
-@kernel
-def _pack_q8(args, thread, n_threads):
-    _pack(args, thread, n_threads, own("q8"))

@@ -1,0 +1,62 @@
+"""Modules of kernels: their names, and that what a `Code` finds in their sources is what importing them finds."""
+
+import inspect
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import numflow.cpu
+from numflow import kernel_cache
+from numflow.cpu.kernel import Code, Kernel
+
+MODULES = [import_module(found.name) for found in pkgutil.walk_packages(numflow.cpu.__path__, "numflow.cpu.")]
+CODES = {module.__name__: value for module in MODULES for value in vars(module).values() if isinstance(value, Code)}
+
+
+def kernels_in(module) -> dict[str, Kernel]:
+    """The kernels that a module defines."""
+    return {value.name: value for value in vars(module).values()
+            if isinstance(value, Kernel) and value.module == module.__name__}
+
+
+def test_kernels_are_in_modules_of_kernels():
+    homes = {module.__name__ for module in MODULES if kernels_in(module)}
+    homes |= {home for code in CODES.values() for home in code.modules}
+    assert len(homes) >= 15
+    assert [home for home in sorted(homes) if not home.endswith("_kernels")] == []
+    folders = [home.rpartition(".")[2] for home in homes]  # a folder of compiled kernels is called so
+    assert sorted(folders) == sorted(set(folders))
+
+
+def test_every_kernel_has_a_binder():
+    named = {home for code in CODES.values() for home in code.modules}
+    assert [module.__name__ for module in MODULES if kernels_in(module) and module.__name__ not in named] == []
+
+
+@pytest.mark.parametrize("binder", CODES)
+def test_a_code_has_the_kernels_of_its_modules(binder):
+    code = CODES[binder]
+    found = {name: kernel for home in code.modules for name, kernel in kernels_in(import_module(home)).items()}
+    assert set(code.kernels()) == set(found) | set(code.stamps)
+    for name, kernel in code.kernels().items():
+        assert len(inspect.signature(kernel.fn).parameters) == 3
+        assert (kernel.name, kernel.fn.__module__) == (name, kernel.module)
+        if name in found:
+            assert kernel.fn is found[name].fn
+
+
+def test_stamps_are_known_by_factory_and_constants():
+    files = [kernel.file for code in CODES.values() for kernel in code.kernels().values() if kernel.name in code.stamps]
+    assert len(files) == len(set(files)) > 150
+    assert "linear-b4_super-True" in files and "pack_type-Q4_K" in files
+
+
+def test_a_blank_line_under_the_decorator(tmp_path, monkeypatch):
+    source = tmp_path / "some_kernels.py"
+    source.write_text("@kernel\n\ndef _late(args, thread, n_threads):\n    pass\n\n\ndef factory(n):\n    pass\n")
+    monkeypatch.setattr(kernel_cache, "source_of", lambda module: source)
+    code = Code("numflow.cpu.some_kernels", stamps={"of_two": ("factory", (2,))})
+    assert set(code.kernels()) == {"late", "of_two"}
+    with pytest.raises(KeyError, match="gone"):
+        Code("numflow.cpu.some_kernels", stamps={"of_three": ("gone", (3,))}).kernel("late")
