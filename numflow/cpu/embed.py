@@ -6,7 +6,7 @@ does not have become -0.0
 
 from numflow.cpu.kernel import Call, Code
 from numflow.cpu.layout import SCHEMES
-from numflow.cpu.outliers import added_to_rows
+from numflow.cpu.outlier_calls import added_to_rows
 from numflow.ops import Step, param
 
 STAMPS = {f"embed_{kind}": ("embed", (kind,)) for kind in SCHEMES}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from numflow.cpu import outliers
+from numflow.cpu import outlier_calls
 from numflow.cpu.activations import TOKEN_TILE, Operand, operand_bytes
 from numflow.cpu.expert_routes import group_bytes, operand_rows
 from numflow.cpu.kernel import Call, Code, Kernel
@@ -49,7 +49,7 @@ def linear(step: Step, ctx) -> list[Call]:
         weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
         token_block(x.width, int8), *addend, factor)]
     if weight.outliers is not None:
-        calls.append(outliers.added(step, ctx, weight.outliers, floats.x, token_block(x.width, False)))
+        calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, False)))
     return calls
 
 
@@ -82,7 +82,8 @@ def expert_linear(step: Step, ctx) -> list[Call]:
                 *ctx.view(y), y.width, x.width, 0, experts, routes, groups),
     ]
     if sparse is not None:
-        calls.append(outliers.added_to_experts(step, ctx, sparse, operands["routes_to_f32"], experts, routes, groups))
+        floats = operands["routes_to_f32"]
+        calls.append(outlier_calls.added_to_experts(step, ctx, sparse, floats, experts, routes, groups))
     return calls
 
 
@@ -106,7 +107,7 @@ def head_linear(step: Step, ctx) -> list[Call]:
                          weight.codes, weight.headers, *weight.scheme.tile_bytes(columns), 0, *ctx.view(y), rows,
                          columns, 0, heads, 0, 0))
     if weight.outliers is not None:
-        calls.append(outliers.added_to_heads(step, ctx, weight.outliers, made[False][0], heads))
+        calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[False][0], heads))
     return calls
 
 

@@ -3,9 +3,9 @@
     y [T, N] += S @ x, where S [N, K] has a few weights of each row
 
 The matrix without them meets its activations as ever; S meets float32 activations, whatever those are, and is added to
-what the matrix's kernel has written. As everywhere a lane is a row: a slot holds one outlier of each of a tile's 16
-rows, in a cache line, i32 [16] = column | bits of its bfloat16 << 16. A tile has as many slots as its fullest row needs
-(others' are zeros in column 0), and adds them up in this order.
+what the matrix's kernel has written (outlier_calls.py). As everywhere a lane is a row: a slot holds one outlier of each
+of a tile's 16 rows, in a cache line, i32 [16] = column | bits of its bfloat16 << 16. A tile has as many slots as its
+fullest row needs (others' are zeros in column 0), and adds them up in this order.
 """
 
 from dataclasses import dataclass, field
@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from numflow.cpu.arena import Arena
-from numflow.cpu.kernel import Call, Code
 from numflow.cpu.layout import ROWS, tiles_of
-from numflow.ops import Step
 from numflow.quant.apart import Outliers, OutlierScheme
 
 SLOT_BYTES = 4 * ROWS
 _ARENA = Arena()
-_CODE = Code("numflow.cpu.outliers_kernels")
 _PART = 1 << 20  # outliers that are brought into slots at a time
 
 
@@ -74,35 +71,3 @@ def expected_bytes(scheme: OutlierScheme, rows: int, columns: int, cut: bool) ->
     if cut:
         slots = min(float(columns), scheme.share * columns + 1.77 * (0.6 * scheme.share * columns) ** 0.5)
     return round(tiles_of(rows) * (slots * SLOT_BYTES + 8))
-
-
-def added(step: Step, ctx, sparse: Sparse, x: int, token_block: int) -> Call:
-    """What adds them to the output of a `linear`; x: address of its float32 operand.
-
-    It goes on without a barrier after the matrix's call: threads have the same tiles in both.
-    """
-    y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width, step.inputs[0].width, token_block, joined=True)
-
-
-def added_to_experts(step: Step, ctx, sparse: Sparse, x: np.ndarray, experts: int, routes: int,
-                     groups: np.ndarray) -> Call:
-    """The same for an `expert_linear`; x: the float32 operand of the routes by expert."""
-    y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_expert_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width, step.inputs[0].width, 0, experts, routes, groups, joined=True)
-
-
-def added_to_heads(step: Step, ctx, sparse: Sparse, x: np.ndarray, heads: int) -> Call:
-    """The same for a `head_linear`; x: the float32 operand of one head after the other."""
-    x_view, y = step.inputs[0], step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_expert_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width // heads, x_view.width // heads, 0, heads, 0, 0, joined=True)
-
-
-def added_to_rows(step: Step, ctx, sparse: Sparse, rows: int, factor: float, first: int) -> Call:
-    """The same for an `embed` of a table of so many rows, the first of which is row `first` of the whole one."""
-    y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_outliers_of_rows"), ctx.header, ctx.rows(y), sparse.slots, sparse.starts,
-                   rows, *ctx.view(y), factor, first, joined=True)
