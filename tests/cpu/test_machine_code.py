@@ -82,12 +82,12 @@ def test_a_full_disk_is_told_and_nothing_half_stays(tmp_path, monkeypatch):
     module, name = "numflow.cpu.norm_kernels", "rms_norm"
     monkeypatch.setattr(code_files, "_path", lambda module, name: tmp_path / f"{name}.o")
 
-    def full(path, content):
-        path.touch()
+    def full(path, target):
+        assert path.exists()
         raise OSError(28, "No space left on device")
 
     code = compiled(module, name)
-    monkeypatch.setattr(code_files.Path, "write_bytes", full)
+    monkeypatch.setattr(code_files.Path, "replace", full)
     with pytest.warns(UserWarning, match="cannot be kept in .*No space left"):
         code_files.save(module, name, code)
     assert list(tmp_path.iterdir()) == []
