@@ -17,7 +17,7 @@ PLAN = ("plan", "--shape", "135m", "--context", 64)
 def driver(monkeypatch, tmp_path):
     made = TimedDriver(2)
     timed_driver.use(monkeypatch, made)
-    monkeypatch.setattr(machine, "home", lambda: tmp_path)
+    monkeypatch.setattr(machine.places, "home", lambda: tmp_path)
     monkeypatch.setattr(machine, "measure", lambda devices: CPU_FIGURES)
     return made
 
