@@ -57,11 +57,12 @@ class DownloadError(NumflowError):
 
 
 class RequestError(NumflowError):
-    """A request that cannot be served as asked. code: a short name of the reason, where programs look for one."""
+    """A request that cannot be served as asked. code: a short name of the reason, where programs look for one. param:
+    the setting that is wrong."""
 
-    def __init__(self, message: object = "", code: str | None = None):
+    def __init__(self, message: object = "", code: str | None = None, param: str | None = None):
         super().__init__(message)
-        self.code = code
+        self.code, self.param = code, param
 
 
 class QueueFullError(RequestError):

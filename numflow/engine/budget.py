@@ -56,39 +56,32 @@ class Budget:
                             ("logprobs", "max_logprobs"), ("prompt_logprobs", "max_logprobs")):
             value = getattr(settings, name)
             if is_count(value):
-                self._within(f"{name}={quoted(value)}", int(value), limit)
+                self._within(name, f"{name}={quoted(value)}", int(value), limit)
         for name, limit in (("banned_tokens", "max_bans"), ("stop_token_ids", "max_bans"), ("logit_bias", "max_bias"),
                             ("stop", "max_stops")):
             value = getattr(settings, name)
             if isinstance(value, Sized) and not isinstance(value, str):
-                self._within(f"{name} with {len(value)} entries", len(value), limit)
+                self._within(name, f"{name} with {len(value)} entries", len(value), limit)
         self._check_breakers(settings.dry_sequence_breakers)
         self._check_stops(settings.stop)
         for kind in KINDS:
             content = getattr(settings, kind)
             if isinstance(content, (str, Mapping)):
                 size = len(source(kind, content).encode("utf-8", "replace"))
-                self._within(f"{kind} of {size} bytes", size, "max_grammar")
-
-    def check_answers(self, count: int, param: str = "n") -> None:
-        """How many texts one request may ask for, all prompts together.
-
-        Raises:
-            RequestError: more than max_choices.
-        """
-        self._within(f"{count} answers are asked for at once ({param}), which", count, "max_choices")
+                self._within(kind, f"{kind} of {size} bytes", size, "max_grammar")
 
     def _check_breakers(self, texts: Any) -> None:
         if isinstance(texts, (list, tuple)) and tuple(texts) != BREAKERS:
             found = len({text for text in texts if isinstance(text, str)})
-            self._within(f"dry_sequence_breakers with {found} different texts", found, "max_breakers")
+            self._within("dry_sequence_breakers", f"dry_sequence_breakers with {found} different texts", found,
+                         "max_breakers")
 
     def _check_stops(self, stop: Any) -> None:
         for text in (stop,) if isinstance(stop, str) else stop if isinstance(stop, (list, tuple)) else ():
             if isinstance(text, str) and len(text.encode("utf-8", "replace")) > STOP_BYTES:
-                raise RequestError(f"stop has a text of more than {STOP_BYTES} bytes: {quoted(text)}")
+                raise RequestError(f"stop has a text of more than {STOP_BYTES} bytes: {quoted(text)}", param="stop")
 
-    def _within(self, what: str, count: int, limit: str) -> None:
+    def _within(self, name: str, what: str, count: int, limit: str) -> None:
         most = getattr(self, limit)
         if count > most:
-            raise RequestError(f"{what} is more than the {most} that one request may ask for ({limit})")
+            raise RequestError(f"{what} is more than the {most} that one request may ask for ({limit})", param=name)

@@ -1,16 +1,14 @@
 """Which of a request's texts are its results, where several were generated."""
 
 from numflow.engine.beam import BeamSearch
-from numflow.engine.generation import Generation, TextStream
-from numflow.engine.job import Job, Sample, reason_of
+from numflow.engine.generation import Generation
+from numflow.engine.job import Job, Sample
 
 
 def choices(job: Job) -> list[Generation]:
     """The n results of a job that has ended: its samples, the n most probable of them, or the best beams."""
     request = job.request
-    if request.beams is not None:
-        return [job.results[0], *_other_beams(job)][:request.n]
-    if len(job.samples) <= request.n:
+    if request.beams is not None or len(job.samples) <= request.n:
         return job.results
     return [sample.generation for sample in sorted(job.samples, key=_mean, reverse=True)[:request.n]]
 
@@ -20,14 +18,3 @@ def _mean(sample: Sample) -> float:
     assert not isinstance(sample.search, BeamSearch)
     found = [one.logprob for one in sample.search.sampler.logprobs]
     return sum(found) / len(found) if found else float("-inf")
-
-
-def _other_beams(job: Job) -> list[Generation]:
-    sample, = job.samples
-    assert isinstance(sample.search, BeamSearch)
-    found = []
-    for hypothesis in sample.search.finished[1:]:
-        text = TextStream(job.decoder(job.request))
-        found.append(Generation("".join(map(text.push, hypothesis.ids)) + text.flush(), list(hypothesis.ids),
-                                reason_of(hypothesis, job.request), sample.generation.stats, hypothesis.score))
-    return found

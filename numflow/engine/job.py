@@ -142,6 +142,7 @@ class Job:
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
                                sink) for index, search in enumerate(searches(request, count))]
+        self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
@@ -154,8 +155,8 @@ class Job:
 
     @property
     def results(self) -> list[Generation]:
-        """What there is of each sample."""
-        return [sample.generation for sample in self.samples]
+        """What there is of each sample; of a beam search, the best texts that were asked for, best first."""
+        return [*(sample.generation for sample in self.samples), *self._others]
 
     def tally(self) -> dict[str, int]:
         """New tokens, drafts that ran and drafts that were right, since the last call."""
@@ -203,5 +204,22 @@ class Job:
         self.error = error
         for sample in self.samples:
             sample.finish(self.request, None if sample.done else reason).stats["cached_tokens"] = self.group.reused
+        if self._others:
+            self._finish_others()
         self.done.set()
         self.sink(None)
+
+    def _finish_others(self) -> None:
+        """Write the texts of a beam search behind the best one; there may be fewer than were asked for."""
+        sample, = self.samples
+        assert isinstance(sample.search, BeamSearch)
+        best = sample.generation
+        del self._others[max(0, len(sample.search.finished) - 1):]
+        for index, (result, hypothesis) in enumerate(zip(self._others, sample.search.finished[1:]), 1):
+            text = TextStream(self.decoder(self.request))
+            if sample.done:
+                result.ids, result.score = list(hypothesis.ids), hypothesis.score
+                for id in (*result.ids, None):
+                    self.sink(result.add(Piece(text.flush() if id is None else text.push(id), id, index)))
+            result.finish_reason = reason_of(hypothesis, self.request) if sample.done else best.finish_reason
+            result.stats, result.prompt, result.ignored = best.stats, best.prompt, best.ignored

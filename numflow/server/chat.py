@@ -67,7 +67,8 @@ class _Answer:
         return {**self._envelope, "usage": self._running.usage(), "choices": [{
             "index": choice.index, "message": _message(choice.end().splitter.reply),
             "logprobs": self._logprobs(choice.entries),
-            "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)} for choice in self._all]}
+            "finish_reason": finish_reason(run.results[choice.index], choice.splitter.reply)}
+            for choice in self._all[:len(run.results)]]}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The reply in server-sent events."""
@@ -82,7 +83,7 @@ class _Answer:
                 chunks += self._deltas(choices[piece.index], choices[piece.index].feed(piece))
             if chunks:
                 yield b"".join(chunks)
-        for choice in choices:
+        for choice in choices[:len(run.results)]:
             chunks = self._deltas(choice, choice.end().last)
             reason = finish_reason(run.results[choice.index], choice.splitter.reply)
             chunks.append(self._chunk(choice.index, {}, self._take(choice), reason))

@@ -80,7 +80,7 @@ class _Answer:
         """The reply in one piece."""
         choices: list[dict[str, Any]] = []
         for run in self._running.runs:
-            for choice in best(self._all[id(run)], self._n):
+            for choice in best(self._all[id(run)][:len(run.results)], self._n):
                 part = choice.first() + choice.new(end=True)
                 choices.append({"index": len(choices), "text": part.text, "logprobs": part.logprobs,
                                 "finish_reason": finish_reason(run.results[choice.sample])})
@@ -100,7 +100,7 @@ class _Answer:
                 if chunks := [self._chunk(choice, part) for choice, part in parts if part.text]:
                     yield b"".join(chunks)
             yield b"".join(self._chunk(choice, choice.new(end=True), finish_reason(run.results[choice.sample]))
-                           for choice in choices)
+                           for choice in choices[:len(run.results)])
         if self._usage:
             yield event({**self._envelope, "choices": [], "usage": self._running.usage()})
         yield DONE

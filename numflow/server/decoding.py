@@ -10,7 +10,7 @@ from numflow.engine.settings import Settings
 from numflow.server.constraints import FIELDS, refuse, take
 from numflow.server.errors import bad_request
 from numflow.server.ignored import Ignored
-from numflow.server.schemas import ChatRequest, CompletionRequest, Generating, Open, ResponseFormat
+from numflow.server.schemas import ChatRequest, CompletionRequest, Generating, Open, ResponseFormat, whole
 
 # Settings that requests do not give by these names, or not at all.
 HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n", "ignored",
@@ -18,6 +18,7 @@ HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "bes
 OWN = {field.name for field in fields(Settings)} - HIDDEN | {"decoding_alg"}
 COMMON = ("temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias")
 STRATEGIES = {*FILTERS, "mirostat", "fsd", "samplers"} - {"temperature"}  # each makes a strategy of the request's own
+LIKELIEST = 1e-6  # of top_p: the likeliest token alone holds as much, which is what clients mean by 0
 COMPLETION_TOKENS = 16  # new tokens of /v1/completions without max_tokens, as OpenAI documents
 
 
@@ -33,7 +34,7 @@ def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = Non
     given = take(extra, form)
     for name, value in extra.items():
         if name in OWN:
-            given |= {} if value is None else {name: value}
+            given |= {} if value is None else {name: whole(value)}
             continue
         refuse(name, value)
         ignored.unknown(name, {*type(body).model_fields, *OWN, *FIELDS})
@@ -44,9 +45,22 @@ def generating(body: Generating, defaults: Mapping[str, Any], ignored: Ignored, 
     """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration. talks:
     the prompt is a conversation."""
     given = {name: getattr(body, name) for name in COMMON if getattr(body, name) is not None}
+    if given.get("top_p") == 0:
+        given["top_p"] = LIKELIEST
+    if "stop" in given:
+        given["stop"] = stops(given["stop"], ignored)
     if body.stream_options is not None and not body.stream:
         ignored.add("stream_options", "stream_options is only for streams: set stream")
     return with_defaults({**own_settings(body, ignored, body.response_format), **given}, defaults, talks)
+
+
+def stops(stop: str | list[str], ignored: Ignored) -> list[str]:
+    """Stop strings. An empty one, which some clients send for none, ends nothing."""
+    given = [stop] if isinstance(stop, str) else stop
+    found = [text for text in given if text]
+    if len(found) < len(given):
+        ignored.add("stop", "stop has an empty text, which ends nothing")
+    return found
 
 
 def with_defaults(given: dict[str, Any], defaults: Mapping[str, Any], talks: bool) -> dict[str, Any]:
@@ -74,10 +88,8 @@ def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], ignored: Ignor
         ApiError: fields that contradict each other, or a constraint that cannot be met.
     """
     settings = generating(body, defaults, ignored, talks=True)
-    limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
-    if len(limits) > 1:
-        raise bad_request("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
-    settings["max_tokens"] = limits.pop() if limits else defaults.get("max_tokens")
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
+    settings["max_tokens"] = _least(limits) if limits else defaults.get("max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         ignored.add("top_logprobs", "top_logprobs has no effect without logprobs: true")
     if body.logprobs:
@@ -94,7 +106,7 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
     if body.suffix:
         raise bad_request("suffix is not supported: text can only be continued, not filled in", "suffix", "unsupported")
     settings = generating(body, defaults, ignored, talks=False)
-    settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else _least([body.max_tokens])
     if body.logprobs is not None:
         settings["logprobs"] = body.logprobs
     if body.echo:
@@ -108,3 +120,8 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
             raise bad_request("best_of chooses at the end: it cannot be streamed", "best_of")
         settings["best_of"] = body.best_of
     return settings
+
+
+def _least(limits: list[int]) -> int | None:
+    """The limit that all the limits of new tokens together are; None: as many as fit."""
+    return min((limit for limit in limits if limit >= 0), default=None)

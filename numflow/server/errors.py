@@ -92,7 +92,7 @@ def of_error(error: Exception) -> ApiError:
         return ApiError(503, "out of memory; try again later, or with a shorter prompt or fewer tokens",
                         code="out_of_memory", headers={"Retry-After": "10"})
     if isinstance(error, (RequestError, TokenizerError)):
-        return bad_request(one_line(error), code=getattr(error, "code", None))
+        return bad_request(one_line(error), getattr(error, "param", None), getattr(error, "code", None))
     if isinstance(error, ModelNotFoundError):
         return ApiError(404, one_line(error), param="model", code="model_not_found")
     if isinstance(error, DownloadError):

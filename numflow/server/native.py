@@ -10,7 +10,7 @@ from starlette.responses import Response
 from numflow.engine.engine import Engine
 from numflow.engine.prompt import Conversation, check_size
 from numflow.engine.request import Request as Checked
-from numflow.server.decoding import own_settings, with_defaults
+from numflow.server.decoding import own_settings, stops, with_defaults
 from numflow.server.errors import bad_request
 from numflow.server.schemas import NativeRequest
 from numflow.server.service import Generating, Service
@@ -62,6 +62,8 @@ class _Answer:
         given = {"decoding_alg": body.decoding_alg or None, "temperature": body.temperature, "stop": body.stop,
                  "seed": body.random_seed or None}  # 0 is another one each time
         given = {key: value for key, value in given.items() if value is not None}
+        if "stop" in given:
+            given["stop"] = stops(given["stop"], self._running.ignored)
         prompt = self._encoder_prompt() if served.model.runner.has_encoder else self._prompt()
         settings = with_defaults({**own_settings(body, self._running.ignored), **given}, served.defaults,
                                  talks=isinstance(prompt, Conversation))

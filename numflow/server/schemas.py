@@ -19,6 +19,15 @@ Ids = Annotated[list[Count], Field(min_length=1)]
 Stop = str | Annotated[list[str], Field(max_length=16)]
 
 
+def whole(value: Any) -> Any:
+    """A number without a fraction as a whole one: JSON has one kind of number, and some clients write 16.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]  # for single numbers: the items of long lists are not worth the time
+Limit = Annotated[Whole, Field(ge=-1, lt=2**31)]  # of new tokens; -1: as many as fit
+
+
 def _fail_fast(schema: Any) -> None:
     """Let all lists of a schema stop at their first wrong item."""
     if isinstance(schema, dict):
@@ -177,10 +186,10 @@ class Generating(Without, Open):
 
     model: str | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    seed: int | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Limit | None = None
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    seed: Whole | None = None
     stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -194,9 +203,9 @@ class ChatRequest(Generating):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: Count | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -211,8 +220,8 @@ class CompletionRequest(Generating):
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Count | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0)] | None = None
+    best_of: Annotated[Whole, Field(ge=1)] | None = None
 
 
 class EmbeddingRequest(Without):

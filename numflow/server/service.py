@@ -179,7 +179,7 @@ class Generating:
         """
         engine = self.served.need_engine()
         requests = await asyncio.to_thread(make, engine)
-        self.check_count(sum(checked.samples for checked in requests))
+        self.check_count(sum(max(checked.samples, checked.n) for checked in requests))
         owner = getattr(self.request.state, "owner", "")
         requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]
         retry = self.service.metrics.seconds_per_request(self.served.name)

@@ -336,3 +336,21 @@ def test_many_threads_submit_cancel_and_wait():
             thread.join()
         assert failures == []
     assert used_blocks(model) == 0
+
+
+def test_several_beams_are_told_as_they_are_returned():
+    """Pieces of all beams that were asked for, each with its number, and the results of the other ways in."""
+    model = fake_model(noisy)
+    settings = {"max_tokens": 6, "num_beams": 4, "n": 3}
+    expected = [(one.ids, one.text, one.score) for one in model.generate([5, 6, 7], **settings).choices]
+    with numflow.Engine(model) as engine:
+        handle = engine.submit([5, 6, 7], **settings)
+        pieces = list(handle)
+        results = handle.results()
+    assert len(expected) == 3 and len({tuple(ids) for ids, _, _ in expected}) == 3
+    assert [(one.ids, one.text, one.score) for one in results] == expected
+    assert [score for _, _, score in expected] == sorted((score for _, _, score in expected), reverse=True)
+    for index, (ids, text, _) in enumerate(expected):
+        assert [piece.id for piece in pieces if piece.index == index and piece.id is not None] == ids
+        assert "".join(piece for piece in pieces if piece.index == index) == text
+    assert all(one.finish_reason in ("stop", "length") and one.stats for one in results)

@@ -57,6 +57,7 @@ def test_a_request_has_so_many_answers(config_file, tmp_path):
             error = reply.json()["error"]
             assert reply.status_code == 400 and error["type"] == "invalid_request_error", reply.text
             assert f"{count}" in error["message"] and "4" in error["message"] and "max_choices" in error["message"]
+            assert error["param"] == "n"
         assert server.wait_idle()["kv_blocks_used"] == 0
 
 

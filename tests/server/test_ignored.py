@@ -8,9 +8,12 @@ import pytest
 from numflow.errors import RequestError
 from numflow.server.app import make_app
 from numflow.server.config import make_config
+from numflow.server.decoding import COMPLETION_TOKENS, chat_settings, completion_settings
 from numflow.server.errors import ApiError
 from numflow.server.ignored import HEADER, MOST, Ignored
+from numflow.server.schemas import ChatRequest, CompletionRequest
 from numflow.server.service import Service
+from numflow.server.wire import parse
 from tests.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -33,9 +36,13 @@ FUNCTION = {"type": "function", "function": {"name": "f", "cache": 1}, "strict":
     (CHAT, HI | {"tools": [FUNCTION]}, "tools[0].strict, tools[0].function.cache"),
     (CHAT, HI | {"mirostat_tau": 3, "repeat_last_n": 64, "top_k": -1, "seed": -1, "temperature": 1},
      "mirostat_tau, repeat_last_n"),
+    (CHAT, HI | {"stop": ""}, "stop"), (CHAT, HI | {"stop": ["", "x"], "stream": True}, "stop"),
+    (CHAT, HI | {"max_tokens": 3.0, "n": 1.0, "seed": 2.0, "top_k": 40.0, "temperature": 1}, None),
+    (CHAT, HI | {"max_tokens": 2, "max_completion_tokens": 3, "top_p": 0, "temperature": 1}, None),
     (CHAT, HI | {"x\r\nSet-Cookie: a": 1, "é": 2}, "x??Set-Cookie??a, ?"),
     (TEXT, {"prompt": "a", "max_tokens": 1, "tempreature": 1, "use_beam": False}, "tempreature, use_beam"),
     ("/", {"text": "a", "max_output_len": 1, "max_output_length": 1, "is_streaming_mode": False}, "max_output_length"),
+    ("/", {"text": "a", "max_output_len": 1, "stop": "", "is_streaming_mode": False}, "stop"),
     ("/", {"text": "a", "max_output_len": 1, "decoding_alg": "greedy", "temperature": 0.7}, "temperature"),
     ("/v1/embeddings", {"model": "encoder", "input": "a", "pooling": "cls", "input_type": "query"}, "input_type"),
     ("/tokenize", {"text": "a", "add_special_tokens": True}, "add_special_tokens"),
@@ -45,6 +52,32 @@ def test_it_passes_and_is_told(http, path, body, ignored):
     reply = http.post(path, json=body)
     assert reply.status_code == 200, reply.text
     assert reply.headers.get(HEADER) == ignored
+
+
+@pytest.mark.parametrize(("limits", "least"), [
+    ({}, None), ({"max_tokens": -1}, None), ({"max_tokens": -1, "max_completion_tokens": 5}, 5),
+    ({"max_tokens": 7, "max_completion_tokens": 5}, 5), ({"max_tokens": 4, "max_completion_tokens": 5}, 4),
+    ({"max_tokens": 0}, 0), ({"max_tokens": 3.0}, 3)])
+def test_limits_of_new_tokens(limits, least):
+    body = parse(ChatRequest, json.dumps(HI | {"max_tokens": None} | limits).encode())
+    assert chat_settings(body, {}, Ignored())["max_tokens"] == least
+    if "max_completion_tokens" not in limits:
+        body = parse(CompletionRequest, json.dumps({"prompt": "a"} | limits).encode())
+        assert completion_settings(body, {}, Ignored())["max_tokens"] == (least if limits else COMPLETION_TOKENS)
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": -2}, {"max_tokens": 3.5}, {"max_tokens": "3"}, {"n": 1.5}, {"n": 0},
+                                   {"top_p": -0.1}, {"seed": 0.5}, {"max_tokens": True}])
+def test_what_is_no_limit(wrong):
+    with pytest.raises(ApiError) as found:
+        parse(ChatRequest, json.dumps(HI | wrong).encode())
+    assert found.value.status == 400 and found.value.param in wrong
+
+
+def test_a_top_p_of_0_is_the_likeliest_token(http):
+    answers = [http.post(CHAT, json=HI | {"max_tokens": 12} | extra).json()["choices"]
+               for extra in ({"temperature": 0}, {"temperature": 1.5, "top_p": 0}, {"temperature": 2, "top_p": 0.0})]
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_what_is_left_out_changes_nothing(http):

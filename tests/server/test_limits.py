@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import shutil
 import socket
 from contextlib import ExitStack
 
@@ -105,23 +106,26 @@ def test_bodies_have_a_limit(http):
     assert streamed.status_code == 413
 
 
+def endless(model, folder):
+    """A model whose texts never come to the end of its context."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**8}))
+    return folder
+
+
 def test_a_full_queue_is_429(model_folders, tmp_path):
     path = tmp_path / "service.toml"
-    path.write_text(f'[service]\nmax_queue = 1\nrequest_timeout = 2\nmax_connections = 6\n\n[models.m]\n'
-                    f'path = "{model_folders["chat"]}"\n'
+    path.write_text(f'[service]\nmax_queue = 1\nmax_connections = 6\n\n[models.m]\n'
+                    f'path = "{endless(model_folders["chat"], tmp_path / "endless")}"\n'
                     'backend = "reference"\nmax_batch = 1\n')
     with ServerProcess("-c", str(path)) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        body = {"prompt": "a", "max_tokens": 480, "temperature": 0, "ignore_eos": True, "stream": True}
-        with http.stream("POST", "/v1/completions", json=body) as first, \
-                http.stream("POST", "/v1/completions", json=body) as second:
+        body = {"prompt": "a", "max_tokens": 10**6, "temperature": 0, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body), http.stream("POST", "/v1/completions", json=body):
             full = http.post("/v1/completions", json=body)
             assert full.status_code == 429 and int(full.headers["retry-after"]) >= 1
             assert full.json()["error"]["type"] == "rate_limit_error" and full.json()["error"]["code"] == "queue_full"
             assert http.get("/metrics").status_code == 200
-            ends = [[json.loads(line[6:]) if line != "data: [DONE]" else None for line in reply.iter_lines()
-                     if line.startswith("data: ")][-1] for reply in (first, second)]
-        for end in ends:  # either done in time, or an error that says why not
-            assert end is None or end["error"]["code"] == "request_timeout"
         assert server.wait_idle()["kv_blocks_used"] == 0
         with ExitStack() as stack:
             for _ in range(12):

@@ -138,7 +138,6 @@ USER = [{"role": "user", "content": "hi"}]
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages[0].content[0]", "text only"),
-    (CHAT, {"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "differ"),
     (CHAT, {"messages": USER, "tool_choice": "required"}, "tool_choice", "needs tools"),
     (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "field"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images", "text only"),
@@ -182,3 +181,21 @@ def test_the_openapi_description(http):
     text = json.dumps(found)
     for name in set(re.findall(r'"#/components/schemas/(\w+)"', text)):
         assert name in found["components"]["schemas"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "count"), [
+    ("/v1/completions", {"prompt": "a", "n": 3}, 3), ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 3}, 3)])
+def test_so_many_beams_as_were_asked_for(http, path, body, count, stream):
+    reply = http.post(path, json=body | {"num_beams": 4, "max_tokens": 6, "stream": stream, "ignore_eos": True})
+    assert reply.status_code == 200, reply.text
+    texts, reasons = {}, {}
+    answers = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")] if stream \
+        else [reply.json()]
+    for choice in (choice for answer in answers for choice in answer["choices"]):
+        part = choice.get("delta" if stream else "message", choice)
+        texts[choice["index"]] = texts.get(choice["index"], "") + (part.get("text") or part.get("content") or "")
+        reasons[choice["index"]] = choice["finish_reason"] or reasons.get(choice["index"])
+    assert sorted(texts) == list(range(count)) and set(reasons.values()) == {"length"}
+    assert len(set(texts.values())) == count and all(texts.values())
