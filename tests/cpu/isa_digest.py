@@ -8,9 +8,8 @@ import sys
 import numpy as np
 
 from numflow.cpu.simd_isa import isa
-from numflow.formats.types import tensor_type
 from numflow.quant import encode, find
-from tests.cpu.matrices import activations, pack_stored, run_linear
+from tests.cpu.matrices import activations, columns_of, pack_stored, run_linear
 
 
 def digest(kind: str, mode: str, threads: int | str = 2) -> str:
@@ -22,7 +21,7 @@ def digest(kind: str, mode: str, threads: int | str = 2) -> str:
     if kind == "stored":
         values = np.random.default_rng(5).standard_t(4, (8, 256)).astype(np.float32)
         return hashlib.sha256(encode(values, find(mode)).tobytes()).hexdigest()
-    raw, packed = pack_stored(kind, 37, {1: 75, 16: 96, 32: 96, 64: 192, 256: 512}[tensor_type(kind).block])
+    raw, packed = pack_stored(kind, 37, columns_of(kind))
     x = activations(15, raw.shape[1])
     results = (run_linear(packed, x[:rows], mode) for rows in (15, 2, 1))
     return hashlib.sha256(b"".join(y.tobytes() for y in results)).hexdigest()

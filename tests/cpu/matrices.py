@@ -9,7 +9,7 @@ from numflow.cpu.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOK
 from numflow.cpu.memory import aligned, padded
 from numflow.cpu.pack import pack
 from numflow.formats.grids import GRIDS
-from numflow.formats.types import TYPES
+from numflow.formats.types import TYPES, tensor_type
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant import encode, find
@@ -158,4 +158,4 @@ def pack_stored(kind: str, rows: int, columns: int, groups: int = 1, threads: in
 
 def columns_of(kind: str) -> int:
     """Few columns, and not a multiple of anything where the type allows it."""
-    return {1: 75, 16: 96, 32: 96, 64: 192, 128: 384, 256: 512}[TYPES[kind].block]
+    return {1: 75, 16: 96, 32: 96, 64: 192, 128: 384, 256: 512}[tensor_type(kind).block]
