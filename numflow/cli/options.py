@@ -12,7 +12,8 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=Fals
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
 Device = Annotated[str, typer.Option(metavar="NAME", help="What runs it: cpu (compiled), cuda (an NVIDIA "
                    "GPU), reference (NumPy, slow).")]
-Activations = Annotated[str, typer.Option(metavar="TYPE", help="int8 (fast) or f32 (exact float32 arithmetic).")]
+Activations = Annotated[str, typer.Option(metavar="TYPE", help="int8 (fast), int16 (much closer) or f32 (exact float32 "
+                                                               "arithmetic).")]
 Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default="as stored",
                     help="Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a "
                          "recipe file.")]

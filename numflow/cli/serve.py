@@ -47,7 +47,7 @@ def serve(
     device: Annotated[str | None, typer.Option(metavar="NAME", show_default="cpu",
                                                help="What runs the models: cpu, cuda or reference.")] = None,
     activations: Annotated[str | None, typer.Option(metavar="TYPE", show_default="int8",
-                                                    help="int8 (fast) or f32 (exact).")] = None,
+                                                    help="int8 (fast), int16 (closer) or f32 (exact).")] = None,
     weights: options.Weights = None,
     kv: options.KV = None,
     kv_k: options.KVK = None,

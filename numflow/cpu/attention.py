@@ -30,7 +30,7 @@ def attention(step: Step, ctx) -> list[Call]:
     partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
     counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
     kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
-        cache.kinds, "coded_int8" if ctx.activations == "int8" and not shape.prefix else "coded")
+        cache.kinds, "coded_int8" if ctx.activations != "f32" and not shape.prefix else "coded")
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
     return [Call.of(step, kernel, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
                     shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.value_dim, cache.block_size,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numflow.cpu.activations import Operand, bind_operand, operand_bytes
+from numflow.cpu.activations import NAMES, Operand, bind_operand, operand_bytes
 from numflow.cpu.cache import KVCache
 from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD
 from numflow.cpu.layout import Packed
@@ -61,7 +61,7 @@ class Context:
     """Everything the binders of one program share.
 
     header:      address of the batch header.
-    activations: "int8" or "f32", what quantised matrices are multiplied with.
+    activations: "int8", "int16" or "f32", what quantised matrices are multiplied with.
     caches:      KVCache by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
@@ -88,7 +88,7 @@ class Context:
 
     def begin(self) -> None:
         """A new list of steps begins: no operand is made yet."""
-        self._made: set[tuple[View, bool]] = set()
+        self._made: set[tuple[View, int]] = set()
         self.shared: dict[str, bool] = {}
         self.add: Step | None = None
         self.makers: dict[View, Step] = {}
@@ -110,22 +110,22 @@ class Context:
         self.shared[name] = True
         return self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8))
 
-    def operand(self, view: View, int8: bool) -> Operand:
+    def operand(self, view: View, pieces: int) -> Operand:
         """A view as an operand, made once for all matrices that follow until a step writes its columns."""
-        name, made = f"{view} as {'int8' if int8 else 'f32'}", (view, int8) in self._made
-        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, int8)
+        name, made = f"{view} as {NAMES[pieces]}", (view, pieces) in self._made
+        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, pieces)
         memory = self.scratch(name, x_bytes + aux_bytes).ctypes.data
         self.shared[name] = not made
-        x, aux = memory, memory + x_bytes if int8 else None
+        x, aux = memory, memory + x_bytes if pieces else 0
         if made:
-            return Operand(x, aux or 0, ())
-        self._made.add((view, int8))
+            return Operand(x, aux, ())
+        self._made.add((view, pieces))
         if view in self.makers:
-            call = bind_made(self.makers[view], self, x, aux)
+            call = bind_made(self.makers[view], self, x, aux, pieces)
         else:
-            call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux)
-        return Operand(x, aux or 0, (call,))
+            call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, pieces)
+        return Operand(x, aux, (call,))
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""
-        self._made = {(v, int8) for v, int8 in self._made if not overlap(v, view)}
+        self._made = {(v, pieces) for v, pieces in self._made if not overlap(v, view)}

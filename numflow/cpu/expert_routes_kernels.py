@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.cpu.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.activations import CHUNK, TOKEN_TILE
-from numflow.cpu.activations_kernels import fill_tile, tile_tokens
+from numflow.cpu.activations_kernels import fill_tile, rows_of_token, tile_tokens
 from numflow.cpu.kernel import kernel
 from numflow.cpu.simd import inline, merged
 
@@ -83,27 +83,34 @@ def zero_others(args, thread, n_threads):
 
 @kernel
 def routes_to_int8(args, thread, n_threads):
-    _operand(args, thread, n_threads, True)
+    _operand(args, thread, n_threads, 1)
+
+
+@kernel
+def routes_to_int16(args, thread, n_threads):
+    _operand(args, thread, n_threads, 2)
 
 
 @kernel
 def routes_to_f32(args, thread, n_threads):
-    _operand(args, thread, n_threads, False)
+    _operand(args, thread, n_threads, 0)
 
 
 @merged
-def _operand(args, thread, n_threads, int8):
+def _operand(args, thread, n_threads, pieces):
     """Items: chunks of token tiles, dealt out in turn."""
+    each = rows_of_token(pieces)
+    tile = TOKEN_TILE // each
     experts, columns = i64(args, EXPERTS), i64(args, COLUMNS)
     _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
     item = 0
     for x in range(experts):
-        for t in range(0, first[x + 1] - first[x], TOKEN_TILE):
+        for t in range(0, first[x + 1] - first[x], tile):
             for begin in range(0, columns, CHUNK):
                 if item % n_threads == thread:
                     routes = i64(args, GROUPS) + 4 * (first[x] + t)
-                    count = min(TOKEN_TILE, first[x + 1] - first[x] - t)
+                    count = min(tile, first[x + 1] - first[x] - t)
                     fill_tile(i64(args, SOURCE), 4 * i64(args, STRIDE), routes, i64(args, DIVISOR),
                               count, columns, begin, i64(args, X), i64(args, AUX),
-                              place[x] + t, int8)
+                              (place[x] + t) * each, pieces)
                 item += 1

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from numflow.cpu import outlier_calls
-from numflow.cpu.activations import TOKEN_TILE, Operand, operand_bytes
+from numflow.cpu.activations import NAMES, PIECES, TOKEN_TILE, Operand, operand_bytes
 from numflow.cpu.expert_routes import group_bytes, operand_rows
 from numflow.cpu.kernel import Call, Code, Kernel
 from numflow.cpu.layout import ROWS, SCHEMES, Packed, tiles_of
@@ -39,17 +39,17 @@ def linear(step: Step, ctx) -> list[Call]:
     """
     x, y = step.inputs[0], step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    int8 = uses_int8(weight, ctx.activations)
-    operand, add = ctx.operand(x, int8), ctx.add
-    floats = ctx.operand(x, False) if weight.outliers is not None and int8 else Operand(operand.x, 0, ())
+    pieces = pieces_of(weight, ctx.activations)
+    operand, add = ctx.operand(x, pieces), ctx.add
+    floats = ctx.operand(x, 0) if weight.outliers is not None and pieces else Operand(operand.x, 0, ())
     factor = float(param(add, "scale")) if add else 0.0
     addend, y = (ctx.view(add.inputs[0]), add.outputs[0]) if add else ((0, 0), y)
     calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.of(
-        step, kernel_of("linear", weight.kind, int8), ctx.header, ctx.rows(y), operand.x, operand.aux, weight.codes,
-        weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y), y.width, x.width,
-        token_block(x.width, int8), *addend, factor)]
+        step, kernel_of("linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y), operand.x, operand.aux,
+        weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y),
+        y.width, x.width, token_block(x.width, pieces), *addend, factor, pieces // 2)]
     if weight.outliers is not None:
-        calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, False)))
+        calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, 0)))
     return calls
 
 
@@ -57,15 +57,15 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     """x f32 [T or T * S, K], ids i32 [T, S], weight packed [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
     (x, ids), y = step.inputs, step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    int8 = uses_int8(weight, ctx.activations)
+    pieces = pieces_of(weight, ctx.activations)
     routes, experts = ctx.capacity["routes"], weight.groups
     # One after the other, so that all expert steps share this memory.
     groups = ctx.scratch("routes by expert", group_bytes(routes, experts))
-    x_size, aux_size = operand_bytes(operand_rows(routes), x.width, int8)
-    operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if int8 else 0
-    operands, sparse = {"routes_to_int8" if int8 else "routes_to_f32": operand}, weight.outliers
-    if sparse is not None and int8:
-        size, _ = operand_bytes(operand_rows(routes), x.width, False)
+    x_size, aux_size = operand_bytes(operand_rows(routes), x.width, pieces)
+    operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if pieces else 0
+    operands, sparse = {f"routes_to_{NAMES[pieces]}": operand}, weight.outliers
+    if sparse is not None and pieces:
+        size, _ = operand_bytes(operand_rows(routes), x.width, 0)
         operands["routes_to_f32"] = ctx.scratch("operand of routes", size)
     shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
     first = param(step, "first")
@@ -77,9 +77,9 @@ def expert_linear(step: Step, ctx) -> list[Call]:
                 experts, routes, groups),
         *(Call.of(None, _CODE.kernel(kernel), *ctx.view(x), shared, x.width, to, aux, experts, routes, groups,
                   joined=to is not operand) for kernel, to in operands.items()),
-        Call.of(step, kernel_of("expert_linear", weight.kind, int8), ctx.header, ctx.rows(y), operand, aux,
+        Call.of(step, kernel_of("expert_linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y), operand, aux,
                 weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight),
-                *ctx.view(y), y.width, x.width, 0, experts, routes, groups),
+                *ctx.view(y), y.width, x.width, 0, experts, routes, groups, pieces // 2),
     ]
     if sparse is not None:
         floats = operands["routes_to_f32"]
@@ -97,17 +97,17 @@ def head_linear(step: Step, ctx) -> list[Call]:
     room = heads * -(-ctx.room(x) // TOKEN_TILE) * TOKEN_TILE
     calls: list = []
     made = {}
-    for int8 in operand_kinds(weight, ctx.activations):
-        x_size, aux_size = operand_bytes(room, columns, int8)
-        made[int8] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if int8 else 0
-        calls.append(Call.of(None, _CODE.kernel("heads_to_int8" if int8 else "heads_to_f32"), ctx.header, ctx.rows(x),
-                             *ctx.view(x), columns, *made[int8], heads, joined=bool(calls)))
-    int8 = uses_int8(weight, ctx.activations)
-    calls.append(Call.of(step, kernel_of("expert_linear", weight.kind, int8), ctx.header, ctx.rows(y), *made[int8],
-                         weight.codes, weight.headers, *weight.scheme.tile_bytes(columns), 0, *ctx.view(y), rows,
-                         columns, 0, heads, 0, 0))
+    for kind in operand_kinds(weight, ctx.activations):
+        x_size, aux_size = operand_bytes(room, columns, kind)
+        made[kind] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if kind else 0
+        calls.append(Call.of(None, _CODE.kernel(f"heads_to_{NAMES[kind]}"), ctx.header, ctx.rows(x),
+                             *ctx.view(x), columns, *made[kind], heads, joined=bool(calls)))
+    pieces = pieces_of(weight, ctx.activations)
+    calls.append(Call.of(step, kernel_of("expert_linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y),
+                         *made[pieces], weight.codes, weight.headers, *weight.scheme.tile_bytes(columns), 0,
+                         *ctx.view(y), rows, columns, 0, heads, 0, 0, pieces // 2))
     if weight.outliers is not None:
-        calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[False][0], heads))
+        calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[0][0], heads))
     return calls
 
 
@@ -116,15 +116,15 @@ def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
     return _CODE.kernel(_kernel_name(op, kind, int8))
 
 
-def uses_int8(weight: Packed, activations: str) -> bool:
-    """Whether a matrix meets int8 activations: plain numbers never do."""
-    return activations == "int8" and not weight.is_float
+def pieces_of(weight: Packed, activations: str) -> int:
+    """How many int8 the numbers become that a matrix meets; plain numbers meet float32, 0."""
+    return 0 if weight.is_float else PIECES[activations]
 
 
-def operand_kinds(weight: Packed, activations: str) -> tuple[bool, ...]:
-    """What operands a matrix meets, int8 or not; outliers meet float32 ones."""
-    int8 = uses_int8(weight, activations)
-    return (True, False) if int8 and weight.outliers is not None else (int8,)
+def operand_kinds(weight: Packed, activations: str) -> tuple[int, ...]:
+    """The operands a matrix meets, as `pieces_of` counts; outliers meet float32 ones."""
+    pieces = pieces_of(weight, activations)
+    return (pieces, 0) if pieces and weight.outliers is not None else (pieces,)
 
 
 def can_add(weight: Packed) -> bool:
@@ -132,9 +132,9 @@ def can_add(weight: Packed) -> bool:
     return weight.outliers is None
 
 
-def token_block(columns: int, int8: bool) -> int:
-    """Tokens whose operand stays in the cache: a whole number of token tiles."""
-    tile = sum(operand_bytes(TOKEN_TILE, columns, int8))
+def token_block(columns: int, pieces: int) -> int:
+    """Rows of an operand that stay in the cache: a whole number of token tiles."""
+    tile = sum(operand_bytes(TOKEN_TILE, columns, min(pieces, 1)))
     return max(1, _CACHE // tile) * TOKEN_TILE
 
 

@@ -6,7 +6,7 @@ steps give. Each thread takes the statistics of the rows it meets for itself, wh
 """
 
 from numflow.cpu.act import KINDS
-from numflow.cpu.activations import CHUNK, TOKEN_TILE
+from numflow.cpu.activations import CHUNK, NAMES, TOKEN_TILE
 from numflow.cpu.kernel import Call, Code
 from numflow.cpu.norm import whole_vector
 from numflow.ops import Step, param
@@ -23,14 +23,14 @@ def can_make(step: Step) -> bool:
     return step.op in ("act_mul", "act") and param(step, "kind") in KINDS
 
 
-def bind_made(step: Step, ctx, x: int, aux: int | None) -> Call:
+def bind_made(step: Step, ctx, x: int, aux: int, pieces: int) -> Call:
     """The call that makes the operand at `x` (and `aux`, for int8) of the step's output."""
     y, a = step.outputs[0], step.inputs[0]
     b, is_norm = step.inputs[-1], step.op.endswith("norm")
     vectors = [whole_vector(step, ctx, "weight", y.width, 1.0), whole_vector(step, ctx, "bias", y.width, 0.0)] \
         if is_norm else [0, 0]
     scratch = ctx.scratch("numbers of an operand", ctx.n_threads * SCRATCH_BYTES)
-    kernel = _CODE.kernel(f"{step.op}_to_{'f32' if aux is None else 'int8'}")
-    return Call.of(None, kernel, ctx.header, ctx.rows(a), y.width, x, aux or 0, scratch, *ctx.view(a),
+    kernel = _CODE.kernel(f"{step.op}_to_{NAMES[pieces]}")
+    return Call.of(None, kernel, ctx.header, ctx.rows(a), y.width, x, aux, scratch, *ctx.view(a),
                    *ctx.view(b), 0 if is_norm else KINDS[param(step, "kind")], *vectors,
                    float(param(step, "eps")) if is_norm else 0.0)

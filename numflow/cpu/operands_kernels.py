@@ -5,7 +5,7 @@ import numpy as np
 from numflow.cpu.access import f32_ptr, f64, i64, share
 from numflow.cpu.act_kernels import activated
 from numflow.cpu.activations import CHUNK, TOKEN_TILE
-from numflow.cpu.activations_kernels import put_row, put_tile, tile_tokens
+from numflow.cpu.activations_kernels import put_row, put_tile, rows_of_token, tile_tokens
 from numflow.cpu.kernel import kernel
 from numflow.cpu.norm_kernels import inverse_root, layer_part, rms_part, sum_of, sum_of_squares
 from numflow.cpu.operands import FACTORS, MEANS, NUMBERS, SCRATCH_BYTES
@@ -19,25 +19,28 @@ _RMS, _LAYER, _GATED, _ACT = range(4)
 
 
 @merged
-def _make(args, thread, n_threads, maker, int8):
+def _make(args, thread, n_threads, maker, pieces):
     """Items: chunks of token tiles, as in activations.py."""
+    each = rows_of_token(pieces)
+    tile = TOKEN_TILE // each
     tokens, columns = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, COLUMNS)
     scratch, chunks = i64(args, SCRATCH) + thread * SCRATCH_BYTES, (columns + CHUNK - 1) // CHUNK
-    begin, end = share((tokens + TOKEN_TILE - 1) // TOKEN_TILE * chunks, thread, n_threads)
+    begin, end = share((tokens + tile - 1) // tile * chunks, thread, n_threads)
     known = -1
     for item in range(begin, end):
-        t, first = item // chunks * TOKEN_TILE, item % chunks * CHUNK
-        count = min(TOKEN_TILE, tokens - t)
+        t, first = item // chunks * tile, item % chunks * CHUNK
+        count = min(tile, tokens - t)
         if t != known and maker in (_RMS, _LAYER):
             known = t
             for i in range(count):
                 _statistics(args, t + i, scratch, i, maker)
-        whole = not int8 and count == TOKEN_TILE
+        whole = pieces == 0 and count == TOKEN_TILE
         for i in range(count):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
             if not whole:
-                put_row(numbers, columns, first, i64(args, X), i64(args, AUX), t, i, tile_tokens(count), int8)
+                put_row(numbers, columns, first, i64(args, X), i64(args, AUX), t * each, i, tile_tokens(count * each),
+                        pieces)
         if whole:
             put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, X) + 4 * t * columns)
 
@@ -74,39 +77,59 @@ def _numbers(args, t, first, count, scratch, numbers, i, maker):
 
 @kernel
 def rms_norm_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _RMS, True)
+    _make(args, thread, n_threads, _RMS, 1)
+
+
+@kernel
+def rms_norm_to_int16(args, thread, n_threads):
+    _make(args, thread, n_threads, _RMS, 2)
 
 
 @kernel
 def rms_norm_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _RMS, False)
+    _make(args, thread, n_threads, _RMS, 0)
 
 
 @kernel
 def layer_norm_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _LAYER, True)
+    _make(args, thread, n_threads, _LAYER, 1)
+
+
+@kernel
+def layer_norm_to_int16(args, thread, n_threads):
+    _make(args, thread, n_threads, _LAYER, 2)
 
 
 @kernel
 def layer_norm_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _LAYER, False)
+    _make(args, thread, n_threads, _LAYER, 0)
 
 
 @kernel
 def act_mul_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _GATED, True)
+    _make(args, thread, n_threads, _GATED, 1)
+
+
+@kernel
+def act_mul_to_int16(args, thread, n_threads):
+    _make(args, thread, n_threads, _GATED, 2)
 
 
 @kernel
 def act_mul_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _GATED, False)
+    _make(args, thread, n_threads, _GATED, 0)
 
 
 @kernel
 def act_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _ACT, True)
+    _make(args, thread, n_threads, _ACT, 1)
+
+
+@kernel
+def act_to_int16(args, thread, n_threads):
+    _make(args, thread, n_threads, _ACT, 2)
 
 
 @kernel
 def act_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _ACT, False)
+    _make(args, thread, n_threads, _ACT, 0)

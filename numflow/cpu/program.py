@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from numflow.cpu.activations import PIECES
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
 from numflow.cpu.cache import KVCache
@@ -12,7 +13,7 @@ from numflow.cpu.context import Context, Weights, overlap
 from numflow.cpu.cores import default_threads
 from numflow.cpu.exchange import by_host
 from numflow.cpu.kernel import ROW_FIELD, compile_seconds
-from numflow.cpu.linear import uses_int8
+from numflow.cpu.linear import pieces_of
 from numflow.cpu.threads import Threads, shared_threads
 from numflow.cpu.world import World
 from numflow.errors import DeviceError, RequestError, did_you_mean
@@ -30,7 +31,8 @@ class Program:
     """A network bound to the CPU.
 
     weights:     the network's WeightSource.
-    activations: "int8": quantised matrices meet int8 activations; "f32": exact float32 arithmetic everywhere.
+    activations: "int8": quantised matrices meet int8 activations; "int16": pairs of int8, much closer to exact float32
+                 arithmetic; "f32": that.
     threads:     None: one per physical core this process may use.
     block_size:  tokens per KV block, a multiple of 64.
     kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f16 unless activations are f32 or
@@ -50,7 +52,7 @@ class Program:
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
                  fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0):
-        for name, value, known in (("activations", activations, ("int8", "f32")),
+        for name, value, known in (("activations", activations, tuple(PIECES)),
                                    ("kv_k", kv_k, ("auto", *KV_TYPES)), ("kv_v", kv_v, ("auto", *KV_TYPES))):
             if value not in known:
                 raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
@@ -204,7 +206,7 @@ class Program:
         """Bytes of a weight in memory, and whether it meets int8 activations."""
         if name in self._weights.matrices:
             packed = self._weights.matrices[name]
-            return packed.nbytes, uses_int8(packed, self._ctx.activations)
+            return packed.nbytes, pieces_of(packed, self._ctx.activations) > 0
         return self._weights.vectors[name].nbytes, False
 
     def done_by(self, entry: str = "main") -> dict[int, int]:

@@ -78,6 +78,16 @@ def add_products(total: list[Value], rows: Value, x: Value) -> list[Value]:
 
 
 @intrinsic
+def sums_of_pairs(typingctx, tile):
+    """The sums of a tile's vectors 2i and 2i + 1."""
+    def codegen(context, builder, signature, args):
+        vectors = unpack(builder, args[0])
+        sums = [(even + odd).llvm for even, odd in zip(vectors[::2], vectors[1::2])]
+        return context.make_tuple(builder, signature.return_type, sums)
+    return types.UniTuple(tile.dtype, tile.count // 2)(tile), codegen
+
+
+@intrinsic
 def store_tile(typingctx, tile, y, stride, rows, tokens, lanes, bias, addend, addend_stride, factor):
     """Vector t of the tile, for t < tokens, to row t of y (`stride` bytes apart); only its first `lanes` elements.
 

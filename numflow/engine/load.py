@@ -25,7 +25,7 @@ from numflow.registry.progress import reporter
 
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
-ACTIVATIONS = ("int8", "f32")
+ACTIVATIONS = ("int8", "int16", "f32")
 OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
 OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
 
@@ -42,8 +42,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
     backend:      "cpu" (compiled kernels), "cuda" (an NVIDIA GPU) or "reference" (NumPy, slow, always float32).
     spec:         a specification file or name; None: detected from the checkpoint.
-    activations:  "int8" (fast: quantised weights times int8 activations) or "f32". Checkpoints of float weights
-                  compute in float32 either way.
+    activations:  "int8" (fast: quantised weights times int8 activations), "int16" (two int8 for each number, some 200
+                  times closer; on the CPU) or "f32". Checkpoints of float weights compute in float32 in any case.
     threads:      None: one per physical core.
     offline:      never touch the network. progress: show on standard error how downloading and quantising go.
     context:      longest text in tokens, at most the model's own, unless its positions stretch as a text needs it

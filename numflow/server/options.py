@@ -138,7 +138,7 @@ MODEL = {
     "devices": Option(_devices, None, "Devices and how layers are split: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both.",
                       (), "load"),
     "threads": Option(_count, None, "CPU threads.", ("cpu_threads",), "load"),
-    "activations": Option(_text, "int8", "int8 or f32.", (), "load"),
+    "activations": Option(_text, "int8", "int8, int16 or f32.", (), "load"),
     "transport": Option(_text, None, "Between devices: threads, processes (on the CPU) or ray.", (), "load"),
     "weights": Option(_text, None, "Quantise while loading: a scheme, a preset or a recipe file.",
                       ("device_weight_data_type",), "load"),

@@ -77,6 +77,18 @@ def quantized(x: np.ndarray) -> np.ndarray:
     return (codes * (largest / np.float32(127))).reshape(x.shape)
 
 
+def quantized_twice(x: np.ndarray) -> np.ndarray:
+    """What pairs of int8 stand for: the same, and what that leaves over by 1/254 of its scale."""
+    units = x.reshape(len(x), -1, 32)
+    finer = np.abs(units).max(-1, keepdims=True).astype(np.float64) / (127 * 254)
+    first = quantized(x).astype(np.float64)
+    rest = (x - first).reshape(units.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.where(finer > 0, np.rint(rest / finer), 0)
+    assert np.abs(codes).max() <= 127
+    return first + (codes * finer).reshape(x.shape)
+
+
 class Bench:
     """What a binder needs of a program, for one step on buffers [capacity, width + padding] of the given rows."""
 
@@ -115,10 +127,10 @@ class Bench:
         self._kept[-1][:] = 0xA5  # what was there before must not matter
         return self._kept[-1]
 
-    def operand(self, view: View, int8: bool):
-        sizes = operand_bytes(self.capacity[self._rows[view.buffer]], view.width, int8)
+    def operand(self, view: View, pieces: int):
+        sizes = operand_bytes(self.capacity[self._rows[view.buffer]], view.width, pieces)
         x, aux = (self.scratch("operand", size).ctypes.data for size in sizes)
-        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux if int8 else None)
+        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, pieces)
         return SimpleNamespace(x=x, aux=aux, calls=(call,))
 
     def run(self, calls, tokens: int, routes: int = 0, ids: np.ndarray | None = None) -> None:

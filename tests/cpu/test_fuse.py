@@ -70,14 +70,16 @@ def run(norm, act, kind, rows, **options):
     return results, made, batch
 
 
-@pytest.mark.parametrize(("norm", "act", "kind"), [("rms_norm", "act_mul", "Q8_0"), ("layer_norm", "act", "Q8_0"),
-                                                   ("rms_norm", "act_mul", "F32"), ("layer_norm", "act", "F32"),
-                                                   ("rms_norm", "act_mul", "q3h+1%")])
-def test_the_same_bits_as_unfused(norm, act, kind):
+@pytest.mark.parametrize(("norm", "act", "kind", "activations"), [
+    ("rms_norm", "act_mul", "Q8_0", "int8"), ("layer_norm", "act", "Q8_0", "int8"),
+    ("rms_norm", "act_mul", "F32", "int8"), ("layer_norm", "act", "F32", "int8"),
+    ("rms_norm", "act_mul", "q3h+1%", "int8"), ("rms_norm", "act_mul", "Q8_0", "int16"),
+    ("layer_norm", "act", "Q8_0", "int16")])
+def test_the_same_bits_as_unfused(norm, act, kind, activations):
     for rows in (1, 13):
-        expected, plain, batch = run(norm, act, kind, rows, threads=1, fused=False)
+        expected, plain, batch = run(norm, act, kind, rows, threads=1, fused=False, activations=activations)
         for threads in (1, 3):
-            results, made, _ = run(norm, act, kind, rows, threads=threads)
+            results, made, _ = run(norm, act, kind, rows, threads=threads, activations=activations)
             for result, wanted in zip(results, expected, strict=True):
                 np.testing.assert_array_equal(result, wanted)
         rows_of = {row.index: (row.op, row.kernel) for row in made.trace(batch)}

@@ -8,7 +8,7 @@ from numflow.cpu.layout import NATIVE
 from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
-from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, run_linear
+from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, quantized_twice, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
@@ -21,6 +21,8 @@ _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0") for mode in ("int8", "f32"
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
          for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
+CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
+_OPERANDS = {"int8": quantized, "int16": quantized_twice}
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
@@ -29,7 +31,7 @@ def test_against_double_precision(kind, mode):
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
     y = run_linear(packed, x, mode, bias, before=5)
     weight = to_f32(raw.rows, kind).astype(np.float64)
-    x = quantized(x) if mode == "int8" else x.astype(np.float64)
+    x = x.astype(np.float64) if mode == "f32" or packed.is_float else _OPERANDS[mode](x)
     bound = 1e-6 * (np.abs(x) @ np.abs(weight).T) + 1e-6 * np.abs(bias)
     assert (np.abs(y - (x @ weight.T + bias)) <= bound).all()
 
@@ -41,6 +43,14 @@ def test_rows_do_not_depend_on_their_neighbours(kind, mode):
     together = run_linear(packed, x, mode)
     for begin, end, threads in ((0, 1, 1), (4, 6, 3), (7, 10, 2), (3, 10, 1), (8, 16, 2), (24, 33, 5), (0, 33, 4)):
         np.testing.assert_array_equal(run_linear(packed, x[begin:end], mode, threads=threads), together[begin:end])
+
+
+def test_pairs_are_closer_than_16_bits_of_a_unit():
+    raw, packed = pack_stored("Q6_K", 45, 512)
+    x, weight = activations(9, 512), to_f32(raw.rows, "Q6_K").astype(np.float64)
+    units = np.abs(x).reshape(9, -1, 32).max(-1).repeat(32, axis=1)
+    far = np.abs(run_linear(packed, x, "int16") - x @ weight.T)
+    assert (far <= (units / 2**16 + 1e-6 * np.abs(x)) @ np.abs(weight).T).all()
 
 
 def test_many_tokens_pass_in_blocks():

@@ -13,7 +13,7 @@ from numflow.formats.types import to_f32
 from numflow.ops import Part, Step, View, Weight
 from numflow.quant import decode, encode, find
 from numflow.quant.apart import Outliers, joined, take_apart
-from tests.cpu.matrices import Bench, activations, quantized, run_linear, stored
+from tests.cpu.matrices import Bench, activations, quantized, quantized_twice, run_linear, stored
 from tests.cpu.test_expert_linear import EXPERTS, ROWS, _expected, _run
 
 COLUMNS = 192
@@ -32,14 +32,15 @@ def base_of(raw):
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("q3h+2%", "int8"), ("q3h+2%", "f32"), ("q2+5%", "int8"),
-                                            ("q8_b32t2+0.5%", "int8")])
+                                            ("q8_b32t2+0.5%", "int8"), ("q3h+2%", "int16")])
 def test_against_double_precision(kind, mode):
     raw, packed, weight = matrix(kind)
     x, bias = activations(33, COLUMNS), np.linspace(-3, 3, 45, dtype=np.float32)
     y = run_linear(packed, x, mode, bias, before=5)
     base, _ = base_of(raw)
     dense = decode(np.ascontiguousarray(base.rows), find(base.type), COLUMNS).astype(np.float64)
-    exact = (quantized(x) if mode == "int8" else x) @ dense.T + x @ (weight - dense).T + bias
+    coded = {"int8": quantized, "int16": quantized_twice, "f32": np.asarray}[mode](x)
+    exact = coded @ dense.T + x @ (weight - dense).T + bias
     bound = 1e-6 * (np.abs(x) @ (np.abs(dense) + np.abs(weight - dense)).T + np.abs(bias))
     assert (np.abs(y - exact) <= bound).all()
     assert np.abs(run_linear(pack(base), x, mode, bias) - exact).max() > 0.01 * np.abs(exact).max()
