@@ -114,10 +114,19 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
     used = sum(size for _, _, size in describe.tensor_types(network, checkpoint).values())
     weights = sum(count for _, count, _ in describe.tensor_types(network, checkpoint).values())
     context = network.facts.get("context") or 0
+    whole, windows = describe.cache_bytes(network, context), describe.cache_bytes(network, 1 << 40) - (per_token << 40)
+    if per_token and windows:
+        cache = f"{megabytes(per_token)} per token of 16-bit keys and values beside {megabytes(windows)} of windows, "
+    else:
+        cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of 16-bit keys and values, "
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
             ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
-            ("cache", f"{megabytes(per_token)} per token of 16-bit keys and values, "
-                      f"{megabytes(per_token * context)} for {context} tokens" if per_token else "none")]
+            ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none")]
+
+
+def _lengths(context: int) -> list[int]:
+    """Lengths of texts up to the context, each four times the one before."""
+    return [*(n for n in (512, 2048, 8192, 32768, 131072) if n < context), context]
 
 
 def _print_types(network, checkpoint) -> None:
@@ -143,6 +152,7 @@ def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
         "path": checkpoint.path, "format": checkpoint.format, "spec": network.name, "facts": dict(network.facts),
         "stored_bytes": checkpoint.nbytes, "memory_bytes": sum(map(weight_bytes, network.weights.values())),
         "cache_bytes_per_token": describe.cache_bytes_per_token(network),
+        "cache_bytes": {str(n): describe.cache_bytes(network, n) for n in _lengths(network.facts.get("context") or 0)},
         "types": {name: {"tensors": count, "weights": weights, "bytes": size}
                   for name, (count, weights, size) in describe.tensor_types(network, checkpoint).items()},
     }

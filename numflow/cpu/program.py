@@ -67,7 +67,8 @@ class Program:
         kv = [("f32" if exact else "f16") if kind == "auto" else kind for kind in (kv_k, kv_v)]
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
         windows, self._tables = cache_windows(network), table_fields(list(self.window_blocks))
-        self._caches = {name: KVCache(cache, block_size, *kv, windows.get(name, 0), self._tables[windows.get(name, 0)])
+        self._caches = {name: KVCache(cache, block_size, kv[0], kv[1], windows.get(name, 0),
+                                      self._tables[windows.get(name, 0)])
                         for name, cache in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)

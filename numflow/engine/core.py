@@ -46,7 +46,8 @@ class Core:
         self._inbox: deque[Work] = deque()
         self._leaving: deque[Work] = deque()
         self._stepping, self._losses, self._failure = False, 0, ""
-        self.host = HostBlocks(runner.program)
+        several = len(runner.pools) > 1
+        self.hosts = [HostBlocks(runner.program, pool.size, pool.window if several else None) for pool in runner.pools]
         self._open = False
         self.scheduler = self._scheduler(self._plain(), False)
 
@@ -59,30 +60,39 @@ class Core:
         Raises:
             RequestError: it is open already, requests are running, or the memory is not to be had.
         """
-        memory = self.runner.blocks, self.runner.cross_blocks
+        runner = self.runner
+        pools, cross = [pool.allocator for pool in runner.pools], runner.cross_blocks
         with self.runner.lock:
             self._sweep()
             if self._open or self.busy:
                 raise RequestError("the model has an engine already, or requests are running")
             if blocks is not None:
-                if max(allocator.capacity for allocator in memory) > blocks:
-                    raise RequestError(f"{memory[0].capacity} KV blocks are reserved already, more than the {blocks} "
+                if max(runner.reserved, cross.capacity) > blocks:
+                    raise RequestError(f"{runner.reserved} KV blocks are reserved already, more than the {blocks} "
                                        "that are allowed now: load the model anew")
                 try:
-                    self.runner.program.reserve(blocks, blocks if self.runner.has_encoder else 0)
+                    if max(own.capacity for own in pools) <= blocks:  # else windows have shared them out already
+                        runner.reserve([blocks] * len(pools), blocks if runner.has_encoder else 0)
+                        for allocator in (*pools, *[cross] * runner.has_encoder):
+                            allocator.grow(blocks)
                 except MemoryError as error:
                     size = in_words(blocks * block_bytes(self.runner.program))
                     raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
                                            f"reserved at once: give kv_memory less ({error})") from None
-                for allocator in memory[:1 + self.runner.has_encoder]:
-                    allocator.grow(blocks)
             self._set(limits, blocks, keep_up_to)
             self._open, self.counts = True, dict(COUNTS)
+
+    @property
+    def host(self) -> HostBlocks:
+        """Blocks in the host's memory, of the first pool."""
+        return self.hosts[0]
 
     def plan(self, memory: MemoryPlan) -> None:
         """Keep keys and values within a plan, unless `open` is told another number of blocks."""
         with self.runner.lock:
-            self.runner.memory = self.host.memory = memory
+            self.runner.memory = memory
+            for host in self.hosts:
+                host.memory = memory
             self._set(self._plain(), None, 0)
 
     def close(self) -> None:
@@ -96,19 +106,22 @@ class Core:
         return Limits(MODEL_LANES, max(MODEL_TOKENS, self.runner.chunk))
 
     def _set(self, limits: Limits, blocks: int | None, keep_up_to: int) -> None:
-        self.runner.blocks.forget_idle()
+        for pool in self.runner.pools:
+            pool.allocator.forget_idle()
+            pool.allocator.keep_up_to = keep_up_to
         if blocks is None and self.runner.memory is not None:
             blocks = self.runner.memory.blocks
-        self.runner.blocks.limit = self.runner.cross_blocks.limit = blocks
-        self.runner.blocks.keep_up_to = keep_up_to
+        self.runner.limit(blocks)
         self.scheduler = self._scheduler(limits, keep_up_to > 0)
 
     def _scheduler(self, limits: Limits, prefix: bool) -> Scheduler:
         runner = self.runner
         size = runner.program.block_size
         limits = replace(limits, chunk=runner.chunk)
-        return Scheduler(runner.blocks, runner.cross_blocks, size, limits,
-                         PrefixCache(runner.blocks, size) if prefix and runner.causal else None, self.host.allocator)
+        allocators = [pool.allocator for pool in runner.pools]
+        return Scheduler(runner.pools, runner.cross_blocks, size, limits,
+                         PrefixCache(allocators[0], size, *allocators[1:]) if prefix and runner.causal else None,
+                         [host.allocator for host in self.hosts])
 
     @property
     def failure(self) -> str:
@@ -253,13 +266,16 @@ class Core:
 
     def _run(self, plan: Plan) -> None:
         program, runner = self.runner.program, self.runner
-        if plan.saves:
-            self.host.save(plan.saves)
-        if plan.loads:
-            self.host.load(plan.loads)
-        if plan.copies:
-            program.copy_blocks(*map(list, zip(*plan.copies)))
+        for pool, moves in plan.moving.items():
+            host = self.hosts[pool]
+            if moves.saves:
+                host.save(moves.saves)
+            if moves.loads:
+                host.load(moves.loads)
+            if moves.copies:
+                program.copy_blocks(*map(list, zip(*moves.copies)), *host.only)
         plan.moved = True
+        runner.trim()
         if plan.encodes:
             self._encode(plan)
         parts = [self._part(span) for span in plan.spans]

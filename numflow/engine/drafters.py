@@ -130,8 +130,7 @@ class ModelDraft(Paced):
         """Logits [V] behind `ids`, of which only those run that differ from what the sequence holds."""
         common = min(len(ids) - 1, len(self._held))
         differs = np.flatnonzero(ids[:common] != self._held[:common])
-        self._sequence.length = int(differs[0]) if len(differs) else common
-        self._held = ids[:self._sequence.length]
+        self._held = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
         return self._run(ids[self._sequence.length:])
 
     def _run(self, ids) -> np.ndarray:

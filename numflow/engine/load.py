@@ -117,7 +117,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,
                                               progress=progress))
     release_memory()
-    model.core.plan(plan_memory(program, free if backend in OF_HOST and transport != "ray" else None))
+    model.core.plan(plan_memory(program, free if backend in OF_HOST and transport != "ray" else None, model.runner))
     model.load_s = time.perf_counter() - begin
     return model
 

@@ -45,6 +45,8 @@ class MemoryPlan:
     other machines or on GPUs, and keys and values grow until there is no more. left: bytes of these that are left to
     others. given: bytes for keys and values that somebody has decided on.
     block, tokens: bytes and tokens of a KV block.
+    windows: bytes that a text takes for layers that see a window of it, at most; growing: of a block, those of the
+    other layers.
     """
 
     weights: int
@@ -53,6 +55,8 @@ class MemoryPlan:
     free: int | None = None
     left: int = 0
     given: int | None = None
+    windows: int = 0
+    growing: int = 0
 
     @property
     def most(self) -> int | None:
@@ -85,22 +89,37 @@ class MemoryPlan:
         line = f"weights {in_words(self.weights)}"
         if not self.block:
             return line
-        each = f"{in_words(self.block / self.tokens)} a token"
+        count, each = self._room()
         if self.most is None:
             return f"{line}; keys and values as needed, {each}"
-        count = self.most // self.block * self.tokens
         size = f"up to {in_words(self.most)}" if self.given is None else f"{in_words(self.most)} as asked for"
-        line = f"{line}; keys and values {size} ({count:,} tokens, {each})"
+        line = f"{line}; keys and values {size} ({count}, {each})"
         if self.free is None:
             return line
         if self.given is not None:
             return f"{line}; {in_words(self.free)} are free" + ("" if self.given <= self.free else ", which is less")
         return f"{line}; {in_words(self.free)} are free, of which {in_words(self.left)} are left to others"
 
+    def _room(self) -> tuple[str, str]:
+        """How much text fits, and what of it takes how much, in words."""
+        most = self.most or 0
+        if not self.windows:
+            return f"{most // self.block * self.tokens:,} tokens", f"{in_words(self.block / self.tokens)} a token"
+        if not self.growing:
+            return f"{most // self.windows:,} texts of any length", f"{in_words(self.windows)} each"
+        count = max(0, most - self.windows) // self.growing * self.tokens or most // self.block * self.tokens
+        return (f"{count:,} tokens of one text",
+                f"{in_words(self.growing / self.tokens)} a token beside {in_words(self.windows)} of windows")
 
-def plan_memory(program, before: int | None) -> MemoryPlan:
-    """The plan of a program that has just been loaded. before: free bytes before that; None: not of this machine."""
+
+def plan_memory(program, before: int | None, runner=None) -> MemoryPlan:
+    """The plan of a program that has just been loaded. before: free bytes before that; None: not of this machine.
+    runner: has the program's pools, where layers have windows."""
     now, whole = free_memory(), whole_memory()
     free = None if before is None or now is None else max(0, min(now, before - int(program.weights_bytes)))
     left = max(LEAST_LEFT, (whole or 0) // PART_LEFT)
-    return MemoryPlan(int(program.weights_bytes), block_bytes(program), program.block_size, free, left)
+    pools = [] if runner is None else [pool for pool in runner.pools if pool.window]
+    windows = sum(pool.size * pool.most(runner.context, runner.chunk, program.block_size) for pool in pools)
+    growing = block_bytes(program) - sum(pool.size for pool in pools)
+    return MemoryPlan(int(program.weights_bytes), block_bytes(program), program.block_size, free, left,
+                      windows=windows, growing=growing)

@@ -272,10 +272,8 @@ class Requests:
 
     def _room(self, prefix: int, lanes: int) -> int:
         """New tokens that context and KV memory hold, where a request gives no limit."""
-        limit = self._runner.blocks.limit
-        room = self._runner.context
-        if limit is not None:
-            room = min(room, limit // lanes * self._runner.program.block_size - prefix)
+        room = self._runner.longest(lanes)
+        room -= prefix if room < self._runner.context else 0
         return room if room > 0 else self._runner.context  # then it cannot run at all, and is told so
 
     def _constraints(self, settings, max_tokens, prefix) -> Constraints:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.weights import is_computed
+from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import Network, Step
 
 
@@ -91,8 +92,21 @@ def bits_per_weight(network: Network, checkpoint: Checkpoint) -> float:
 
 
 def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
-    """Bytes of keys and values that one token of context takes, all layers."""
-    return sum(c.kv_heads * (c.k_dim + c.v_dim) * element_bytes for c in network.caches.values() if c.kind == "self")
+    """Bytes of keys and values that one more token of context takes: of all layers that see the whole text."""
+    return sum(_numbers(network, name) * element_bytes for name, window in cache_windows(network).items() if not window)
+
+
+def cache_bytes(network: Network, tokens: int, element_bytes: int = 2) -> int:
+    """Bytes of keys and values that a text of so many tokens takes at most; layers with a window keep that one, and the
+    tokens that run at once."""
+    return sum(_numbers(network, name) * element_bytes * kept_tokens(window, tokens)
+               for name, window in cache_windows(network).items())
+
+
+def _numbers(network: Network, cache: str) -> int:
+    """Cached numbers of a token."""
+    own = network.caches[cache]
+    return own.kv_heads * (own.k_dim + own.v_dim)
 
 
 def op_counts(network: Network) -> Mapping[str, int]:

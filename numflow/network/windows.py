@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from numflow.ops import Network, param
 
+CHUNK, BLOCK = 512, 64  # tokens of a prompt that run at once, and of a KV block, where nobody says otherwise
+
 
 def cache_windows(network: Network) -> dict[str, int]:
     """The window of each self-attention cache: the widest of those who read it, 0 where one of them reads it whole.
@@ -37,8 +39,15 @@ def first_key(window: int, position: int) -> int:
 def most_blocks(window: int, tokens: int, chunk: int, block_size: int) -> int:
     """KV blocks that a text of so many tokens holds at most, where up to `chunk` of them run at once."""
     whole = -(-tokens // block_size)
-    # The window lies before a border of blocks, the chunk anywhere behind it.
-    return min(whole, (window + block_size + chunk - 3) // block_size + 2) if window else whole
+    if not window:
+        return whole
+    # The window lies before a border of blocks (at least the last token does); the chunk begins in the block behind it.
+    return min(whole, -(-(max(window, 2) - 1) // block_size) + (block_size + chunk - 2) // block_size + 1)
+
+
+def kept_tokens(window: int, tokens: int, texts: int = 1) -> int:
+    """Cached tokens for so many texts of `tokens` together, with chunks and blocks as they are by default."""
+    return min(tokens, texts * BLOCK * most_blocks(window, tokens, CHUNK, BLOCK)) if window else tokens
 
 
 def table_name(window: int) -> str:

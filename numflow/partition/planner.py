@@ -136,7 +136,8 @@ def rank(network: Network, cluster: Cluster, names: Sequence[str], goal: Goal, a
         if name not in cluster.devices:
             raise DeviceError(f"{cluster.title} has no device {name!r}; it has {', '.join(cluster.devices)}")
     whole = Prices(single_device(network, ""), cluster, style, kv_bytes, weigh, hold, holdings or {})
-    needed = sum(map(weigh, network.weights.values())) + goal.batch * goal.context * whole.cached_bytes(network)
+    cached = whole.cached_bytes(network, goal.batch * goal.context, goal.batch)
+    needed = sum(map(weigh, network.weights.values())) + cached
     texts = list(dict.fromkeys([*([str(parse_devices(asked))] if asked else []),
                                 *strategies(cluster, names, needed)]))
     found: list[Candidate] = []
@@ -159,7 +160,8 @@ def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> 
     except NumflowError as error:
         return Candidate(text, placement.strategy, error=str(error))
     prices = replace(prices, plan=plan)
-    memory = prices.memory(goal.batch * goal.context, min(max(goal.batch, CHUNK), goal.batch * goal.context))
+    memory = prices.memory(goal.batch * goal.context, min(max(goal.batch, CHUNK), goal.batch * goal.context),
+                           goal.batch)
     lanes = len(plan.groups) if prices.style.overlaps else 1
     speed, exchanging, waiting = decode_rate(prices, 1, goal.context, 1)
     throughput, *shares = max((decode_rate(prices, goal.batch, goal.context, n)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numflow.network.cost import Cost, Load, step_cost, tables, weight_bytes
+from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.events import Receive, Script, Send, Together, Work
 from numflow.partition.hardware import Cluster, Link
@@ -95,10 +96,10 @@ class Prices:
     factors: Mapping[str, float] = field(default_factory=dict)
     _outlines: dict[tuple[int, str], Outline] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def memory(self, tokens: int, rows: int) -> dict[str, Memory]:
+    def memory(self, tokens: int, rows: int, queries: int = 1) -> dict[str, Memory]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
         return {part.name: Memory(self.holding(part).weights(part.network),
-                                  tokens * self.cached_bytes(part.network, self.holding(part).hold),
+                                  self.cached_bytes(part.network, tokens, queries, self.holding(part).hold),
                                   rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
                                   self.cluster.devices[part.name].memory)
                 for part in self.plan.devices}
@@ -107,10 +108,14 @@ class Prices:
         """How a device holds its part."""
         return self.holdings.get(part.executor) or Holding(self.weigh, self.hold)
 
-    def cached_bytes(self, network: Network, hold: Callable[[Cache], float] | None = None) -> float:
-        """Bytes that a token leaves in the caches; of an encoder-decoder, one that is read and one that is written."""
+    def cached_bytes(self, network: Network, tokens: int = 1, queries: int = 1,
+                     hold: Callable[[Cache], float] | None = None) -> float:
+        """Bytes of so many tokens in the caches, of all queries together; of an encoder-decoder, as many that are read
+        and as many that are written. Layers with a window keep the last ones of each query."""
         hold = hold or self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
-        return sum(hold(cache) for cache in network.caches.values())
+        windows = cache_windows(network)
+        return sum(hold(cache) * kept_tokens(windows.get(name, 0), tokens, queries)
+                   for name, cache in network.caches.items())
 
     def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
         """What each device does for a batch of these loads."""

@@ -12,7 +12,7 @@ import numflow
 from numflow import formats, network, registry
 from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
-from numflow.engine.memory import MemoryPlan, block_bytes
+from numflow.engine.memory import MemoryPlan
 from numflow.engine.prompt import Conversation, Prompts
 from numflow.engine.sampling import filled
 from numflow.errors import NumflowError, RequestError
@@ -85,7 +85,7 @@ class Served:
     def nbytes(self) -> int:
         """Memory of weights, keys and values."""
         program = self.model.program
-        return int(program.weights_bytes) + self.model.runner.blocks.capacity * block_bytes(program)
+        return int(program.weights_bytes) + self.model.runner.kv_bytes()
 
     @property
     def memory(self) -> MemoryPlan | None:

@@ -1,10 +1,13 @@
 """A program of 20 lines for the scheduler alone: KV blocks are lists of tokens, the next token follows from all."""
 
+from functools import partial
 from itertools import chain
 
-from numflow.engine.schedule.blocks import BlockAllocator
+from numflow.engine.schedule.blocks import GONE, BlockAllocator
+from numflow.engine.schedule.common import CommonMemory, Pool
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler
+from numflow.network.windows import first_key
 
 SIZE = 4
 
@@ -15,39 +18,66 @@ def following(history):
 
 
 class Machine:
-    """Carries out a scheduler's plans, and checks that every token finds before it what it must."""
+    """Carries out a scheduler's plans, and checks that every token finds before it what it must.
 
-    def __init__(self, limits, blocks=None, prefix=True, host=None):
-        device = BlockAllocator(limit=blocks)
-        device.keep_up_to = blocks or 8
-        self.memory, self.parked = {}, {}
-        self.scheduler = Scheduler(device, BlockAllocator(limit=blocks), SIZE, limits,
-                                   PrefixCache(device, SIZE) if prefix else None, BlockAllocator(limit=host))
+    windows: of the layers, each with a pool of blocks; where there are several, `blocks` are shared out among them.
+    """
+
+    def __init__(self, limits, blocks=None, prefix=True, host=None, windows=(0,)):
+        self.pools = [Pool(BlockAllocator(limit=blocks), window, 2 + at) for at, window in enumerate(windows)]
+        devices = [pool.allocator for pool in self.pools]
+        for device in devices:
+            device.keep_up_to = blocks or 8
+        if blocks is not None and len(windows) > 1:
+            common = CommonMemory(self.pools, blocks * sum(pool.size for pool in self.pools))
+            for pool in self.pools:
+                pool.allocator.common, pool.allocator.limit = common, common.nbytes // pool.size
+                pool.allocator.on_grow = partial(common.make_way, pool.allocator)
+        self.memories, self.hosts = [{} for _ in windows], [{} for _ in windows]
+        self.scheduler = Scheduler(self.pools, BlockAllocator(limit=blocks), SIZE, limits,
+                                   PrefixCache(devices[0], SIZE, *devices[1:]) if prefix else None,
+                                   [BlockAllocator(limit=host) for _ in windows])
+
+    @property
+    def memory(self):
+        """The first pool's."""
+        return self.memories[0]
 
     def step(self):
         """One step; returns its plan."""
         plan = self.scheduler.plan()
-        for block, host in plan.saves:
-            self.parked[host] = list(self.memory[block])
-        for host, block in plan.loads:
-            self.memory[block] = list(self.parked[host])
-        for source, target in plan.copies:
-            self.memory[target] = list(self.memory[source])
+        for pool, moves in plan.moving.items():
+            memory, parked = self.memories[pool], self.hosts[pool]
+            there = max(self.pools[pool].allocator.capacity, self.pools[pool].allocator.pinned)
+            assert all(block < there for block, _ in (*moves.saves, *moves.copies)), "memory went before it was saved"
+            for block, host in moves.saves:
+                parked[host] = list(memory[block])
+            for host, block in moves.loads:
+                memory[block] = list(parked[host])
+            for source, target in moves.copies:
+                memory[target] = list(memory[source])
         for group, scratch in plan.encodes:
             assert len(scratch.blocks) == len(group.cross.blocks) == -(-group.encoder // SIZE)
             scratch.release()
         for span in plan.spans:
-            self.run(span)
+            for pool in range(len(self.pools)):
+                self.run(span, pool)
         return plan
 
-    def run(self, span):
-        lane, blocks = span.lane, span.lane.table.blocks
+    def run(self, span, number):
+        lane, blocks = span.lane, span.lane.tables[number].blocks
+        memory, pool = self.memories[number], self.pools[number]
         tokens = [*lane.ids, *span.drafts]
         for at in range(span.start, span.start + span.count):
-            content = self.memory.setdefault(blocks[at // SIZE], [None] * SIZE)
+            assert 0 <= blocks[at // SIZE] < pool.allocator.capacity
+            content = memory.setdefault(blocks[at // SIZE], [None] * SIZE)
             content[at % SIZE] = tokens[at]
-            holders = self.scheduler.blocks.holders(blocks[at // SIZE])
+            holders = pool.allocator.holders(blocks[at // SIZE])
             assert holders == 1, f"block {blocks[at // SIZE]}, which {holders} tables hold, is written at place {at}"
-        end = span.start + span.count
-        found = list(chain.from_iterable(self.memory[block] for block in blocks[:-(-end // SIZE)]))[:end]
-        assert found == tokens[:end], f"a token at {end} sees {found}, not its own {tokens[:end]}"
+        end, gone = span.start + span.count, first_key(pool.window, span.start) // SIZE
+        assert GONE not in blocks[gone:], "a block has gone too early"
+        chunk = max(1 + len(span.drafts), self.scheduler.limits.chunk)
+        assert len(lane.tables[number].held) <= pool.most(lane.group.limit, chunk, SIZE)
+        found = list(chain.from_iterable(memory[block] for block in blocks[gone:-(-end // SIZE)]))[:end - gone * SIZE]
+        expected = tokens[gone * SIZE:end]
+        assert found == expected, f"a token at {end} sees {found}, not its own {expected}"

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from numflow.engine.schedule.blocks import GONE
 from numflow.engine.schedule.lane import Group
 from numflow.engine.schedule.scheduler import Limits
 from numflow.errors import RequestError
@@ -69,18 +70,22 @@ def check(machine):
     scheduler = machine.scheduler
     groups = [*scheduler.running, *scheduler.waiting]
     lanes = [lane for group in groups for lane in group.lanes]
-    held = Counter(block for lane in lanes for block in lane.table.blocks)
-    assert held == scheduler.blocks._holders
+    for number, (pool, parking) in enumerate(zip(scheduler.pools, scheduler.parkings, strict=True)):
+        tables = [lane.tables[number] for lane in lanes]
+        assert Counter(block for table in tables for block in table.held) == pool.allocator._holders
+        leaving = [block for blocks in parking._leaving for block in blocks]
+        assert Counter([*(block for table in tables for block in table.parked), *leaving]) == parking.host._holders
+        assert GONE not in [block for table in tables for block in table.held]
     assert Counter(block for group in groups for block in group.cross.blocks) == scheduler.cross._holders
-    leaving = [block for blocks in scheduler.parking._leaving for block in blocks]
-    assert Counter([*(block for lane in lanes for block in lane.parked), *leaving]) == scheduler.parking.host._holders
-    for allocator in (scheduler.blocks, scheduler.cross):
+    for allocator in (*(pool.allocator for pool in scheduler.pools), scheduler.cross):
         assert allocator.used + allocator.free == allocator.capacity
         assert allocator.limit is None or allocator.capacity <= allocator.limit
+    if (common := scheduler.blocks.common) is not None:
+        assert sum(pool.size * pool.allocator.capacity for pool in scheduler.pools) <= common.nbytes
     assert scheduler.lanes <= scheduler.limits.lanes or len(scheduler.running) == 1
 
 
-def run_schedule(seed, cancel_at=None):
+def run_schedule(seed, cancel_at=None, windows=(0,)):
     """One random schedule to its end; returns the steps it took and what happened."""
     rng = random.Random(seed)
     limits = Limits(rng.choice((1, 2, 4, 8)), rng.choice((3, 8, 32)), rng.choice((2, 5, 32)), rng.choice((4, 16)),
@@ -89,7 +94,8 @@ def run_schedule(seed, cancel_at=None):
     encoders = rng.random() < 0.2
     coming = [random_request(rng, encoders) for _ in range(rng.randint(1, 7))]
     most = max(max(r.samples * -(-r.group.limit // SIZE), 3) for r in coming) + (3 if encoders else 0)
-    machine = Machine(limits, rng.choice((None, most, most + 3)), rng.random() < 0.7, rng.choice((None, 0, 5)))
+    machine = Machine(limits, rng.choice((None, most, most + 3)), rng.random() < 0.7, rng.choice((None, 0, 5)),
+                      windows)
     scheduler, here, steps = machine.scheduler, [], 0
     tokens = sum(len(r.group.prompt) + r.samples * r.new for r in coming)
     while coming or here:
@@ -121,8 +127,10 @@ def run_schedule(seed, cancel_at=None):
             here.remove(request)
         check(machine)
         assert steps < 60 + 40 * tokens, "somebody starves"
-    machine.scheduler.parking.settle()
-    assert scheduler.blocks.used == scheduler.cross.used == scheduler.parking.host.used == 0
+    for pool, parking in zip(scheduler.pools, scheduler.parkings, strict=True):
+        parking.settle()
+        assert pool.allocator.used == parking.host.used == 0
+    assert scheduler.cross.used == 0
     return steps, scheduler.counts
 
 
@@ -135,6 +143,17 @@ def test_random_schedules_end_and_leak_nothing(part):
         except Exception as error:
             raise AssertionError(f"schedule {seed}: {error}") from error
     assert min(totals["preemptions"], totals["swaps"], totals["prefix_tokens"]) > 40  # they have been tried
+
+
+@pytest.mark.parametrize("windows", [(0, 5), (0, 1, 9), (4,), (7, 12)])
+def test_random_schedules_with_windows_end_and_leak_nothing(windows):
+    totals = Counter()
+    for seed in range(1000):
+        try:
+            totals.update(run_schedule(seed, windows=windows)[1])
+        except Exception as error:
+            raise AssertionError(f"schedule {seed}: {error}") from error
+    assert min(totals["preemptions"], totals["swaps"], totals["prefix_tokens"]) > 40
 
 
 @pytest.mark.parametrize("seed", range(12))

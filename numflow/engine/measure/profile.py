@@ -100,7 +100,7 @@ def _rate(amount: float, microseconds: float) -> float:
 def cost(step: Step, network: Network, program, load: Load) -> Cost:
     """The least that a step has to do."""
     numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
-    element = program.kv_bytes / max(1, program.blocks * program.block_size) / max(1, numbers)
+    element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, numbers)
     least = step_cost(network, step, load, element, lambda weight: program.weight_cost(weight.name)[0])
     int8 = step.op in _PRODUCTS and program.weight_cost(step.weights["weight"])[1]
     operations = least.matrix

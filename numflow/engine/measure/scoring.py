@@ -80,11 +80,12 @@ def _one_context(runner, context, continuations) -> list[Likelihood]:
     """The context runs once, and every continuation after it."""
     results, before = [], len(context) - 1
     with runner.open(before + max(map(len, continuations))) as sequence:
+        sequence.kept = before
         if before:
             rest = sequence.advance(context[:-1])
             runner.run([Part(sequence, rest, NO_ROWS)], None)
         for ids in continuations:
-            sequence.length = before  # what an earlier one has left behind is written over
+            sequence.rewind(before)  # what an earlier one has left behind is written over
             run = np.concatenate([context[-1:], ids[:-1]])
             parts = [log_likelihood(rows, ids[start:start + len(rows)]) for start, rows in sequence.rows(run)]
             results.append(Likelihood(sum(logprob for logprob, _ in parts), all(greedy for _, greedy in parts)))

@@ -2,19 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 from numflow.errors import RequestError
+from numflow.network.windows import first_key
 
 GROW_TOKENS = 256  # KV memory grows by at least this many tokens at a time, unless less is known to be enough
+GONE = -1  # in a table: a block that left the window
 
 
 class BlockAllocator:
     """Hands out block ids 0 .. capacity - 1. A block is free again when the last of its holders has released it.
 
     A free block whose content is worth keeping (`keep`) stays as it is until no other block is left; the one that was
-    released first goes first.
+    released first goes first. Those released as not `worth` it go before all others, also where it could grow.
 
     limit:     most blocks there may be; None: as many as `on_grow` can provide.
+    common:    the memory that it shares with other allocators (common.py), None if it has its own.
+    pinned:    content below this id is still to be read by moves that are planned, though nobody may hold it.
+    due:       blocks that are about to be taken: what it does not need beyond them, others may have.
     keep_up_to: up to this capacity it rather grows than overwrites what is kept.
     on_grow:   called with a new capacity before it is used; raises MemoryError if there is no memory for it.
     on_forget: called with a block whose content is lost.
@@ -22,10 +29,13 @@ class BlockAllocator:
 
     def __init__(self, capacity: int = 0, limit: int | None = None):
         self.capacity, self.limit, self.keep_up_to = 0, limit, 0
+        self.common: Any = None
+        self.due = self.pinned = 0
         self.on_grow: Callable[[int], None] = lambda capacity: None
         self.on_forget: Callable[[int], None] = lambda block: None
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap: the lowest ids are taken first, so that memory can shrink
         self._idle: dict[int, None] = {}  # free ones with content, the first to go first
+        self._stale: dict[int, None] = {}  # and those that go before them
         self._kept: set[int] = set()
         self._holders: Counter[int] = Counter()
         self.grow(capacity)
@@ -33,7 +43,7 @@ class BlockAllocator:
     @property
     def free(self) -> int:
         """Blocks that nobody holds."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._stale) + len(self._idle)
 
     @property
     def used(self) -> int:
@@ -43,7 +53,12 @@ class BlockAllocator:
     @property
     def idle(self) -> int:
         """Free blocks whose content is kept."""
-        return len(self._idle)
+        return len(self._stale) + len(self._idle)
+
+    @property
+    def least(self) -> int:
+        """The capacity that it could shrink to."""
+        return max(max(self._holders, default=-1) + 1, self.used + self.due)
 
     def holders(self, block: int) -> int:
         """How many hold a block."""
@@ -51,21 +66,32 @@ class BlockAllocator:
 
     def grow(self, capacity: int) -> None:
         """Raise the number of blocks; never lowers it."""
-        # Blocks are taken from the list's end: first those that were freed, then new ones from the lowest id.
-        self._free[:0] = range(capacity - 1, self.capacity - 1, -1)
+        self._free += range(self.capacity, capacity)
+        heapify(self._free)
         self.capacity = max(capacity, self.capacity)
+
+    def shrink(self, capacity: int) -> None:
+        """Lower the number of blocks, not below `least`; what blocks beyond it held is forgotten."""
+        for block in [block for block in (*self._stale, *self._idle) if block >= capacity]:
+            self._forget(block)
+        self._free = [block for block in self._free if block < capacity]
+        heapify(self._free)
+        self.capacity = min(capacity, self.capacity)
 
     def room(self, count: int, wanted: int = 0, block_size: int = 1) -> bool:
         """Whether `count` blocks can be had, after growing if need be and allowed.
 
         wanted: blocks that may be needed in time, for which it grows at once in reasonable steps.
         """
-        if count > self.free or (count > len(self._free) and self.capacity < self.keep_up_to):
+        cheap = len(self._free) + len(self._stale)
+        if count > self.free or (count > cheap and self.capacity < self.keep_up_to):
             step = max(count, GROW_TOKENS // block_size, self.capacity // 2)
-            kept = self.idle if self.capacity < self.keep_up_to else 0
+            kept = len(self._idle) if self.capacity < self.keep_up_to else 0
             target = self.used + kept + max(count, min(step, wanted))
             if self.limit is not None:
                 target = min(target, self.limit)
+            if self.common is not None:
+                target = min(target, self.common.most(self))
             if target > self.capacity:
                 try:
                     self.on_grow(target)
@@ -82,7 +108,7 @@ class BlockAllocator:
         """
         if count > self.free:
             raise RequestError(f"{count} KV blocks are needed and {self.free} of {self.capacity} are free")
-        blocks = [self._free.pop() if self._free else self._forget() for _ in range(count)]
+        blocks = [heappop(self._free) if self._free else self._forget() for _ in range(count)]
         self._holders.update(blocks)
         return blocks
 
@@ -92,9 +118,11 @@ class BlockAllocator:
         Raises:
             ValueError: a block that nobody holds and nobody kept (a bug of the caller).
         """
-        self._check(blocks, self._holders.keys() | self._idle.keys() if self._idle else self._holders.keys())
+        known = self._holders.keys()
+        self._check(blocks, known | self._idle.keys() | self._stale.keys() if self.idle else known)
         for block in blocks:
             self._idle.pop(block, None)
+            self._stale.pop(block, None)
         self._holders.update(blocks)
         return list(blocks)
 
@@ -102,13 +130,22 @@ class BlockAllocator:
         """The content of a block that somebody holds is worth keeping when it is free."""
         self._kept.add(block)
 
+    def unkeep(self, block: int) -> None:
+        """What a block holds, free or not, is worth nothing any more; `on_forget` is not called."""
+        self._kept.discard(block)
+        if block in self._idle or block in self._stale:
+            self._idle.pop(block, None)
+            self._stale.pop(block, None)
+            heappush(self._free, block)
+
     def forget_idle(self) -> None:
         """Lose the content of all free blocks."""
-        while self._idle:
-            self._free.append(self._forget())
+        while self.idle:
+            heappush(self._free, self._forget())
 
-    def release(self, blocks: list[int]) -> None:
-        """Give blocks back; of those kept the last ones are the first to be overwritten.
+    def release(self, blocks: list[int], worth: bool = True) -> None:
+        """Give blocks back; of those kept the last ones are the first to be overwritten. worth: whether memory may grow
+        for the sake of what is kept.
 
         Raises:
             ValueError: a block that nobody holds (a bug of the caller).
@@ -119,13 +156,16 @@ class BlockAllocator:
             if not self._holders[block]:
                 del self._holders[block]
                 if block in self._kept:
-                    self._idle[block] = None
+                    (self._idle if worth else self._stale)[block] = None
                 else:
-                    self._free.append(block)
+                    heappush(self._free, block)
 
-    def _forget(self) -> int:
-        block = next(iter(self._idle))
-        del self._idle[block]
+    def _forget(self, block: int | None = None) -> int:
+        """Lose what a free block holds, by default of the one that goes first."""
+        if block is None:
+            block = next(iter(self._stale or self._idle))
+        self._stale.pop(block, None)
+        self._idle.pop(block, None)
         self._kept.discard(block)
         self.on_forget(block)
         return block
@@ -137,14 +177,25 @@ class BlockAllocator:
 
 
 class BlockTable:
-    """The blocks of one sequence, in the order of its tokens."""
+    """The blocks of one sequence, in the order of its tokens.
 
-    __slots__ = ("allocator", "block_size", "blocks")
+    window: tokens that attention looks back at, itself included; 0: all. first: the blocks before this one left the
+    window; their places hold GONE. parked: blocks in the host's memory that have the content of those from `first` on
+    while the sequence is swapped out; skipped: what `first` was then.
+    """
 
-    def __init__(self, allocator: BlockAllocator, block_size: int):
-        self.allocator = allocator
-        self.block_size = block_size
+    __slots__ = ("allocator", "block_size", "blocks", "first", "parked", "skipped", "window")
+
+    def __init__(self, allocator: BlockAllocator, block_size: int, window: int = 0):
+        self.allocator, self.block_size, self.window = allocator, block_size, window
         self.blocks: list[int] = []
+        self.first = self.skipped = 0
+        self.parked: list[int] = []
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that are there."""
+        return self.blocks[self.first:] if self.first else self.blocks
 
     def missing(self, tokens: int) -> int:
         """Blocks to allocate before `tokens` tokens fit."""
@@ -158,10 +209,29 @@ class BlockTable:
 
     def truncate(self, tokens: int) -> None:
         """Give back the blocks beyond the first `tokens` tokens."""
-        needed = -(-tokens // self.block_size)
+        needed = max(self.first, -(-tokens // self.block_size))
         if needed < len(self.blocks):
             self.allocator.release(self.blocks[needed:])
             del self.blocks[needed:]
+
+    def reaches(self, length: int) -> int:
+        """The first block that a text of so many tokens needs to go on, from its last border of blocks."""
+        border = length // self.block_size * self.block_size
+        return min(first_key(self.window, border), max(0, length - 1)) // self.block_size
+
+    def slide(self, length: int, border: int = 0) -> None:
+        """Give back what left the window of a text of so many tokens. border: blocks of its beginning that another
+        text has too, whose last window may be of use again."""
+        until = self.reaches(length)
+        if until <= self.first:
+            return
+        begin = min(max(self.reaches(border * self.block_size), self.first), until)
+        end = min(max(border, begin), until)
+        self.allocator.release(self.blocks[self.first:begin], worth=False)
+        self.allocator.release(self.blocks[begin:end])
+        self.allocator.release(self.blocks[end:until], worth=False)
+        self.blocks[self.first:until] = [GONE] * (until - self.first)
+        self.first = until
 
     def shared(self, position: int) -> bool:
         """Whether the block of a token's position, if there is one already, has another holder too."""
@@ -178,11 +248,16 @@ class BlockTable:
 
     def fork(self, count: int | None = None) -> "BlockTable":
         """A table that shares the first `count` blocks (None: all), which neither writes to any more."""
-        twin = BlockTable(self.allocator, self.block_size)
-        twin.blocks = self.allocator.share(self.blocks[:count])
+        twin = BlockTable(self.allocator, self.block_size, self.window)
+        twin.hold([*self.blocks[:self.first], *self.allocator.share(self.blocks[self.first:count])], self.first)
         return twin
+
+    def hold(self, blocks: list[int], first: int = 0) -> None:
+        """These blocks, held already, of which those before `first` are gone."""
+        self.blocks, self.first = blocks, first
 
     def release(self) -> None:
         """Give all blocks back; may be called twice."""
-        blocks, self.blocks = self.blocks, []
+        blocks = self.held
+        self.blocks, self.first = [], 0
         self.allocator.release(blocks)

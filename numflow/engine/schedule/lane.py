@@ -10,19 +10,40 @@ from numflow.engine.schedule.prefix import START
 class Lane:
     """One sequence of tokens.
 
-    ids:    all tokens that are known. length: the first so many have keys and values in the blocks of `table`.
+    ids:    all tokens that are known. length: the first so many have keys and values in the blocks of `tables`, one for
+            each pool.
     drafts: tokens that are guessed to come after `ids`; forgotten when they have run.
-    parked: blocks in the host's memory that hold the keys and values while the request is swapped out.
-    node, registered: the prefix cache's node of the first `registered` blocks.
+    node, registered: the prefix cache's node of the first `registered` blocks. border: blocks of its beginning that it
+            has in common with another text.
     """
 
-    __slots__ = ("drafts", "group", "ids", "length", "node", "parked", "registered", "table")
+    __slots__ = ("border", "drafts", "group", "ids", "length", "node", "registered", "tables")
 
-    def __init__(self, group: "Group", ids: list[int], table: BlockTable):
-        self.group, self.ids, self.table, self.length = group, ids, table, 0
+    def __init__(self, group: "Group", ids: list[int], *tables: BlockTable):
+        self.group, self.ids, self.tables, self.length = group, ids, tables, 0
         self.drafts: list[int] = []
-        self.parked: list[int] = []
-        self.node, self.registered = group.root, 0
+        self.node, self.registered, self.border = group.root, 0, 0
+
+    @property
+    def table(self) -> BlockTable:
+        """The blocks of the first pool."""
+        return self.tables[0]
+
+    @property
+    def parked(self) -> list[int]:
+        """Blocks in the host's memory that hold its keys and values, of the first pool, while it is swapped out."""
+        return self.table.parked
+
+    @property
+    def room(self) -> int:
+        """Tokens that its tables have blocks for, behind those that have run."""
+        return min(len(table.blocks) * table.block_size for table in self.tables) - self.length
+
+    def due(self, table: BlockTable, chunk: int) -> int:
+        """Tokens that a table must have room for now, if up to `chunk` of a prompt run in a step. Blocks of a window
+        are taken as they are needed, since those before them are given back by then."""
+        known = len(self.ids) + len(self.drafts)
+        return min(known, self.length + max(chunk, 1 + len(self.drafts))) if table.window else known
 
     @property
     def pending(self) -> int:
@@ -100,24 +121,50 @@ class Span:
     drafts: list[int]
 
 
+@dataclass
+class Moves:
+    """What becomes of blocks of a pool. saves: (block, host block); loads: (host block, block); copies: (from, to)."""
+
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Plan:
     """One step. In this order: save, load and copy blocks, let the encoder read, run the spans.
 
-    saves: (block, host block); loads: (host block, block); copies: (from, to).
+    moving: by pool, the blocks that move; saves, loads and copies are those of the first one.
     encodes: requests whose encoder text is read, with scratch blocks for each. output: of the spans' rows.
     refused: requests that do not fit into the memory there is, with the tokens they need.
     moved:   set when saves, loads and copies are done.
     """
 
-    saves: list[tuple[int, int]] = field(default_factory=list)
-    loads: list[tuple[int, int]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    moving: dict[int, Moves] = field(default_factory=dict)
     encodes: list[tuple[Group, BlockTable]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     output: str = "logits"
     refused: list[tuple[Group, int]] = field(default_factory=list)
     moved: bool = False
+
+    def moves(self, pool: int) -> Moves:
+        """What becomes of the blocks of a pool."""
+        return self.moving.setdefault(pool, Moves())
+
+    @property
+    def saves(self) -> list[tuple[int, int]]:
+        """(block, host block) of the first pool."""
+        return self.moves(0).saves
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """(host block, block) of the first pool."""
+        return self.moves(0).loads
+
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """(from, to) of the first pool."""
+        return self.moves(0).copies
 
     @property
     def tokens(self) -> int:

@@ -8,49 +8,17 @@ what it knows.
 """
 
 from bisect import insort
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 
-from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
+from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
+from numflow.engine.schedule.common import CommonMemory, Pool, room
 from numflow.engine.schedule.lane import Group, Lane, Plan, Span
+from numflow.engine.schedule.limits import Limits
 from numflow.engine.schedule.parking import Parking
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.spans import choose_spans
-from numflow.errors import RequestError, did_you_mean
-
-BATCHING = ("dynamic", "static")
-PREEMPTION = ("swap", "recompute")
-
-
-@dataclass
-class Limits:
-    """What a step may hold.
-
-    lanes:      sequences that run side by side; a request that has more runs alone.
-    tokens:     of a step; soft, what generates always runs.
-    chunk:      tokens of one prompt in a step. encoder_tokens: that encoders read in a step; a longer text runs alone.
-    batching:   "dynamic": requests join and leave at every step; "static": new ones start when all others have ended.
-    preemption: "swap" or "recompute": what becomes of a request's blocks when memory runs out.
-
-    Raises:
-        RequestError: a value out of range.
-    """
-
-    lanes: int = 32
-    tokens: int = 512
-    chunk: int = 512
-    encoder_tokens: int = 512
-    batching: str = "dynamic"
-    preemption: str = "swap"
-
-    def __post_init__(self):
-        for name in ("lanes", "tokens", "chunk", "encoder_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise RequestError(f"{name} should be a whole number from 1, is {value!r}")
-        for name, known in (("batching", BATCHING), ("preemption", PREEMPTION)):
-            if getattr(self, name) not in known:
-                raise RequestError(f"no {name} {getattr(self, name)!r}{did_you_mean(getattr(self, name), known)}")
+from numflow.errors import RequestError
+from numflow.sizes import in_words
 
 
 class Scheduler:
@@ -62,14 +30,19 @@ class Scheduler:
         lane.ids.append(...)             # new tokens; scheduler.fork(lane) and drop(lane) as samples part and end
         scheduler.remove(group)          # at any time
 
-    prefix: the prefix cache over `blocks`, None to do without. counts: totals since the beginning.
+    blocks: KV blocks: an allocator, or pools for layers with different windows. host: for their copies in the host's
+    memory. prefix: the prefix cache over them, None to do without. counts: totals since the beginning.
     """
 
-    def __init__(self, blocks: BlockAllocator, cross: BlockAllocator, block_size: int, limits: Limits,
-                 prefix: PrefixCache | None = None, host: BlockAllocator | None = None):
-        self.blocks, self.cross, self.block_size = blocks, cross, block_size
+    def __init__(self, blocks: BlockAllocator | Sequence[Pool], cross: BlockAllocator, block_size: int, limits: Limits,
+                 prefix: PrefixCache | None = None, host: BlockAllocator | Sequence[BlockAllocator] | None = None):
+        self.pools = [Pool(blocks)] if isinstance(blocks, BlockAllocator) else list(blocks)
+        self.blocks, self.cross, self.block_size = self.pools[0].allocator, cross, block_size
         self.limits, self.prefix = limits, prefix
-        self.parking = Parking(BlockAllocator() if host is None else host, block_size)
+        hosts = [BlockAllocator() for _ in self.pools] if host is None else \
+            [host] if isinstance(host, BlockAllocator) else list(host)
+        self.parkings = [Parking(own, block_size, pool) for pool, own in enumerate(hosts)]
+        self.parking = self.parkings[0]
         self.waiting: list[Group] = []
         self.running: list[Group] = []
         self.counts = {"preemptions": 0, "swaps": 0, "prefix_tokens": 0, "prompt_tokens": 0}
@@ -92,12 +65,18 @@ class Scheduler:
         Raises:
             RequestError: it may need more blocks than there are allowed to be.
         """
-        for allocator, blocks in ((self.blocks, group.width * self._blocks(group.limit)),
-                                  (self.blocks, self._blocks(group.encoder)),
+        most = [group.width * blocks for blocks in self._most(group.limit)]
+        common: CommonMemory | None = self.blocks.common
+        alone = [] if common is not None else zip([pool.allocator for pool in self.pools], most)
+        for allocator, blocks in (*alone, (self.blocks, self._blocks(group.encoder)),
                                   (self.cross, self._blocks(group.encoder))):
             if allocator.limit is not None and blocks > allocator.limit:
                 raise RequestError(f"{blocks} KV blocks of {self.block_size} tokens may be needed, and the memory for "
                                    f"keys and values holds {allocator.limit}: ask for fewer tokens, or give it more")
+        nbytes = sum(pool.size * count for pool, count in zip(self.pools, most))
+        if common is not None and nbytes > common.nbytes:
+            raise RequestError(f"{in_words(nbytes)} of keys and values may be needed, and the memory for them holds "
+                               f"{in_words(common.nbytes)}: ask for fewer tokens, or give it more")
 
     def add(self, group: Group) -> None:
         """A new request, behind those of its priority."""
@@ -120,7 +99,9 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step; blocks are taken for it. False if there is nothing to do."""
         plan = Plan()
-        self.parking.settle()
+        for parking, pool in zip(self.parkings, self.pools, strict=True):
+            parking.settle()
+            pool.allocator.pinned = 0
         for group in list(self.running):
             self._make_room(group, plan)
         self._admit(plan)
@@ -145,8 +126,8 @@ class Scheduler:
 
     def fork(self, lane: Lane) -> Lane:
         """A new lane of the same group with the same tokens; blocks are shared until one of them writes."""
-        twin = Lane(lane.group, list(lane.ids), lane.table.fork(self._blocks(lane.length)))
-        twin.length, twin.node, twin.registered = lane.length, lane.node, lane.registered
+        twin = Lane(lane.group, list(lane.ids), *(table.fork(self._blocks(lane.length)) for table in lane.tables))
+        twin.length, twin.node, twin.registered, twin.border = lane.length, lane.node, lane.registered, lane.border
         lane.group.lanes.append(twin)
         return twin
 
@@ -158,18 +139,29 @@ class Scheduler:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def _most(self, tokens: int) -> list[int]:
+        """Blocks of each pool that a lane of so many tokens may hold at a time."""
+        return [pool.most(tokens, self.limits.chunk, self.block_size) for pool in self.pools]
+
     def _release(self, lane: Lane) -> None:
-        lane.table.release()
-        self.parking.forget(lane)
+        for table in lane.tables:
+            table.release()
+        for parking in self.parkings:
+            parking.forget(lane)
 
     def _advance(self, lane: Lane, length: int) -> None:
         lane.length = length
-        lane.table.truncate(max(length, len(lane.ids)))
-        if self.prefix is None or not lane.group.cached:
-            return
-        for at in range(lane.registered, length // self.block_size):
-            lane.node = self.prefix.insert(lane.node, lane.ids, at, lane.table.blocks[at])
-            lane.registered = at + 1
+        for table in lane.tables:
+            table.truncate(max(length, len(lane.ids)))
+        if (prefix := self._prefix_of(lane)) is not None:
+            for at in range(lane.registered, length // self.block_size):
+                lane.node = prefix.insert(lane.node, lane.ids, at, [table.blocks[at] for table in lane.tables])
+                lane.registered = at + 1
+        for table in lane.tables:
+            table.slide(length, lane.border)
+
+    def _prefix_of(self, lane: Lane) -> PrefixCache | None:
+        return self.prefix if lane.group.cached else None
 
     def _make_room(self, group: Group, plan: Plan) -> None:
         """Let every lane of a running group write what is due, if others have to go for it."""
@@ -179,47 +171,57 @@ class Scheduler:
     def _writable(self, group: Group, plan: Plan) -> bool:
         """Take the blocks that the known tokens and drafts of a group need, own ones where they are written to."""
         needed = self._needed(group)
-        if needed and not self.blocks.room(needed, self._may_need(group), self.block_size):
+        if any(needed) and not room(self.pools, needed, self._may_need(group), self.block_size):
             for lane in group.lanes:
                 lane.drafts = []
             needed = self._needed(group)
-            if not self.blocks.room(needed, needed, self.block_size):
+            if not room(self.pools, needed, needed, self.block_size):
                 return False
-        if needed:
+        if any(needed):
             for lane in group.lanes:
-                if lane.table.shared(lane.length):
-                    plan.copies.append(lane.table.own(lane.length))
-                lane.table.extend(len(lane.ids) + len(lane.drafts))
+                for pool, table in enumerate(lane.tables):
+                    if table.shared(lane.length):
+                        plan.moves(pool).copies.append(table.own(lane.length))
+                        self._pin(plan)
+                    table.extend(lane.due(table, self.limits.chunk))
         return True
 
-    def _needed(self, group: Group) -> int:
-        """Blocks that `_writable` has to take: new ones, and copies for all but one of those that share a block."""
-        needed = 0
-        shared: dict[int, int] = {}
-        for lane in group.lanes:
-            needed += lane.table.missing(len(lane.ids) + len(lane.drafts))
-            if lane.table.shared(lane.length):
-                block = lane.table.blocks[lane.length // self.block_size]
-                shared[block] = shared.get(block, 0) + 1
-        return needed + sum(min(count, self.blocks.holders(block) - 1) for block, count in shared.items())
+    def _needed(self, group: Group) -> list[int]:
+        """Blocks of each pool that `_writable` has to take: new ones, and copies for all but one of those that share a
+        block."""
+        found = []
+        for number, pool in enumerate(self.pools):
+            needed = 0
+            shared: dict[int, int] = {}
+            for lane, table in ((lane, lane.tables[number]) for lane in group.lanes):
+                needed += table.missing(lane.due(table, self.limits.chunk))
+                if table.shared(lane.length):
+                    block = table.blocks[lane.length // self.block_size]
+                    shared[block] = shared.get(block, 0) + 1
+            found.append(needed + sum(min(count, pool.allocator.holders(block) - 1)
+                                      for block, count in shared.items()))
+        return found
 
-    def _may_need(self, group: Group) -> int:
-        """Blocks that the group may come to need beyond those it has.
+    def _may_need(self, group: Group) -> list[int]:
+        """Blocks of each pool that the group may come to need beyond those it has.
 
         Beside others, or where prefixes are kept, at least half of those that there are: memory that grows is copied,
         and by a few blocks at a time that would be most of the work.
         """
-        own = max(0, group.width * self._blocks(group.limit) - sum(len(lane.table.blocks) for lane in group.lanes))
+        own = [max(0, group.width * most - sum(len(lane.tables[number].held) for lane in group.lanes))
+               for number, most in enumerate(self._most(group.limit))]
         alone = self.prefix is None and len(self.running) + len(self.waiting) <= 1
-        return own if alone else max(own, self.blocks.capacity // 2)
+        return own if alone else [max(count, pool.allocator.capacity // 2)
+                                  for count, pool in zip(own, self.pools, strict=True)]
 
     def lost(self) -> None:
         """What all KV blocks held is gone: running requests wait, and read their texts from the first token again."""
         for group in list(self.running):
             self._preempt(group, Plan(), swap=False)
         for lane in (lane for group in self.waiting for lane in group.lanes if lane.parked):
-            self.parking.forget(lane)  # it may not have been saved yet
-            lane.length, lane.node, lane.registered = 0, lane.group.root, 0
+            for parking in self.parkings:
+                parking.forget(lane)  # it may not have been saved yet
+            self._begin(lane)
         if self.prefix is not None:
             self.prefix.clear()
 
@@ -229,17 +231,30 @@ class Scheduler:
         group.running = group.encoded = False
         insort(self.waiting, group, key=lambda g: g.rank)
         self.counts["preemptions"] += 1
-        origin = {new: old for old, new in plan.copies}  # of copies that have not been made yet
-        taken = {block for lane in group.lanes for block in lane.table.blocks}
-        plan.copies = [copy for copy in plan.copies if copy[1] not in taken]
-        if swap and self.limits.preemption == "swap" and self.parking.park(group, plan, origin):
+        origins = []
+        for pool in range(len(self.pools)):
+            moves = plan.moves(pool)
+            origins.append({new: old for old, new in moves.copies})  # of copies that have not been made yet
+            taken = {block for lane in group.lanes for block in lane.tables[pool].held}
+            moves.copies = [copy for copy in moves.copies if copy[1] not in taken]
+        if swap and self.limits.preemption == "swap" and all(parking.room(group) for parking in self.parkings):
             self.counts["swaps"] += 1
+            for parking, origin in zip(self.parkings, origins, strict=True):
+                parking.park(group, plan, origin)
+            self._pin(plan)
         for lane in group.lanes:
-            lane.table.release()
+            for table in lane.tables:
+                table.release()
             lane.drafts = []
             if not lane.parked:
-                lane.length, lane.node, lane.registered = 0, group.root, 0
+                self._begin(lane)
         group.cross.release()
+
+    def _pin(self, plan: Plan) -> None:
+        """What the plan is to save and copy stays until then, whatever memory makes way for."""
+        for pool, moves in plan.moving.items():
+            sources = [block for block, _ in (*moves.saves, *moves.copies)]
+            self.pools[pool].allocator.pinned = max(sources, default=-1) + 1
 
     def _admit(self, plan: Plan) -> None:
         """Start requests that wait, in order, as long as they fit."""
@@ -247,7 +262,8 @@ class Scheduler:
             return
         while self.waiting and self._start(self.waiting[0], plan):
             pass
-        if self.waiting and not (self.running or self.blocks.used or self.cross.used):  # there is nobody to wait for
+        held = self.cross.used or any(pool.allocator.used for pool in self.pools)
+        if self.waiting and not (self.running or held):  # there is nobody to wait for
             group = self.waiting[0]
             plan.refused.append((group, max(group.encoder, sum(len(lane.ids) for lane in group.lanes) or group.limit)))
             self.remove(group)
@@ -273,18 +289,23 @@ class Scheduler:
     def _take(self, group: Group, plan: Plan) -> bool:
         """Take the blocks that a group starts with, or none."""
         if group.limit and not group.lanes:
-            group.lanes.append(Lane(group, list(group.prompt), BlockTable(self.blocks, self.block_size)))
+            group.lanes.append(Lane(group, list(group.prompt), *(pool.table(self.block_size) for pool in self.pools)))
         fresh = not group.parked
-        matches = [self._match(lane) for lane in group.lanes] if fresh else []
-        needed = self._blocks(group.encoder) + (self._starting(group, matches) if fresh else self.parking.needed(group))
-        crossing = self._blocks(group.encoder)
-        if not (self.blocks.room(needed, self._may_need(group) + crossing, self.block_size)
-                and self.cross.room(crossing, crossing, self.block_size)):
-            return False
         if fresh:
-            self._fill(group, matches)
+            self._find(group)
+        if not self._has_room(group, fresh):
+            found = any(lane.length for lane in group.lanes) and fresh
+            for lane in group.lanes if fresh else ():
+                self._release(lane)
+                self._begin(lane)
+            # What was found may lie where it keeps a pool from making way for another: alone, it goes.
+            if self.running or not found or not self._has_room(group, fresh):
+                return False
+        if fresh:
+            self._fill(group)
         else:
-            self.parking.fetch(group, self.blocks, plan)
+            for parking, pool in zip(self.parkings, self.pools, strict=True):
+                parking.fetch(group, pool.allocator, plan)
             self._writable(group, plan)  # what it needs was counted
         if group.encoder:
             group.cross.extend(group.encoder)
@@ -294,44 +315,78 @@ class Scheduler:
             group.encoded = True  # it reads before the spans of the same plan run
         return True
 
-    def _match(self, lane: Lane) -> tuple:
-        """(node, blocks) of the prefix cache for a lane; its last token runs in any case."""
-        if self.prefix is None or not lane.group.cached or lane.group.every_row:
-            return lane.node, []
-        return self.prefix.match(lane.group.root, lane.ids, (len(lane.ids) - 1) // self.block_size)
+    def _has_room(self, group: Group, fresh: bool) -> bool:
+        """Whether the blocks that a group starts with can be had."""
+        needed = self._needed(group) if fresh else [parking.needed(group, self.limits.chunk)
+                                                    for parking in self.parkings]
+        wanted, crossing = self._may_need(group), self._blocks(group.encoder)
+        needed[0], wanted[0] = needed[0] + crossing, wanted[0] + crossing  # scratch blocks of the encoder
+        return (room(self.pools, needed, wanted, self.block_size)
+                and self.cross.room(crossing, crossing, self.block_size))
 
-    def _starting(self, group: Group, matches) -> int:
-        """Free blocks that filling the lanes takes, those that are kept and matched included."""
-        idle = {block for _, blocks in matches for block in blocks if not self.blocks.holders(block)}
-        new = sum(self._blocks(len(lane.ids)) - len(blocks) for lane, (_, blocks) in zip(group.lanes, matches))
-        return len(idle) + new
+    def _begin(self, lane: Lane) -> None:
+        """Nothing of a lane has run, or what has is lost."""
+        lane.length, lane.node, lane.registered, lane.border = 0, lane.group.root, 0, 0
 
-    def _fill(self, group: Group, matches) -> None:
-        for lane, (node, blocks) in zip(group.lanes, matches):
-            lane.table.blocks = self.blocks.share(blocks)
-            lane.node, lane.registered, lane.length = node, len(blocks), len(blocks) * self.block_size
-            self.counts["prompt_tokens"] += len(lane.ids)
-            self._count(lane, len(blocks))
+    def _find(self, group: Group) -> None:
+        """Let new lanes hold what the prefix cache has of them; their last token runs in any case."""
         for lane in group.lanes:
-            lane.table.extend(len(lane.ids))
+            if (prefix := self._prefix_of(lane)) is None or lane.group.every_row:
+                continue
+            node, blocks, lane.border = prefix.match(group.root, lane.ids, (len(lane.ids) - 1) // self.block_size,
+                                                     lane.tables)
+            for table, own in zip(lane.tables, blocks, strict=True):
+                first = own.count(GONE)
+                table.hold([*own[:first], *table.allocator.share(own[first:])], first)
+            lane.node, lane.registered, lane.length = node, len(blocks[0]), len(blocks[0]) * self.block_size
+
+    def _fill(self, group: Group) -> None:
+        """Let new lanes hold what they need beside what was found."""
+        for lane in group.lanes:
+            self.counts["prompt_tokens"] += len(lane.ids)
+            self._count(lane, lane.registered)
+            for table in lane.tables:
+                table.extend(lane.due(table, self.limits.chunk))
 
     def _next_block(self, lane: Lane) -> Hashable:
         """Take over blocks of the prefix cache that came into being since the lane started; see choose_spans."""
-        size = self.block_size
-        if self.prefix is None or not lane.group.cached or lane.group.every_row or lane.length % size:
+        start = lane.length
+        if (prefix := self._prefix_of(lane)) is None or lane.group.every_row or start % self.block_size:
             return None
+        upcoming = self._take_over(lane, prefix)
+        if lane.length > start:
+            self._extend(lane, [lane.due(table, self.limits.chunk) for table in lane.tables])
+        return upcoming
+
+    def _take_over(self, lane: Lane, prefix: PrefixCache) -> Hashable:
+        size = self.block_size
         while lane.length + size < len(lane.ids) and lane.registered == (at := lane.length // size):
-            found = self.prefix.find(lane.node, lane.ids, at)
+            found = prefix.find(lane.node, lane.ids, at)
             if found is None:
                 return lane.node, tuple(lane.ids[lane.length:lane.length + size])
-            lane.node, block = found
-            if block != lane.table.blocks[at]:
-                self.blocks.share([block])
-                self.blocks.release([lane.table.blocks[at]])
-                lane.table.blocks[at] = block
+            further = min(len(lane.ids), (at + 2) * size)  # what is left to run needs a block too
+            if GONE in found[1] or not self._extend(lane, [further] * len(lane.tables)):
+                return None
+            lane.node, blocks = found
+            for table, block in zip(lane.tables, blocks, strict=True):
+                if block != table.blocks[at]:
+                    table.allocator.share([block])
+                    table.allocator.release([table.blocks[at]])
+                    table.blocks[at] = block
             lane.length, lane.registered = lane.length + size, at + 1
             self._count(lane, 1)
+            for table in lane.tables:
+                table.slide(lane.length, lane.border)
         return None
+
+    def _extend(self, lane: Lane, tokens: Sequence[int]) -> bool:
+        """Let each table of a lane hold so many tokens, if there is room."""
+        missing = [table.missing(count) for table, count in zip(lane.tables, tokens, strict=True)]
+        if any(missing) and not room(self.pools, missing, missing, self.block_size):
+            return False
+        for table, count in zip(lane.tables, tokens, strict=True):
+            table.extend(count)
+        return True
 
     def _count(self, lane: Lane, blocks: int) -> None:
         self.counts["prefix_tokens"] += blocks * self.block_size

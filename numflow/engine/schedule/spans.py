@@ -48,7 +48,7 @@ def _piece(lane: Lane, spare: int, rows: int, chunk: int, alone: bool) -> Span |
     """What of a lane's known tokens runs now. Lanes of several wait with their last one."""
     group = lane.group
     due = lane.pending if len(group.lanes) == 1 else lane.pending - 1
-    count = min(due, spare, chunk, rows if group.every_row else due)
+    count = min(due, spare, chunk, lane.room, rows if group.every_row else due)
     if group.whole:
         count = due if alone or due <= spare else 0
     if count <= 0:
