@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from numflow.formats import grids
+from numflow.formats.types import EXPANDED
 from numflow.quant.layout import ROW_SCHEMES, RowScheme
 
 ROWS, UNIT = 16, 32
@@ -218,9 +219,10 @@ class Packed:
 def kept_as(stored: str, columns: int) -> str:
     """The scheme that rows of so many numbers of a tensor type are kept in.
 
-    "f32" where they are expanded: types that are not NATIVE, and blocks of 16 columns that do not make whole units.
+    Plain numbers where they are expanded: types that are not NATIVE, and blocks of 16 columns that do not make whole
+    units.
     """
-    name = NATIVE.get(stored, "f32")
+    name = NATIVE.get(stored) or NATIVE[EXPANDED.get(stored, "F32")]
     return name if columns % SCHEMES[name].block == 0 else "f32"
 
 

@@ -32,8 +32,8 @@ _CODE = Code(*KERNELS, stamps=STAMPS)
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     """A stored matrix [N, K] in the packed layout, with the same numbers.
 
-    Types without kernels of their own are expanded to float32, and blocks of 16 columns that do not make whole units of
-    32; the result says so in `expanded_from`.
+    Types without kernels of their own are expanded to plain numbers (formats.types.EXPANDED), and blocks of 16 columns
+    that do not make whole units of 32 to float32; the result says so in `expanded_from`.
 
     Raises:
         NetworkError: the stored rows do not fit the shape and the type.
@@ -53,10 +53,10 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     native = kind == NATIVE.get(stored)
     tiles = raw.groups * tiles_of(n // raw.groups)
     codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
-    packed = Packed(kind, stored if native else "F32", raw.shape, raw.groups, codes, headers,
+    packed = Packed(kind, stored if native else kind.upper(), raw.shape, raw.groups, codes, headers,
                     None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
     if not native:
-        _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows))
+        _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows, packed.type))
     elif stored in GRIDS:
         size = GRIDS[stored].carrier.row_bytes(columns)
         _convert(raw, packed, threads, size, lambda rows: spread(rows, wanted, threads))
@@ -91,12 +91,12 @@ def _convert(raw: RawMatrix, packed: Packed, threads: int, size: int,
             release_pages(rows)
 
 
-def _expanded(raw: RawMatrix, rows: np.ndarray) -> np.ndarray:
-    """Some rows as float32."""
+def _expanded(raw: RawMatrix, rows: np.ndarray, kind: str) -> np.ndarray:
+    """Some rows as F32 or F16."""
     values = np.ascontiguousarray(to_f32(rows, raw.type), np.float32)
     if values.shape[1] != raw.shape[1]:
         raise NetworkError(f"matrix {raw.name!r}: rows of {values.shape[1]} {raw.type} numbers, not {raw.shape[1]}")
-    return values.view(np.uint8)
+    return (values if kind == "F32" else values.astype(np.float16)).view(np.uint8)
 
 
 def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int) -> None:

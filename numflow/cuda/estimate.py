@@ -6,6 +6,7 @@ from numflow.cuda.call import ceil
 from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES
 from numflow.cuda.operand import padded
 from numflow.cuda.outliers import expected_bytes
+from numflow.formats.types import EXPANDED
 from numflow.network.weights import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
@@ -28,7 +29,8 @@ def weight_bytes(weight: Weight) -> int:
         cut = any(part.columns is not None for part in weight.parts)
         return _planes(apart.base.name, rows, columns) + expected_bytes(apart, rows, columns, cut)
     if kind not in NATIVE:
-        return rows * padded(columns) * (2 if kind in FLOATS and FLOATS[kind] != "f32" else 4)
+        plain = FLOATS[kind if kind in FLOATS else EXPANDED.get(kind, "F32")]
+        return rows * padded(columns) * (4 if plain == "f32" else 2)
     return _planes(kind, rows, columns)
 
 

@@ -20,7 +20,7 @@ from numflow.cuda.pack_types import codes_of, headers_of
 from numflow.cuda.scalar import u8, u16, u32
 from numflow.errors import NetworkError
 from numflow.formats.grids import GRIDS, spread
-from numflow.formats.types import tensor_type
+from numflow.formats.types import EXPANDED, tensor_type
 from numflow.network.weights import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import Outliers, take_apart, with_outliers
@@ -48,7 +48,9 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
     if raw.type in FLOATS:
         return _upload_floats(raw, rows, FLOATS[raw.type], device, None)
     if not native:
-        return _upload_floats(raw, raw.f32().view(np.uint8), "f32", device, raw.type)
+        kind = FLOATS[EXPANDED.get(raw.type, "F32")]
+        values = raw.f32() if kind == "f32" else raw.f32().astype(np.float16)
+        return _upload_floats(raw, values.view(np.uint8), kind, device, raw.type)
     base, outliers = raw, raw.outliers
     if apart:
         rows, outliers = take_apart(rows, apart, columns)

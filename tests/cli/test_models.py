@@ -56,6 +56,7 @@ def test_inspect(run, tiny):
     fields = dict(line.split(maxsplit=1) for line in done.out.split("\n\n")[0].splitlines())
     assert fields["format"] == "safetensors" and fields["layers"] == "2" and fields["vocabulary"] == "50"
     assert fields["weights"] == "0.0 M in 74.9 kB, 32.00 bits each"
+    assert fields["memory"] == "78.5 kB of weights on the CPU"  # 50 rows of two tables in 4 tiles of 16
     assert fields["cache"] == "128 B per token of 16-bit keys and values, 8.2 kB for 64 tokens"
     rows = {line.split()[0]: line for line in done.out.split("\n\n")[2].splitlines()}
     assert "0-1" in rows["blk.*.attention"] and "[T, 32] -> [T, 64]  F32" in rows["blk.*.attn_q+attn_k+attn_v"]
@@ -68,6 +69,7 @@ def test_inspect_in_full_and_as_json(run, tiny):
     assert row.split()[1:] == ["F32", "32x48", "6,144"]
     found = json.loads(run("inspect", "--json", "--full", "--tensors", tiny).out)
     assert found["facts"]["width"] == 32 and found["stored_bytes"] == sum(t["bytes"] for t in found["tensors"])
+    assert found["memory_bytes"] > found["stored_bytes"]
     assert {"entry", "label", "op", "inputs", "outputs", "weights", "params"} == found["steps"][0].keys()
     grouped = json.loads(run("inspect", "--json", tiny).out)
     assert 10 < len(grouped["steps"]) < len(found["steps"])

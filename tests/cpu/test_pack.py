@@ -10,7 +10,7 @@ from numflow.cpu.embed import embed
 from numflow.cpu.layout import NATIVE, SCHEMES
 from numflow.cpu.pack import pack
 from numflow.errors import NetworkError
-from numflow.formats.types import to_f32
+from numflow.formats.types import EXPANDED, to_f32
 from numflow.network.weights import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
@@ -92,6 +92,14 @@ def test_other_types_are_expanded_and_say_so():
     x = np.eye(70, dtype=np.float32)
     np.testing.assert_array_equal(run_linear(pack(RawMatrix("w", "F64", raw.rows, (20, 70))), x, "int8").T,
                                   to_f32(raw.rows, "F64"))
+
+
+@pytest.mark.parametrize("kind", EXPANDED)
+def test_types_of_a_byte_become_float16(kind):
+    rows = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    packed = pack(RawMatrix("w", kind, rows, (16, 16)))
+    assert (packed.kind, packed.type, packed.expanded_from, packed.nbytes) == ("f16", "F16", kind, 512)
+    np.testing.assert_array_equal(_rows(packed, np.arange(16)), to_f32(rows, kind))
 
 
 def test_blocks_of_16_that_make_no_whole_units_are_expanded():
