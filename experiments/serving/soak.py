@@ -24,6 +24,7 @@ from numflow.errors import RequestError
 SYSTEM = "You are a patient librarian who answers in short sentences and never guesses. " * 12
 WORDS = ("river", "bread", "music", "weather", "lamp", "garden", "winter", "letter", "bridge", "stone", "orchard",
          "harbour")
+KV_MEMORY = "384MB"  # of each model that writes: else the prefix cache takes a gigabyte, little by little
 TIMEOUT_S = 120   # for a client to see anything
 SAMPLE_S = 5.0    # between two looks at the service
 SETTLED = 1 / 3   # of the time, after which memory should not grow any more
@@ -69,7 +70,7 @@ def _config(lab, folder: Path, settings) -> tuple[Path, bool]:
     from numflow import registry
     from numflow.errors import NumflowError
 
-    text = [f'[models.{CHAT}]\npath = {json.dumps(settings["path"])}\n',
+    text = [f'[engine]\nkv_memory = "{KV_MEMORY}"\n', f'[models.{CHAT}]\npath = {json.dumps(settings["path"])}\n',
             f'[models.{PARTS}]\npath = {json.dumps(settings["path"])}\ndevices = "0;1"\ntransport = "processes"\n'
             'threads = 1\npreload = true\n']
     try:
@@ -79,7 +80,7 @@ def _config(lab, folder: Path, settings) -> tuple[Path, bool]:
         lab.say(f"no embeddings: {error}")
     path = folder / "service.toml"
     path.write_text("\n".join(text))
-    return path, len(text) == 3
+    return path, len(text) == 4
 
 
 class _Service:

@@ -71,6 +71,9 @@ class Inventor(Builder):
         if old is None or old.rows * old.columns < np.prod(shape):
             self._made[name] = Tensor(name, tuple(map(int, shape)), TYPES["F32"], _nothing)
 
+    def expect_rows(self, module: str, count: int) -> None:
+        """Nothing to hold them against: the tensor will have them."""
+
     def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
                normalize_rows: bool = False) -> str:
         if rows is None:
