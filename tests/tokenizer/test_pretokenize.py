@@ -63,5 +63,5 @@ def test_names_are_given_once_and_patterns_are_used():
 
 @pytest.mark.parametrize("name", ["llama-bpq", "", None, 3, ["gpt-2"]])
 def test_an_unknown_name_lists_the_known_ones(name):
-    with pytest.raises(TokenizerError, match=r"model\.gguf: tokenizer\.ggml\.pre .* set `pre`.*; known: .*chameleon.* and [0-9]+ more"):
+    with pytest.raises(TokenizerError, match=r"model\.gguf: tokenizer\.ggml\.pre .* set `pre`.*; known: .*chameleon"):
         rule_of(name, "model.gguf")
