@@ -61,6 +61,7 @@ def test_the_numbers_are_those_of_a_model_that_keeps_everything(executor, checkp
         np.testing.assert_array_equal(model.logits(TEXT), logits)
         assert model.generate(TEXT[:200], max_tokens=60, ignore_eos=True).ids == ids
         size = model.program.block_size
+        assert "of windows" in str(model.runner.memory) and "tokens of one text" in str(model.runner.memory)
         assert model.runner.pools[1].allocator.capacity <= most_blocks(WINDOW, CONTEXT, CHUNK, size)
         assert used(model) == [0, 0]
 

@@ -6,9 +6,12 @@ import pytest
 from numflow.cpu.program import Program
 from numflow.cuda.program import Program as Cuda
 from numflow.errors import RequestError
-from numflow.network.windows import cache_windows, first_key, most_blocks, windows
+from numflow.network.describe import cache_bytes, cache_bytes_per_token
+from numflow.network.windows import BLOCK, CHUNK, cache_windows, first_key, most_blocks, windows
+from numflow.partition.plan import single_device
+from numflow.partition.price import Prices
 from numflow.reference.program import Program as Reference
-from tests.ops.windowed import decoder, pieces, plain, tabled
+from tests.ops.windowed import HEAD_DIM, KV_HEADS, decoder, pieces, plain, tabled
 
 WINDOW = 70
 MAKERS = {
@@ -96,3 +99,15 @@ def test_the_most_blocks_that_a_window_takes(size):
                 border = begin // size * size
                 most = max(most, -(-(begin + chunk) // size) - first_key(max(window, 2), border) // size)
             assert most == most_blocks(window, 10**6, chunk, size)
+
+
+def test_what_a_text_takes_is_foreseen():
+    """In `inspect` and in the planner's price: all of it in one layer, a window and a chunk in the other."""
+    network, _ = decoder((0, WINDOW))
+    size, most = 2 * 2 * KV_HEADS * HEAD_DIM, BLOCK * most_blocks(WINDOW, 10**6, CHUNK, BLOCK)
+    assert cache_bytes_per_token(network) == size and WINDOW + CHUNK <= most <= WINDOW + CHUNK + 3 * BLOCK
+    prices = Prices(single_device(network, ""), None)
+    for tokens in (1, most, most + 1, 32768):
+        assert cache_bytes(network, tokens) == size * (tokens + min(tokens, most))
+        assert prices.cached_bytes(network, tokens) == cache_bytes(network, tokens)
+        assert prices.cached_bytes(network, 4 * tokens, 4) == 4 * cache_bytes(network, tokens)
