@@ -195,12 +195,14 @@ def q1_0(raw, out, head, lane):
         _put(out, column, _bits(raw + 2 + column // 8, 1))
 
 
-def q2_0(raw, out, head, lane):
-    """d f16, 16 bytes of 2 bits, 4 columns after each other in a byte."""
-    _halves(raw, head, lane, 2)
-    for column in range(0, 64, 16):
-        four = load(raw + 2 + column // 4, "u8", 4).widen()
-        _put(out, column, (four | four << 6 | four << 12 | four << 18) & _TWO)
+def _q2_0(columns: int) -> Callable[[Value, Value, Value, Value], None]:
+    def take_apart(raw, out, head, lane):
+        """d f16, then 2 bits for each column, 4 columns after each other in a byte."""
+        _halves(raw, head, lane, columns // 32)
+        for column in range(0, columns, 16):
+            four = load(raw + 2 + column // 4, "u8", 4).widen()
+            _put(out, column, (four | four << 6 | four << 12 | four << 18) & _TWO)
+    return take_apart
 
 
 def tq2_0(raw, out, head, lane):
@@ -237,6 +239,6 @@ def _of_grids(scales: int) -> Callable[[Value, Value, Value, Value], None]:
 BLOCKS = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k,
     "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": q4_0, "IQ4_XS": iq4_xs, "MXFP4": mxfp4, "NVFP4": nvfp4,
-    "Q1_0": q1_0, "Q2_0": q2_0, "TQ1_0": tq1_0, "TQ2_0": tq2_0,
+    "Q1_0": q1_0, "Q2_0": _q2_0(64), "Q2_0_128": _q2_0(128), "TQ1_0": tq1_0, "TQ2_0": tq2_0,
     **{name: _of_grids(grid.scales) for name, grid in GRIDS.items()},
 }

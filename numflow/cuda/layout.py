@@ -125,7 +125,7 @@ NATIVE = {
     "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
     "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
     "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
-    "Q1_0": "b1_scale", **dict.fromkeys(("Q2_0", "TQ1_0", "TQ2_0"), "b2_scale"),
+    "Q1_0": "b1_scale", **dict.fromkeys(("Q2_0", "Q2_0_128", "TQ1_0", "TQ2_0"), "b2_scale"),
     **{name: grid.family for name, grid in grids.GRIDS.items()},
     **{name: name for name in ROW_SCHEMES},
 }

@@ -206,10 +206,16 @@ def _q1_0(raw, unit, column, units):
     return u32((u32(byte) >> (column & u32(7)) & u32(1)) << u32(1))
 
 
-@device
-def _q2_0(raw, unit, column, units):
-    byte = raw[(unit >> u32(1)) * 18 + 2 + 8 * (unit & u32(1)) + (column >> u32(2))]
-    return u32(u32(byte) >> u32(2 * (column & u32(3))) & u32(3))
+def _q2_0(size: int, shift: int) -> DeviceFunction:
+    """2 bits for each column, behind the float16 of blocks of 2^shift units."""
+    within = (1 << shift) - 1
+
+    @device
+    def code(raw, unit, column, units):
+        byte = raw[(unit >> u32(shift)) * size + 2 + 8 * (unit & u32(within)) + (column >> u32(2))]
+        return u32(u32(byte) >> u32(2 * (column & u32(3))) & u32(3))
+
+    return code
 
 
 @device
@@ -344,7 +350,8 @@ _BLOCKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "Q5_K": (_nibble_runs(176, 48, 16), _k_head(176), _above(176, 0, 2)),
     "Q6_K": (_q6_k, _pair_of_bytes(210, 192), _above(210, 208)),
     "IQ4_XS": (_iq4_xs, _iq4_xs_head, _above(136, 0)),
-    "Q1_0": (_q1_0, _half_of(18, 0, 2), _none), "Q2_0": (_q2_0, _half_of(18, 0, 1), _none),
+    "Q1_0": (_q1_0, _half_of(18, 0, 2), _none), "Q2_0": (_q2_0(18, 1), _half_of(18, 0, 1), _none),
+    "Q2_0_128": (_q2_0(34, 2), _half_of(34, 0, 2), _none),
     "TQ1_0": (_tq1_0, _half_of(54, 52, 3), _none), "TQ2_0": (_two_bits(66, 0), _half_of(66, 64, 3), _none),
     **{name: _of_grids(grid) for name, grid in GRIDS.items()},
 }

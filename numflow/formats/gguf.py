@@ -7,7 +7,9 @@
 Version 1 has u32 where later ones have u64. Files of one model may be split: "...-00001-of-00003.gguf".
 """
 
+import bisect
 import itertools
+import math
 import re
 import struct
 from pathlib import Path
@@ -234,6 +236,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> dict[str, Tensor]:
     reader.spend(count, reader.length.size + 16, "tensor count")
     entries = [_tensor_entry(reader, i) for i in range(count)]
     file, start = reader.file, -(-reader.position // alignment) * alignment
+    entries = _with_blocks_of_128(entries, file.size - start)
     tensors: dict[str, Tensor] = {}
     spans = []
     for name, shape, kind, offset in entries:
@@ -247,6 +250,21 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> dict[str, Tensor]:
         if begin < end:
             raise file.fail(f"tensors {show(name)} and {show(other)} overlap at offset {begin}")
     return tensors
+
+
+def _with_blocks_of_128(entries: list[tuple], size: int) -> list[tuple]:
+    """The entries, of a file from before Q2_0 had blocks of 64 with the type it means; size: bytes of all data.
+
+    Such files have the same number. Tensors stand close together, so that those of 64 would run into the next one.
+    """
+    small, large = TYPES["Q2_0"], TYPES["Q2_0_128"]
+    begins = sorted({offset for *_, offset in entries} | {size})
+    for _, shape, kind, offset in entries:
+        if kind is small and shape and shape[-1] % large.block == 0 and offset < size:
+            rows, room = math.prod(shape[:-1]), begins[bisect.bisect_right(begins, offset)] - offset
+            if rows * large.row_bytes(shape[-1]) <= room < rows * small.row_bytes(shape[-1]):
+                return [(*entry[:2], large if entry[2] is small else entry[2], entry[3]) for entry in entries]
+    return entries
 
 
 def _tensor_entry(reader: _Reader, index: int):

@@ -52,6 +52,8 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
+# Q2_0 as the fork of llama.cpp had it that it comes from, under the same number (gguf.py tells them apart).
+TYPES["Q2_0_128"] = TensorType("Q2_0_128", 128, 34)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _q1_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q2_0(blocks: np.ndarray) -> np.ndarray:
-    """float16 scale, then 64 codes of 2 bits, lowest bits first: 0 .. 3 are -1 .. 2 times the scale."""
+    """float16 scale, then codes of 2 bits, lowest bits first: 0 .. 3 are -1 .. 2 times the scale."""
     scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
     codes = (blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(len(blocks), -1)
     return (codes.astype(np.float32) - 1) * scale
@@ -205,6 +207,7 @@ _EXPAND = {
     "BF16": _bf16,
     "Q1_0": _q1_0,
     "Q2_0": _q2_0,
+    "Q2_0_128": _q2_0,
     "F8_E5M2": _f8_e5m2,
     "F8_E4M3": lambda blocks: _e4m3_values()[blocks],
     "F8_E8M0": lambda blocks: np.where(blocks == 255, np.nan, np.ldexp(np.float32(1), blocks.astype(np.int32) - 127)),

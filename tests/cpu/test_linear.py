@@ -16,7 +16,7 @@ _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4
 # Types of grids differ in their books; these have each number of bits, and scales by 16 and by 32.
 _SLOW |= {(kind, mode) for kind in GRIDS for mode in ("int8", "f32")} - {("IQ1_S", "int8"), ("IQ2_XS", "int8"),
                                                                          ("IQ3_XXS", "int8"), ("IQ2_XXS", "f32")}
-_SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0") for mode in ("int8", "f32")}
+_SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("int8", "f32")}
 # Inferflow's schemes are made of the same parts as GGUF's and our own.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])

@@ -38,6 +38,20 @@ def test_type_42_has_blocks_of_64(path):
     assert (tensor.type.name, tensor.nbytes, tensor.f32().shape) == ("Q2_0", 108, (3, 128))
 
 
+def test_type_42_with_blocks_of_128(path):
+    """As files of a fork have it: all tensors of the type, told by one that stands too close to the next."""
+    data = np.random.default_rng(0).integers(0, 60, 256, np.uint8)
+    path.write_bytes(gguf(entries=[entry("a", [256, 1], 42, 96), entry("b", [256, 1], 42, 0), entry("c", [8], 0, 192)],
+                          data=data.tobytes()))
+    assert [tensors_of(path)[name].type.name for name in "abc"] == ["Q2_0", "Q2_0", "F32"]  # there is room for both
+    path.write_bytes(gguf(entries=[entry("a", [1024, 2], 42, 0), entry("b", [256, 1], 42, 544)], data=bytes(640)))
+    tensors = tensors_of(path)
+    assert {name: (t.type.name, t.nbytes) for name, t in tensors.items()} == {"a": ("Q2_0_128", 544),
+                                                                              "b": ("Q2_0_128", 68)}
+    refused(tensors_of, path, gguf(entries=[entry("a", [1024, 2], 42, 0), entry("b", [256, 1], 42, 512)],
+                                   data=bytes(640)), "overlap")
+
+
 def test_values_of_every_kind(path):
     scalars = [(0, "<B", 200), (1, "<b", -3), (2, "<H", 60000), (3, "<h", -300), (4, "<I", 2**32 - 1), (5, "<i", -5),
                (6, "<f", 0.5), (10, "<Q", 2**64 - 1), (11, "<q", -(2**63)), (12, "<d", 0.1)]
