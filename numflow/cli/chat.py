@@ -41,7 +41,7 @@ def chat(
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
     check_settings(settings, draft is not None)
 
-    def before(built, prompts) -> None:
+    def before(built, prompts, _recipe) -> None:
         check_writes(built)
         if not prompts.has_template:
             raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")

@@ -54,7 +54,7 @@ def generate(
     check_settings({**settings, "max_tokens": max_tokens}, draft is not None)
     text = read_prompt(prompt, file, "numflow generate")
 
-    def before(built, prompts) -> None:
+    def before(built, prompts, _recipe) -> None:
         check_writes(built)
         prompts.check()
         _asked(built.name, text, system, not raw and prompts.has_template)

@@ -53,20 +53,27 @@ def check(
 ) -> None:
     """Check a specification, alone or for a model.
 
-    With a checkpoint it is resolved, and the network is printed.
+    With a checkpoint it is resolved, and the network is printed. A model in SPEC's place is checked with its own.
     """
+    from numflow import formats, network, registry
     from numflow.network.draft_keys import check_confirmed
     from numflow.spec import load_spec
 
-    found = load_spec(name)
+    if own := checkpoint is None and _is_model(Path(name)):
+        checkpoint = name
+    opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline)) if checkpoint is not None else None
+    found = network.choose_spec(opened) if own and opened is not None else load_spec(name)
     check_confirmed(found)
-    if checkpoint is not None:
-        from numflow import formats, network, registry
-
-        opened = formats.open_checkpoint(registry.resolve(checkpoint, offline=offline))
+    if opened is not None:
         print_network(network.build(found, opened), opened, full=False)
         print()
-    print(printable(f"{found.path} is right" + (f" and fits {checkpoint}" if checkpoint else "")))
+    place = f"the specification in {name}" if found.enclosed else found.path
+    print(printable(f"{place} is right" + (f" and fits {checkpoint}" if checkpoint else "")))
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a name is that of a model on this disk, which may have a specification in it."""
+    return path.is_dir() or (path.is_file() and path.suffix.lower() in (".safetensors", ".gguf"))
 
 
 @app.command()

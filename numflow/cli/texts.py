@@ -56,7 +56,14 @@ def embed(
     if json and npy is not None:
         raise RequestError("give --json or --npy, not both")
     lines = read_lines(texts or [], file)
-    with loaded(model, how, "embed", before=lambda built, prompts: prompts.check()) as (ready, notice):
+
+    def before(built, prompts, recipe) -> None:
+        from numflow.engine.embedding import poolings
+
+        prompts.check()
+        poolings(built.name, recipe(), pooling)
+
+    with loaded(model, how, "embed", before=before) as (ready, notice):
         vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
         notice.clear()
     if npy is not None:
@@ -94,7 +101,7 @@ def fill_mask(
 
     text = _only_text(text)
 
-    def before(built, prompts) -> None:
+    def before(built, prompts, _recipe) -> None:
         check_masked(built)
         prompts.check()
 
@@ -141,7 +148,7 @@ def translate(
     lines = read_lines(texts or [], file)
     given = {"max_tokens": max_tokens, "num_beams": num_beams}
     settings = {name: value for name, value in given.items() if value is not None}
-    def before(built, prompts) -> None:
+    def before(built, prompts, _recipe) -> None:
         check_translates(built)
         prompts.check()
 

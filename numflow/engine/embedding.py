@@ -20,7 +20,7 @@ def embed(model, recipe: Recipe, texts: Texts, normalize: bool | None, pooling: 
     several: Sequence = [texts] if single else texts
     if not (all(isinstance(text, str) for text in several) or all(map(_is_ids, several))):
         raise RequestError(f"embed needs a text or a list of texts, or ids or a list of such, has {quoted(texts)}")
-    modes = _modes(model, recipe, pooling)
+    modes = poolings(model.network.name, recipe, pooling)
     layers = _layers(recipe, normalize)
     before = _prompt(model, recipe, prompt) if isinstance(next(iter(several), ""), str) else _no_prompt(prompt)
     skipped = 0 if recipe.pool_prompt or not before else _prompt_tokens(model, recipe, before)
@@ -59,17 +59,22 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
-def _modes(model, recipe, pooling) -> tuple[str, ...]:
+def poolings(name: str, recipe: Recipe, pooling: str | None) -> tuple[str, ...]:
+    """How hidden states become one vector: as asked for, or as the model's own files say.
+
+    Raises:
+        RequestError: neither says so, there is no such pooling, or it does not fit what comes after it.
+    """
     if pooling is None:
         if not recipe.pooling:
-            raise RequestError(f"{model.network.name} does not say how embeddings are pooled (it has no modules.json, "
+            raise RequestError(f"{name} does not say how embeddings are pooled (it has no modules.json, "
                                f"and its specification no pooling): name a pooling, one of {', '.join(POOLINGS)}")
         return recipe.pooling
     if pooling not in POOLINGS:
         raise RequestError(f"no pooling {quoted(pooling)}{did_you_mean(pooling, POOLINGS)}")
     first = next((layer.weight.shape[1] for layer in recipe.layers if isinstance(layer, Dense)), None)
     if first is not None and len(recipe.pooling) != 1:
-        raise RequestError(f"{model.network.name} has a layer after its pooling that needs {first} columns: pooling "
+        raise RequestError(f"{name} has a layer after its pooling that needs {first} columns: pooling "
                            f"{quoted(pooling)} alone does not make them")
     return (pooling,)
 

@@ -16,6 +16,7 @@ from numflow.engine.defaults import read_defaults
 from numflow.engine.memory import plan_memory
 from numflow.engine.model import Model
 from numflow.engine.prompt import Prompts
+from numflow.engine.recipe import Recipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, quoted
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
@@ -28,6 +29,7 @@ BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.progra
 ACTIVATIONS = ("int8", "int16", "f32")
 OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
 OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
+Before = Callable[[Network, Prompts, Callable[[], Recipe]], None]
 
 
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
@@ -35,7 +37,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
          context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
          imatrix: str | Path | None = None, kv: str | None = None, kv_k: str | None = None, kv_v: str | None = None,
          devices: str | None = None, transport: str = "threads", cpu_layers: int = 0,
-         draft: "str | Path | Model | None" = None, before: Callable[[Network, Prompts], None] | None = None,
+         draft: "str | Path | Model | None" = None, before: "Before | None" = None,
          **options) -> Model:
     """Load a model, ready to run.
 
@@ -61,8 +63,8 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     cpu_layers:   with "cuda": so many layers run on the processor, the first ones; -N: the last N.
     draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
                   loaded with the same backend, activations and threads, and closed with the model.
-    before:       called with the network and what reads prompts before weights are read and kernels compiled: what it
-                  raises ends the loading.
+    before:       called with the network, what reads prompts, and a function that reads how embeddings are made, before
+                  weights are read and kernels compiled: what it raises ends the loading.
     options:      further options of the executor.
 
     Raises:
@@ -90,7 +92,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     if before is not None or _is_named(draft):
         headers = _limited(network.build(chosen, checkpoint, fuse=not several), context)
         if before is not None:
-            before(headers, Prompts(tokenizer, *texts))
+            before(headers, Prompts(tokenizer, *texts), lambda: _recipe(checkpoint, chosen))
         if _is_named(draft):
             check_draft(headers, draft, offline, progress)
     with closing(reporter(progress and weights is not None)) as told:

@@ -161,9 +161,9 @@ def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]
     files = _Files()
     if not names:
         return files
-    folder = Path(tempfile.mkdtemp(prefix="numflow-"))
-    files.folder = folder
-    weakref.finalize(files, shutil.rmtree, folder, ignore_errors=True)
+    outer = Path(tempfile.mkdtemp(prefix="numflow-"))
+    weakref.finalize(files, shutil.rmtree, outer, ignore_errors=True)
+    files.folder = folder = outer / path.name  # which errors name
     for name, role in names.items():
         parts = PurePosixPath(name).parts
         if not parts or not isinstance(role, str) or any(p in ("..", "/") or set(p) & set("\\:\0") for p in parts):

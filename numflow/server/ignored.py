@@ -23,19 +23,20 @@ class Ignored:
         self.why: dict[str, str] = {}
 
     def unknown(self, name: str, known: Iterable[str]) -> None:
-        """Leave out a field that no route knows. Of very many, only the first are told."""
+        """Leave out a field that no route knows."""
         if len(self.why) < MOST_TOLD:
             self.add(name, f"there is no field {quoted(name)}{did_you_mean(name, known)}", "unknown_field")
 
     def add(self, name: str, why: str, code: str | None = None) -> None:
-        """Leave a field out.
+        """Leave a field out. Of very many, only the first are told.
 
         Raises:
             ApiError: the service is strict.
         """
         if self.strict:
             raise bad_request(why, name[:100], code)
-        self.why[name[:100]] = why
+        if len(self.why) < MOST_TOLD:
+            self.why[name[:100]] = why
 
     def update(self, why: Mapping[str, str]) -> None:
         """Leave several out, as `add` does."""

@@ -127,7 +127,11 @@ class Served:
 
     def _has(self, name: str) -> bool:
         """Whether a name stands in the chat template."""
-        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.chat_template or "") is not None
+        return name in self._template_words
+
+    @cached_property
+    def _template_words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self.chat_template or ""))
 
     def with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Messages with the configured system message, where they have none of their own."""

@@ -9,6 +9,7 @@ import pytest
 import numflow
 from numflow.cli.app import app
 from numflow.engine.model import Model
+from numflow.engine.recipe import Recipe
 from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, network, writes
 
 
@@ -70,7 +71,7 @@ class Loader:
         self.programs.append(FakeProgram(self._next))
         model = Model(network(self.context), self.programs[-1], lambda: self.tokenizer, ends=frozenset({EOS}), bos=BOS)
         if before is not None:
-            before(model.network, model.prompts)
+            before(model.network, model.prompts, Recipe)
         return model
 
     def _next(self, history):

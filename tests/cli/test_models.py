@@ -10,6 +10,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from numflow.cli.tables import print_table
 from numflow.network import draft
 from tests.engine.tiny import write_checkpoint
+from tests.quant.small import write_model
 
 WORDS = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, 50))]
 
@@ -165,3 +166,14 @@ def test_doctor(run, tmp_path):
 def test_tables_line_up(capsys):
     print_table(["name", ">n"], [("wide 漢字", 1), ("e\u0301 combined", 1000), ("x", "")])
     assert capsys.readouterr().out == "name           n\nwide 漢字      1\ne\u0301 combined  1000\nx\n"
+
+
+def test_spec_check_of_a_model(run, tiny, tmp_path):
+    """A model in the specification's place is checked with its own, also with that in a container."""
+    assert run("spec", "check", tiny).out.endswith(f"llama.toml is right and fits {tiny}\n")
+    container = tmp_path / "x.safetensors"
+    assert run("quantize", write_model(tmp_path / "model"), container, "--weights", "q8").code == 0
+    done = run("spec", "check", container)
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == f"the specification in {container} is right and fits {container}"
+    assert run("spec", "check", tmp_path / "none.safetensors").code == 1

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from numflow import registry
 from numflow.engine import load as load_module
 from numflow.engine.ahead import check_settings
+from numflow.engine.embedding import poolings
 from numflow.engine.load import load
 from numflow.engine.measure.bench import bench, host, peak_rss_mib, process_start
 from numflow.errors import DeviceError, ModelNotFoundError, RequestError, TokenizerError
@@ -164,10 +165,15 @@ def no_program(monkeypatch):
 
 
 def test_before_comes_before_weights_and_kernels(folder, no_program):
-    def before(built, prompts):
+    def before(built, prompts, recipe):
         assert built.facts["vocabulary"] == 50
         with pytest.raises(TokenizerError):
             prompts.check()
+        with pytest.raises(RequestError, match="name a pooling, one of cls, max"):
+            poolings(built.name, recipe(), None)
+        with pytest.raises(RequestError, match="no pooling 'meam'; did you mean 'mean'"):
+            poolings(built.name, recipe(), "meam")
+        assert poolings(built.name, recipe(), "mean") == ("mean",)
         raise Refused
 
     for weights in (None, "q8"):

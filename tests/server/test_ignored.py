@@ -10,7 +10,7 @@ from numflow.server.app import make_app
 from numflow.server.config import make_config
 from numflow.server.decoding import COMPLETION_TOKENS, chat_settings, completion_settings
 from numflow.server.errors import ApiError
-from numflow.server.ignored import HEADER, MOST, Ignored
+from numflow.server.ignored import HEADER, MOST, MOST_TOLD, Ignored
 from numflow.server.schemas import ChatRequest, CompletionRequest
 from numflow.server.service import Service
 from numflow.server.wire import parse
@@ -154,3 +154,13 @@ def test_the_option_of_old_is_read(caplog):
     assert "write strict = true" in caplog.text
     with pytest.raises(RequestError, match="lenient"):
         make_config({"models": models, "service": {"lenient": "yes"}})
+
+
+def test_very_many_names_are_looked_up_not_searched(http):
+    """Names that the template may know are compared with its words; of those that it does not, a few are told."""
+    many = {f"name{number}": number for number in range(6000)}
+    reply = http.post(CHAT, json=HI | {"chat_template_kwargs": many | {"enable_thinking": False, "a b": 1}})
+    assert reply.status_code == 200 and len(reply.headers[HEADER].split(", ")) == MOST + 1
+    ignored = Ignored()
+    ignored.update({f"name{number}": "why" for number in range(6000)})
+    assert len(ignored.why) == MOST_TOLD

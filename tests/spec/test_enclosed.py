@@ -146,3 +146,8 @@ def test_names_that_no_file_can_have(tmp_path, name):
     with pytest.raises(NumflowError, match="extends") as error:
         load_spec(tmp_path / "my.toml")
     assert "\n" not in str(error.value) and len(str(error.value)) < 3000
+
+
+def test_errors_name_the_file_that_it_is_in(with_spec):
+    with pytest.raises(SpecError, match=r"bad\.safetensors.spec.other\.toml: .*hedas"):
+        network.choose_spec(with_spec('extends = "llama"\n[model]\nhedas = 3\n'))
