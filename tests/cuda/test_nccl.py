@@ -178,7 +178,7 @@ def test_without_the_library(monkeypatch):
     monkeypatch.setattr(compat, "nccl", missing)
     device = _gpus(2, FakeDriver(2))[0]
     assert clique("auto", device, (0, 1), {0: 0, 1: 1}) is None
-    with pytest.raises(DeviceError, match=r"collectives 'nccl': NCCL needs the package nccl4py .*numflow\[nccl\]"):
+    with pytest.raises(DeviceError, match=r"collectives 'nccl': NCCL needs the package nccl4py .*numflow-llm\[nccl\]"):
         clique("nccl", device, (0, 1), {0: 0, 1: 1})
 
 
