@@ -51,7 +51,7 @@ def _rope_angles(y: f32.ptr, y_stride: u32, inv_freq: f32.ptr, positions: i32.pt
 def _rope_angles_by_length(y: f32.ptr, y_stride: u32, table: f32.ptr, table_stride: u32, positions: i32.ptr,
                            sequence_of: i32.ptr, counts: i32.ptr, half: u32):
     # A row of the table is a sequence's frequencies, and the factor behind them.
-    t, i = block_y(), block_x() * 128 + thread_index()
+    t, i = block_x(), block_y() * 128 + thread_index()
     if t < counts[N_TOKENS] and i < half:
         inv_freq = table + sequence_of[t] * table_stride
         angle = f32(positions[t]) * inv_freq[i]

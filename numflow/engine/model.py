@@ -317,18 +317,21 @@ class Model:
         check_translates(self.network)
         return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings, budget)
 
-    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Mapping[str, Any],
+    def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Mapping[str, Any] | Settings,
                 budget: Budget | None = None) -> Request:
         """A checked request, for an engine. A conversation gets what `sampling` says below its own settings.
 
-        settings: see Settings. budget: the most that it may ask for; None: anything.
+        settings: see Settings; an object of that class is complete. budget: the most that it may ask for; None:
+        anything.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.
         """
-        if settings.get("chat") or is_conversation(prompt):
-            settings = filled(settings, self.sampling.values)
-        return self._requests.make(prompt, Settings.of(settings), budget=budget)
+        if not isinstance(settings, Settings):
+            if settings.get("chat") or is_conversation(prompt):
+                settings = filled(settings, self.sampling.values)
+            settings = Settings.of(settings)
+        return self._requests.make(prompt, settings, budget=budget)
 
     @cached_property
     def sampling(self) -> Source:

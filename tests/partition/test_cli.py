@@ -43,6 +43,6 @@ def test_inspect_draws_the_placement(folder, capsys):
     ("0;1;2", "2 layers cannot be cut into 3 groups of devices"),
 ])
 def test_one_line_says_what_is_wrong(folder, capsys, devices, message):
-    for command in (("inspect", folder), ("generate", "-m", folder, "x")):
+    for command in (("inspect", folder), ("bench", "-m", folder)):
         code, _, err = _numflow(capsys, *command, "--devices", devices)
         assert code == 1 and message in err and "Traceback" not in err
