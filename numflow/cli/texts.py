@@ -60,8 +60,8 @@ def embed(
     def before(built, prompts, recipe) -> None:
         from numflow.engine.embedding import poolings
 
-        prompts.check()
         poolings(built.name, recipe(), pooling)
+        prompts.check()
 
     with loaded(model, how, "embed", before=before) as (ready, notice):
         vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
