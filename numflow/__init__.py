@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from numflow.engine.aio import AsyncEngine
-    from numflow.engine.budget import Budget
     from numflow.engine.engine import Engine
-    from numflow.engine.generation import Generation
     from numflow.engine.load import load
     from numflow.engine.model import Model
+    from numflow.engine.request.budget import Budget
+    from numflow.engine.run.generation import Generation
 
 __version__ = "0.1.0"
 
@@ -47,9 +47,9 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.generation",
+_LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.run.generation",
          "Engine": "numflow.engine.engine", "AsyncEngine": "numflow.engine.aio",
-         "Budget": "numflow.engine.budget"}
+         "Budget": "numflow.engine.request.budget"}
 
 
 def __getattr__(name: str) -> "Any":

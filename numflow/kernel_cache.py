@@ -36,7 +36,7 @@ def root(what: str = "kernels") -> Path:
 
 @functools.cache
 def folder(module: str) -> Path:
-    """A writable folder for the compiled kernels of `module` ("numflow.cpu.norm"), unique to its sources."""
+    """A writable folder for the compiled kernels of `module` ("numflow.cpu.linear.embed"), unique to its sources."""
     name = f"{module.rpartition('.')[2]}-{fingerprint(module)}"
     path = _writable_root() / name
     path.mkdir(mode=0o700, exist_ok=True)

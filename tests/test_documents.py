@@ -107,7 +107,7 @@ def test_toml_of_the_manuals():
     (recipe,) = blocks("docs/quantisation.md", "toml")
     found = recipe_of(tomllib.loads(recipe), "docs/quantisation.md")
     assert found.scheme("token_embd") == "q6" and found.scheme("blk.2.ffn_down") == "q5"
-    from numflow.server.config import make_config
+    from numflow.server.config.config import make_config
 
     (service,) = blocks("docs/server.md", "toml")
     config = make_config(tomllib.loads(service), "docs/server.md")

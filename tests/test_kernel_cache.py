@@ -6,7 +6,7 @@ import pytest
 
 from numflow import kernel_cache
 
-MODULE = "numflow.cpu.norm_kernels"
+MODULE = "numflow.cpu.elementwise.norm_kernels"
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ import warnings
 import pytest
 
 from numflow import kernel_cache, places, trust
-from numflow.cpu import array_file, code_files, prepared
+from numflow.cpu.memory import array_file
+from numflow.cpu.runtime import code_files
+from numflow.cpu.weights import prepared
 from numflow.formats import kept
 from tests.cpu.test_kernel import _forget
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and modes")
-MODULE = "numflow.cpu.clock_kernels"
+MODULE = "numflow.cpu.measure.clock_kernels"
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_kernels_are_written_for_this_user_alone_and_read_only_then(cache, monke
         pytest.skip("objects of this platform are not kept")
     made = []
     monkeypatch.setattr(code_files, "MachineCode", lambda elf, entry: made.append(elf) or elf)
-    monkeypatch.setitem(sys.modules, "numflow.cpu.compiler",
+    monkeypatch.setitem(sys.modules, "numflow.cpu.runtime.compiler",
                         type("compiler", (), {"object_file": staticmethod(lambda compiled: compiled)}))
     code_files.save(MODULE, "now", b"code")
     path = kernel_cache.folder(MODULE) / "now.o"

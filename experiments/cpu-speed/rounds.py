@@ -171,7 +171,7 @@ def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, enc
 
 def _sentences(model, rows: list[list[int]], repeat: int) -> float:
     """Texts a second that an encoder reads side by side, hidden states of every token included."""
-    from numflow.engine.sequence import Part
+    from numflow.engine.runner.runner import Part
 
     at_once = 512 // SENTENCE  # what fits a core's cache
     begin = time.perf_counter()
@@ -201,7 +201,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     key = ("synthetic", f"{shape} {kind}", threads)
     if not samples.missing(*key, "decode"):
         return
-    from numflow.cpu.limits import measure_limits
+    from numflow.cpu.measure.roofline import measure_limits
     from numflow.engine.measure.profile import cost
     from numflow.network.cost import Load
 

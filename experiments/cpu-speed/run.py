@@ -4,8 +4,8 @@ The engines take turns, run by run. Prefill is of 512 tokens; decoding is of 128
 prompts, and of 16 steps of several sequences together (each after 32 tokens; choosing the tokens is left out on both
 sides there). llama.cpp's programs are looked for in the folder named by the option `llama_cpp` (or
 $NUMFLOW_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or $NUMFLOW_TORCH_PYTHON);
-what is not there is left out. The machine's limits are measured by kernels in the same run (numflow/cpu/limits.py).
-The synthetic model has random weights: its speed does not depend on them.
+what is not there is left out. The machine's limits are measured by kernels in the same run
+(numflow/cpu/measure/roofline.py). The synthetic model has random weights: its speed does not depend on them.
 """
 
 import os
@@ -73,7 +73,7 @@ def _paths(names: str) -> list[Path]:
 
 
 def _limits(lab, threads: list[int]) -> dict[int, dict]:
-    from numflow.cpu.limits import measure_limits
+    from numflow.cpu.measure.roofline import measure_limits
 
     return {count: asdict(measure_limits(count, 1 << 24 if lab.quick else 1 << 29)) for count in threads}
 

@@ -11,9 +11,9 @@ import json
 import re
 from pathlib import Path
 
-from numflow.cuda.compat import versions
-from numflow.cuda.compile import cached, is_cached
-from numflow.cuda.sass import disassembler, instructions
+from numflow.cuda.compiler.compat import versions
+from numflow.cuda.compiler.compile import cached, is_cached
+from numflow.cuda.compiler.sass import disassembler, instructions
 from tests.cuda.kernels import all_kernels
 
 CAPABILITY = (9, 0)

@@ -4,7 +4,7 @@ and values. 32 query heads over 8 of keys and values of 128 columns."""
 import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each
-from numflow.cuda.call import Sizes
+from numflow.cuda.device.call import Sizes
 from numflow.cuda.program import Program
 from numflow.ops import Batch
 from numflow.quant.kv import CODED, KV_TYPES

@@ -3,10 +3,10 @@
 import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each, seconds
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Launch
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Launch
 from numflow.cuda.program import Program
-from numflow.cuda.sample import BEST, PICK, encode
+from numflow.cuda.sample.sample import BEST, PICK, encode
 from numflow.decoding.choice import Choice
 from numflow.ops import Batch
 from tests.cuda.matrices import experts_case

@@ -4,10 +4,10 @@ import numpy as np
 
 from experiments.gpu_suite.hybrid import SHAPES, TOY, measured, program_of
 from experiments.gpu_suite.setting import Setting
-from numflow.cuda import compat
+from numflow.cuda.compiler import compat
 from numflow.errors import DeviceError
 from numflow.lab.shapes import random_network
-from numflow.partition.devices import parse_devices
+from numflow.partition.cut.devices import parse_devices
 
 MOST = 8  # cards of a group
 

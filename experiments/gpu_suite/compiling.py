@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from experiments.gpu_suite.setting import Setting
-from numflow.cuda.compile import cached, folder, is_cached
+from numflow.cuda.compiler.compile import cached, folder, is_cached
 
 
 def compiling(setting: Setting) -> None:

@@ -10,10 +10,10 @@ from numflow.cuda import program as cuda
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
 from numflow.ops import Batch
-from numflow.partition.cpu_layers import with_cpu_layers
-from numflow.partition.cut import partition
-from numflow.partition.devices import executors_of, parse_devices
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cpu_layers import with_cpu_layers
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.devices import executors_of, parse_devices
+from numflow.partition.run.program import PlanProgram
 
 SHAPES = {"1b": Shape(16, 2048, 32, 8, 8192, 128256, 8192), "8b": Shape(32, 4096, 32, 8, 14336, 128256, 8192)}
 TOY = {"toy": Shape(2, 64, 4, 2, 96, 101, 512)}

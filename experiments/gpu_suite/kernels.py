@@ -3,12 +3,12 @@
 import numpy as np
 
 from experiments.gpu_suite.setting import Setting, each, seconds
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Device, Launch
-from numflow.cuda.intrinsics import block_x, thread_index
-from numflow.cuda.kernel import kernel
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Device, Launch
+from numflow.cuda.lang.intrinsics import block_x, thread_index
+from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.program import Program
-from numflow.cuda.scalar import f32, u32
 from numflow.ops import Batch
 from tests.cuda.matrices import linear_case
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.cuda.compat import driver, versions
-from numflow.cuda.device import Device, Launch, Simulated
-from numflow.cuda.runtime import open_device
+from numflow.cuda.compiler.compat import driver, versions
+from numflow.cuda.device.device import Device, Launch, Simulated
+from numflow.cuda.device.gpu import open_device
 from numflow.errors import DeviceFaultError
 
 LIMIT_S = 480.0     # of a part, looked at between two results

@@ -22,8 +22,8 @@ OTHERS = {"AVX2": ("haswell", FEATURES + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzc
 
 
 def run(lab):
-    from numflow.cpu.limits import measure_limits
-    from numflow.cpu.simd_isa import isa
+    from numflow.cpu.measure.roofline import measure_limits
+    from numflow.cpu.simd.isa import isa
 
     if lab.quick:
         lab.options |= {"repeat": 1}
@@ -127,12 +127,12 @@ def _tiles(repeat: int, mode: str = "int8", at_once: int = 0) -> tuple[float, fl
     """numflow's kernels; with `at_once` tokens in a call, all of them if 0."""
     from types import SimpleNamespace
 
-    from numflow.cpu.activations import bind_operand, operand_bytes
-    from numflow.cpu.kernel import HEADER_FIELDS, N_TOKENS
-    from numflow.cpu.linear import linear
-    from numflow.cpu.memory import aligned
-    from numflow.cpu.pack import pack
-    from numflow.network.weights import RawMatrix
+    from numflow.cpu.linear.activations import bind_operand, operand_bytes
+    from numflow.cpu.linear.linear import linear
+    from numflow.cpu.memory.buffers import aligned
+    from numflow.cpu.runtime.kernel import HEADER_FIELDS, N_TOKENS
+    from numflow.cpu.weights.pack import pack
+    from numflow.network.weights.source import RawMatrix
     from numflow.ops import Step, View
 
     def time_of(n, k, t):

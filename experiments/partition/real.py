@@ -17,22 +17,22 @@ import numpy as np
 
 from numflow import formats, network
 from numflow.cpu import program as executor
-from numflow.cpu.cores import default_threads
 from numflow.cpu.estimate import weight_bytes
+from numflow.cpu.runtime.cores import default_threads
 from numflow.engine.model import Model
-from numflow.engine.sequence import Part
-from numflow.engine.sequence import Sequence as Text
+from numflow.engine.runner.runner import Part
+from numflow.engine.runner.runner import Sequence as Text
 from numflow.errors import NumflowError
 from numflow.lab.machine import as_cluster
 from numflow.lab.machine import measure as measure_machine
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network.cost import Load
-from numflow.partition.cut import partition
-from numflow.partition.events import Simulator
-from numflow.partition.hardware import Cluster
-from numflow.partition.plan import Plan
-from numflow.partition.price import Prices, kind_of
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.plan import Plan
+from numflow.partition.price.events import Simulator
+from numflow.partition.price.hardware import Cluster
+from numflow.partition.price.price import Prices, kind_of
+from numflow.partition.run.program import PlanProgram
 from numflow.registry import resolve
 
 CONTEXT, TOKENS = 64, 16

@@ -11,11 +11,11 @@ against the clock. A plain decoder of the size of the option `shape` in half pre
 # others stay as the folder's results.json has them.
 
 from numflow.lab.shapes import find_shape, random_network
-from numflow.partition.cut import partition
-from numflow.partition.hardware import read_cluster
-from numflow.partition.planner import decode_rate
-from numflow.partition.price import INFERFLOW, NUMFLOW, Prices
-from numflow.partition.serving import Queries, Service, simulate
+from numflow.partition.cut.cut import partition
+from numflow.partition.price.hardware import read_cluster
+from numflow.partition.price.planner import decode_rate
+from numflow.partition.price.price import INFERFLOW, NUMFLOW, Prices
+from numflow.partition.price.serving import Queries, Service, simulate
 
 from .sweeps import sweeps
 from .virtual import virtual

@@ -3,10 +3,10 @@
 import itertools
 from dataclasses import replace
 
-from numflow.partition.cut import partition
-from numflow.partition.hardware import Cluster, Link
-from numflow.partition.planner import decode_rate
-from numflow.partition.price import Prices
+from numflow.partition.cut.cut import partition
+from numflow.partition.price.hardware import Cluster, Link
+from numflow.partition.price.planner import decode_rate
+from numflow.partition.price.price import Prices
 
 
 def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str], colors: dict[str, str]) -> None:

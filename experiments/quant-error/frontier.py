@@ -73,7 +73,7 @@ def frontier(lab, places):
 
 def _model(lab, places, name: str, text: str) -> None:
     from numflow.engine.quantise.calibrate import calibrate
-    from numflow.network.calibration import read_calibration
+    from numflow.network.quantise.calibration import read_calibration
     from numflow.registry import resolve
 
     source, name, chunks = resolve(name), Path(name).name, lab.options["calibration_chunks"]

@@ -11,8 +11,8 @@ from numflow.formats import container
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TYPES
 from numflow.formats.writer import Entry, write
-from numflow.network.calibration import Calibration
-from numflow.network.quantise import encoded
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import encoded
 from numflow.quant.recipe import read_recipe
 
 

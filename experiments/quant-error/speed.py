@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from numflow.cpu.arena import Arena
 from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context
-from numflow.cpu.cores import default_threads
-from numflow.cpu.kernel import N_TOKENS
-from numflow.cpu.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
-from numflow.cpu.simd_isa import isa
-from numflow.cpu.threads import shared_threads
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.runtime.cores import default_threads
+from numflow.cpu.runtime.kernel import N_TOKENS
+from numflow.cpu.runtime.threads import shared_threads
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.weights.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
 from numflow.ops import Buffer, Network, Step, View, Weight
 from numflow.quant.layout import ROW_SCHEMES
 

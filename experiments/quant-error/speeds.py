@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from numflow.cpu.cores import default_threads
-from numflow.cpu.simd_isa import FORCED, X86, isa
+from numflow.cpu.runtime.cores import default_threads
+from numflow.cpu.simd.isa import FORCED, X86, isa
 from numflow.quant.layout import ROW_SCHEMES
 
 from .speed import speed_table

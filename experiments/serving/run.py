@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numflow
 from numflow.errors import RequestError
-from numflow.server.load import Load
-from numflow.server.load import run as drive
+from numflow.server.load_generator import Load
+from numflow.server.load_generator import run as drive
 
 from . import soak
 

@@ -87,7 +87,7 @@ def bound(built, checkpoint, threads):
     from numflow.cpu.program import Program
     from numflow.engine.model import Model
     from numflow.network import WeightSource
-    from numflow.partition.plan import single_device
+    from numflow.partition.cut.plan import single_device
 
     part = single_device(built, "cpu").part(0)
     return Model(built, Program(part, WeightSource(built, checkpoint), threads=threads, activations="int8"))
@@ -136,9 +136,9 @@ class Oracle:
 def oracle(lab, model):
     """Speed-up against the quality of guesses that cost nothing."""
     from numflow.decoding.speculative import StepTimes
-    from numflow.engine.decode import together
-    from numflow.engine.drafters import Paced
-    from numflow.engine.settings import Settings
+    from numflow.engine.request.settings import Settings
+    from numflow.engine.run.streaming import together
+    from numflow.engine.speculate.drafters import Paced
 
     settings = {**asked(model, "story"), "max_tokens": lab.options["tokens"], "ignore_eos": True}
     text = model.generate(**settings).ids

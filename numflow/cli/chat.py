@@ -34,7 +34,7 @@ def chat(
     answer or clears the line, twice or Ctrl-D leaves. From a pipe each line is a question, and the first that fails
     ends the command with exit code 1.
     """
-    from numflow.engine.ahead import check_settings, check_writes
+    from numflow.engine.request.ahead import check_settings, check_writes
 
     settings = {"max_tokens": max_tokens, **sampling.settings()}
     if not streams(settings):

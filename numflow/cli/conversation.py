@@ -153,7 +153,7 @@ class Conversation:
             print(self._system_text or "(no system message)")
 
     def _set(self, pair: str) -> None:
-        from numflow.engine.settings import Settings
+        from numflow.engine.request.settings import Settings
 
         if not pair:
             print_fields(self._settings.items())

@@ -52,8 +52,8 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> dict[str, object]:
-    from numflow.cpu.cores import default_threads
-    from numflow.cpu.simd_isa import isa
+    from numflow.cpu.runtime.cores import default_threads
+    from numflow.cpu.simd.isa import isa
     from numflow.engine.measure.host import host
 
     facts = host()
@@ -62,7 +62,7 @@ def _processor() -> dict[str, object]:
 
 def _gpu() -> dict[str, object]:
     """What `--device cuda` would find, or why it would find nothing."""
-    from numflow.cuda.compat import gpu_names
+    from numflow.cuda.compiler.compat import gpu_names
     from numflow.errors import DeviceError
 
     try:

@@ -44,7 +44,7 @@ def generate(
     A model that has a chat template gets the prompt as one user message and answers it; --raw continues the text
     as it stands. Models without a template always continue.
     """
-    from numflow.engine.ahead import check_settings, check_writes
+    from numflow.engine.request.ahead import check_settings, check_writes
 
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
     if trace:
@@ -127,7 +127,7 @@ def _facts(result, load_s: float, tokenizer) -> dict:
 
 
 def _token(tokenizer, id: int, logprob: float) -> dict:
-    from numflow.server.logprobs import finite, token_text
+    from numflow.server.messages.logprobs import finite, token_text
 
     return {"id": id, "text": token_text(tokenizer, id)[0], "logprob": finite(logprob)}
 

@@ -58,8 +58,8 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict]]:
     """A drawing of the placement, and facts of each device."""
     from numflow import network
     from numflow.network import describe
-    from numflow.partition.cut import partition
-    from numflow.partition.drawing import draw
+    from numflow.partition.cut.cut import partition
+    from numflow.partition.price.drawing import draw
 
     plan = partition(network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False), devices)
     facts = [{"device": part.name, "group": part.group, "share": part.share,

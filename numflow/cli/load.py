@@ -31,7 +31,7 @@ def bench_serve(
     of this machine, for a bounded time. An API key is read from NUMFLOW_API_KEY.
     """
     try:
-        from numflow.server.load import Load, run
+        from numflow.server.load_generator import Load, run
     except ImportError as error:
         raise DeviceError(f"this needs {error.name}: {install('server')}") from None
 

@@ -46,8 +46,8 @@ def plan(
 
     Every strategy (by layer, by tensor, hybrid) is cut, priced and simulated; each loser's row says why it lost.
     """
-    from numflow.partition import hardware, planner
-    from numflow.partition.drawing import draw
+    from numflow.partition.price import hardware, planner
+    from numflow.partition.price.drawing import draw
 
     if clusters:
         print_table(("name", "what it is"), hardware.known_clusters().items())
@@ -90,7 +90,7 @@ def _this_machine(names: list[str], again: bool, backend: str):
 
 
 def _names(devices: str) -> list[str]:
-    from numflow.partition.devices import parse_devices
+    from numflow.partition.cut.devices import parse_devices
 
     return [device.name for device in parse_devices(devices)] if devices else []
 
@@ -127,7 +127,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
     from dataclasses import replace
 
     from numflow import formats, network, registry
-    from numflow.engine.quantise.requantise import requantised
+    from numflow.engine.requantise import requantised
     from numflow.formats.types import TYPES
     from numflow.quant import SCHEMES
     from numflow.registry.progress import Silent
@@ -155,7 +155,7 @@ def _sizes(kv: str | None, network, backend: str) -> dict:
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes
-    from numflow.partition.price import Holding
+    from numflow.partition.price.price import Holding
     from numflow.quant.kv import CODED
 
     plain = {"f32": 4.0, "f16": 2.0}

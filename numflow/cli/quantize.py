@@ -55,7 +55,7 @@ def quantize(
     from numflow.engine.quantise.sensitivity import FREE, automatic_recipe, check_bits
     from numflow.formats.gguf_mixes import MIXES
     from numflow.formats.gguf_writer import WRITTEN
-    from numflow.network.quantise import already_quantised
+    from numflow.network.quantise.quantise import already_quantised
     from numflow.quant.recipe import KEEP, Recipe, read_recipe
     from numflow.registry.progress import megabytes, reporter
 
@@ -169,7 +169,7 @@ def imatrix(
 def _check_out(out: Path) -> None:
     """Refuse to write a calibration where that cannot be, or over anything but another calibration."""
     from numflow.formats.folder import made_here
-    from numflow.network.calibration import KIND
+    from numflow.network.quantise.calibration import KIND
 
     if not out.parent.is_dir():
         raise RequestError(f"{out}: no folder {out.parent}")
@@ -179,7 +179,7 @@ def _check_out(out: Path) -> None:
 
 def _calibration(model: Path, file: Path, context: int | None, chunks: int | None, spec: str | None, progress):
     """A calibration file's content, or that of a run over a text."""
-    from numflow.network.calibration import is_calibration, read_calibration
+    from numflow.network.quantise.calibration import is_calibration, read_calibration
 
     if is_calibration(file):
         if (context, chunks) != (None, None):

@@ -25,7 +25,7 @@ class CompileNotice:
         self.compiled, self.seconds, self._open_line = 0, 0.0, False
 
     def __call__(self, name: str, seconds: float, loaded: bool) -> None:
-        """A kernel is ready (the listener of numflow.cpu.kernel)."""
+        """A kernel is ready (the listener of numflow.cpu.runtime.kernel)."""
         if loaded:
             return
         self.compiled += 1
@@ -51,7 +51,7 @@ def compile_notice(listens: bool) -> Iterator[CompileNotice]:
     if not listens:
         yield notice
         return
-    from numflow.cpu.kernel import on_compile
+    from numflow.cpu.runtime.kernel import on_compile
 
     on_compile.append(notice)
     try:

@@ -76,10 +76,10 @@ def serve(
         from numflow.server.listen import serve as run
     except ImportError as error:
         raise DeviceError(f"serving needs {error.name}: {install('server')}") from None
-    from numflow.server.config import make_config, read_config
-    from numflow.server.guard import LOOPBACK
-    from numflow.server.logs import start_logging
-    from numflow.server.service import Service
+    from numflow.server.config.config import make_config, read_config
+    from numflow.server.http.logs import start_logging
+    from numflow.server.service.guard import LOOPBACK
+    from numflow.server.service.service import Service
 
     if offline:
         os.environ["NUMFLOW_OFFLINE"] = "1"
@@ -112,7 +112,7 @@ def serve(
     uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
     with compile_notice(uses_cpu):
         if made.replicas:
-            from numflow.server.front import serve as run_replicas
+            from numflow.server.replicas.front import serve as run_replicas
 
             run_replicas(made, listens, serves)
         else:

@@ -56,7 +56,7 @@ def check(
     With a checkpoint it is resolved, and the network is printed. A model in SPEC's place is checked with its own.
     """
     from numflow import formats, network, registry
-    from numflow.network.draft_keys import check_confirmed
+    from numflow.network.new_spec_keys import check_confirmed
     from numflow.spec import load_spec
 
     if own := checkpoint is None and _is_model(Path(name)):
@@ -89,7 +89,7 @@ def new(
     Fails if the draft cannot run yet, and says why.
     """
     from numflow import formats, registry
-    from numflow.network.draft import draft
+    from numflow.network.new_spec import draft
 
     if output is not None and output.exists():
         raise RequestError(f"{output} is there already and is kept")

@@ -48,8 +48,8 @@ def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dic
 
     raw: the text is continued as it stands, by the likeliest tokens unless the settings say otherwise.
     """
-    from numflow.engine.sampling import filled
-    from numflow.engine.settings import Settings
+    from numflow.engine.request.sampling import filled
+    from numflow.engine.request.settings import Settings
 
     found = dict(settings) if raw else filled(settings, model.sampling.values)
     for name, reason in Settings.of(found).ignored.items():
@@ -60,7 +60,7 @@ def completed(model: Any, settings: Mapping[str, Any], raw: bool = False) -> dic
 
 def seeded(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with a seed where tokens are drawn, so that it can be told."""
-    from numflow.engine.settings import Settings
+    from numflow.engine.request.settings import Settings
 
     draws = settings.get("seed") is None and not Settings.of(settings).deterministic
     return {**settings, "seed": secrets.randbelow(2**32)} if draws else dict(settings)

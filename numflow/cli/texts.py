@@ -58,7 +58,7 @@ def embed(
     lines = read_lines(texts or [], file)
 
     def before(built, prompts, recipe) -> None:
-        from numflow.engine.embedding import poolings
+        from numflow.engine.tasks.embedding import poolings
 
         poolings(built.name, recipe(), pooling)
         prompts.check()
@@ -97,7 +97,7 @@ def fill_mask(
     json: options.Json = False,
 ) -> None:
     """Show the likeliest words for the gaps of a text."""
-    from numflow.engine.ahead import check_masked
+    from numflow.engine.request.ahead import check_masked
 
     text = _only_text(text)
 
@@ -143,7 +143,7 @@ def translate(
 
     Languages are written as the model's vocabulary has them: en, eng_Latn, en_XX.
     """
-    from numflow.engine.ahead import check_translates
+    from numflow.engine.request.ahead import check_translates
 
     lines = read_lines(texts or [], file)
     given = {"max_tokens": max_tokens, "num_beams": num_beams}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numflow.cpu import kernel as field
+from numflow.cpu.runtime import kernel as field
 from numflow.network.windows import table_name
 
 # The field of the address of each array.

@@ -4,10 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numflow.cpu import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
+from numflow.cpu.attention import attention
 from numflow.cpu.context import Context, overlap
+from numflow.cpu.elementwise import act, norm, rope, select
+from numflow.cpu.exchange import exchange
 from numflow.cpu.fuse import adds_taken_over, operands_made
-from numflow.cpu.kernel import Call
+from numflow.cpu.linear import embed, linear
+from numflow.cpu.moe import moe
+from numflow.cpu.runtime.kernel import Call
+from numflow.cpu.state import cache
 from numflow.ops import Step, View, param
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numflow.cpu.activations import NAMES, Operand, bind_operand, operand_bytes
-from numflow.cpu.cache import KVCache
-from numflow.cpu.kernel import HEADER_FIELDS, ROW_FIELD
-from numflow.cpu.layout import Packed
-from numflow.cpu.memory import Buffers, aligned
-from numflow.cpu.operands import bind_made
-from numflow.cpu.pack import pack
-from numflow.cpu.prepared import Prepared
-from numflow.cpu.world import World
+from numflow.cpu.exchange.world import World
+from numflow.cpu.linear.activations import NAMES, Operand, bind_operand, operand_bytes
+from numflow.cpu.linear.operands import bind_made
+from numflow.cpu.memory.buffers import Buffers, aligned
+from numflow.cpu.runtime.kernel import HEADER_FIELDS, ROW_FIELD
+from numflow.cpu.state.cache import KVCache
+from numflow.cpu.weights.layout import Packed
+from numflow.cpu.weights.pack import pack
+from numflow.cpu.weights.prepared import Prepared
 from numflow.network.by_length import ByLength
-from numflow.network.fusing import overlap
+from numflow.network.passes.dataflow import overlap
 from numflow.network.windows import windows
 from numflow.ops import Network, Step, View
 

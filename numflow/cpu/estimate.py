@@ -1,9 +1,9 @@
 """What a program will take of memory, from shapes and types alone: for planning, before anything is loaded."""
 
-from numflow.cpu import kv_rows
-from numflow.cpu.layout import SCHEMES, kept_as, tiles_of
-from numflow.cpu.outliers import expected_bytes
-from numflow.network.weights import is_computed
+from numflow.cpu.state import kv_rows
+from numflow.cpu.weights.layout import SCHEMES, kept_as, tiles_of
+from numflow.cpu.weights.outliers import expected_bytes
+from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers

@@ -6,8 +6,8 @@ else reads. What goes away is a pass over memory and a barrier; the numbers stay
 
 from collections.abc import Callable, Iterable, Sequence
 
-from numflow.cpu.operands import can_make
-from numflow.network.fusing import adds_taken_over, overlap, readers, unchanged
+from numflow.cpu.linear.operands import can_make
+from numflow.network.passes.dataflow import adds_taken_over, overlap, readers, unchanged
 from numflow.ops import Step, View
 
 __all__ = ["adds_taken_over", "operands_made"]

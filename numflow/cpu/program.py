@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from numflow.cpu.activations import PIECES
 from numflow.cpu.batch import fill_header, table_fields
 from numflow.cpu.bind import Bound
-from numflow.cpu.cache import KVCache
-from numflow.cpu.clock import Stamps
 from numflow.cpu.context import Context, Weights, overlap
-from numflow.cpu.cores import default_threads
-from numflow.cpu.exchange import by_host
-from numflow.cpu.kernel import ROW_FIELD, compile_seconds
-from numflow.cpu.linear import pieces_of
-from numflow.cpu.threads import Threads, shared_threads
-from numflow.cpu.world import World
+from numflow.cpu.exchange.exchange import by_host
+from numflow.cpu.exchange.world import World
+from numflow.cpu.linear.activations import PIECES
+from numflow.cpu.linear.linear import pieces_of
+from numflow.cpu.measure.clock import Stamps
+from numflow.cpu.runtime.cores import default_threads
+from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
+from numflow.cpu.runtime.threads import Threads, shared_threads
+from numflow.cpu.state.cache import KVCache
 from numflow.errors import DeviceError, RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
 from numflow.network.cost import all_floats
@@ -175,7 +175,7 @@ class Program:
         del arrays  # the header points into them
 
     def prepare(self, arrays: dict[str, np.ndarray], entry: str = "main", output: str | None = "logits") -> None:
-        """All of a run but the walk, which the pool's threads are then to do by themselves (together.py).
+        """All of a run but the walk, which the pool's threads are then to do by themselves (exchange/lockstep.py).
 
         arrays: of a batch that was checked (network.batch.checked); they must live until the walk is done.
         """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numflow.cuda.device import Device, Ref
+from numflow.cuda.device.device import Device, Ref
 from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 
-from numflow.cuda import act, attention, cache_write, embed, head_linear, linear, moe, norm, rope, select
-from numflow.cuda.cache_host import take_rooms, with_copies
-from numflow.cuda.call import Call
+from numflow.cuda.attention import attention
 from numflow.cuda.context import Context
-from numflow.cuda.exchange import Meeting, bind_exchange
+from numflow.cuda.device.call import Call
+from numflow.cuda.elementwise import act, norm, rope, select
+from numflow.cuda.exchange.exchange import Meeting, bind_exchange
 from numflow.cuda.fuse import fused
+from numflow.cuda.linear import embed, head_linear, linear
+from numflow.cuda.moe import moe
+from numflow.cuda.state import cache_write
+from numflow.cuda.state.cache_host import take_rooms, with_copies
 from numflow.errors import NetworkError
 from numflow.ops import EXCHANGES, Step
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from numflow.cuda.batch import BatchMemory
-from numflow.cuda.cache import KVCache
-from numflow.cuda.call import ROW_FIELD, ceil
-from numflow.cuda.device import Device, Memory, Ref
-from numflow.cuda.layout import Matrix
-from numflow.cuda.operand import Operand, bind_operand, operand_bytes, padded
-from numflow.cuda.pack import upload
+from numflow.cuda.device.call import ROW_FIELD, ceil
+from numflow.cuda.device.device import Device, Memory, Ref
+from numflow.cuda.state.cache import KVCache
+from numflow.cuda.weights.layout import Matrix
+from numflow.cuda.weights.operand import Operand, bind_operand, operand_bytes, padded
+from numflow.cuda.weights.pack import upload
 from numflow.network.by_length import ByLength
-from numflow.network.fusing import overlap
+from numflow.network.passes.dataflow import overlap
 from numflow.network.windows import windows
 from numflow.ops import Network, View
 
@@ -153,7 +153,7 @@ class Context:
         return self.place(view, kind)
 
     def squares(self, view: View) -> Ref:
-        """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear_unit.py)."""
+        """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear/unit.py)."""
         return self.scratch(f"squares of {view}", 4 * self.room(view) * (view.width // 32))
 
     def delay(self, view: View, eps: float) -> None:

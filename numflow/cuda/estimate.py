@@ -2,12 +2,12 @@
 
 import math
 
-from numflow.cuda.call import ceil
-from numflow.cuda.layout import FLOATS, NATIVE, SCHEMES
-from numflow.cuda.operand import padded
-from numflow.cuda.outliers import expected_bytes
+from numflow.cuda.device.call import ceil
+from numflow.cuda.weights.layout import FLOATS, NATIVE, SCHEMES
+from numflow.cuda.weights.operand import padded
+from numflow.cuda.weights.outliers import expected_bytes
 from numflow.formats.types import EXPANDED
-from numflow.network.weights import is_computed
+from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers

@@ -5,7 +5,7 @@ norm, then linears       the norm stores what those matrices read: int8, or 16-b
 act or act_mul, linears  the same
 rope, rope, cache_write  one kernel turns queries and keys, and stores keys and values
 linear, add, rms_norm    blocks that own 32 results make the norm's operand and leave its scale to its readers; few
-                         tokens (linear_unit.py)
+                         tokens (linear/unit.py)
 linear, act_mul          the same for gate and up
 
 What a step would have written is left out where nobody else reads it. Numbers may differ from the steps on their own
@@ -14,11 +14,13 @@ by the order of a norm's sum.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from numflow.cuda import act, linear, linear_unit, norm, rope
-from numflow.cuda.cache_code import PIECE
-from numflow.cuda.call import Call
-from numflow.cuda.operand import UNIT
-from numflow.network.fusing import adds_taken_over, dead_after, overlap, readers
+from numflow.cuda.device.call import Call
+from numflow.cuda.elementwise import act, norm, rope
+from numflow.cuda.linear import linear
+from numflow.cuda.linear import unit as linear_unit
+from numflow.cuda.state.cache_code import PIECE
+from numflow.cuda.weights.operand import UNIT
+from numflow.network.passes.dataflow import adds_taken_over, dead_after, overlap, readers
 from numflow.ops import Step, View, param
 
 Bound = Callable[[], list[Call]]

@@ -8,8 +8,8 @@ second records. Graphs hold addresses, so they are forgotten whenever memory mov
 from collections.abc import Hashable
 from typing import Any
 
-from numflow.cuda.call import N_LOGIT_ROWS, N_SEQUENCES, N_TOKENS, Call, Sizes
-from numflow.cuda.device import Device
+from numflow.cuda.device.call import N_LOGIT_ROWS, N_SEQUENCES, N_TOKENS, Call, Sizes
+from numflow.cuda.device.device import Device
 
 MOST_ROWS = 256    # tokens of a batch that is worth a graph
 FEWEST_KEYS = 128  # buckets of keys begin here: as many as attention leaves in one part

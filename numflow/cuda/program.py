@@ -8,16 +8,16 @@ import numpy as np
 
 from numflow.cuda.batch import longest_table
 from numflow.cuda.bind import bind
-from numflow.cuda.cache import KVCache
-from numflow.cuda.cache_host import JOIN, Rooms, on_host
-from numflow.cuda.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.context import Context, Weights, overlap
-from numflow.cuda.device import Device, Launch
-from numflow.cuda.exchange import Meeting, World
+from numflow.cuda.device.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
+from numflow.cuda.device.device import Device, Launch
+from numflow.cuda.device.gpu import open_device
+from numflow.cuda.exchange.exchange import Meeting, World
+from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
-from numflow.cuda.nccl import CHOICES
-from numflow.cuda.runtime import open_device
-from numflow.cuda.sample import WORDS, best, encode, pick
+from numflow.cuda.sample.sample import WORDS, best, encode, pick
+from numflow.cuda.state.cache import KVCache
+from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
 from numflow.network.batch import Limits, checked
@@ -38,7 +38,7 @@ class Program:
     kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (fuse.py); numbers may differ in their last bits.
-    units:       also where blocks must own 32 neighbouring results for that (linear_unit.py).
+    units:       also where blocks must own 32 neighbouring results for that (linear/unit.py).
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
                  for each batch.

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Launch, Memory, Ref
-from numflow.cuda.kernel import Kernel
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Launch, Memory, Ref
+from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.program import Program
-from numflow.cuda.sample import BEST, PICK
+from numflow.cuda.sample.sample import BEST, PICK
 from numflow.ops import Network
 
 SIZES = tuple((rows, keys) for rows in (1, 3, 5, 16, 64, 500) for keys in (40, 5000))

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from numflow.engine.budget import Budget
-from numflow.engine.core import IDLE_S
 from numflow.engine.handle import Handle
-from numflow.engine.job import Job, Sink
-from numflow.engine.memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.model import Model
-from numflow.engine.request import Request
+from numflow.engine.request.budget import Budget
+from numflow.engine.request.request import Request
+from numflow.engine.run.core import IDLE_S
+from numflow.engine.run.job import Job, Sink
+from numflow.engine.runner.kv_memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.schedule.scheduler import Limits
 from numflow.errors import QueueFullError, RequestError, quoted
 from numflow.sizes import parse_bytes

@@ -4,10 +4,10 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator
 
-from numflow.engine.choices import choices
-from numflow.engine.core import Core
-from numflow.engine.generation import Generation, Piece
-from numflow.engine.job import Job
+from numflow.engine.run.core import Core
+from numflow.engine.run.generation import Generation, Piece
+from numflow.engine.run.job import Job
+from numflow.engine.run.results import choices
 
 
 class Handle:

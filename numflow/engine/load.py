@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network, registry
-from numflow.engine.ahead import check_draft
-from numflow.engine.defaults import read_defaults
-from numflow.engine.memory import plan_memory
 from numflow.engine.model import Model
-from numflow.engine.prompt import Prompts
-from numflow.engine.recipe import Recipe
+from numflow.engine.request.ahead import check_draft
+from numflow.engine.request.defaults import read_defaults
+from numflow.engine.request.prompt import Prompts
+from numflow.engine.runner.kv_memory import plan_memory
+from numflow.engine.tasks.embedding_recipe import Recipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, quoted
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
 from numflow.ops import Network
-from numflow.partition.plan import single_device
+from numflow.partition.cut.plan import single_device
 from numflow.registry.progress import reporter
 
 # Executors by name; a module is imported only when its executor is chosen.
@@ -51,7 +51,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
     context:      longest text in tokens, at most the model's own, unless its positions stretch as a text needs it
                   (dynamic scaling). chunk: rows of a prompt that run at once.
     weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored. The
-                  next start finds them quantised (network/kept_tensors.py).
+                  next start finds them quantised (network/quantise/kept.py).
     imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
     kv:           type of cached keys and values: f32, f16, q8, q6, q5, q4, q3h, q3 or q2; None: f16, or f32 where the
                   arithmetic is float32. kv_k, kv_v: of keys, of values alone.
@@ -97,7 +97,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
             check_draft(headers, draft, offline, progress)
     with closing(reporter(progress and weights is not None)) as told:
         if weights is not None:
-            from numflow.engine.quantise.requantise import requantised
+            from numflow.engine.requantise import requantised
 
             checkpoint, headers = requantised(checkpoint, chosen, weights, imatrix, threads, told), None
         built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), context)
@@ -198,7 +198,7 @@ def _vocabulary_released(tokenizer, checkpoint):
 
 
 def _recipe(checkpoint, spec):
-    from numflow.engine.recipe import read_recipe
+    from numflow.engine.tasks.embedding_recipe import read_recipe
 
     return read_recipe(checkpoint.files, network.resolve(spec, checkpoint)[0].option("generation", "pooling"))
 

@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from numflow.engine.ahead import check_translates
-from numflow.engine.batch import Text, outputs
-from numflow.engine.budget import Budget
-from numflow.engine.core import Core
-from numflow.engine.decode import stream as stream_tokens
-from numflow.engine.decode import together
-from numflow.engine.defaults import Defaults
-from numflow.engine.drafters import check_draft
-from numflow.engine.embedding import Texts, embed
-from numflow.engine.generation import Generation, Stream
-from numflow.engine.languages import Languages, languages, translations
-from numflow.engine.masks import Filling, fill_mask
-from numflow.engine.measure.scoring import Likelihood, loglikelihoods
-from numflow.engine.prompt import Prompts, is_conversation
-from numflow.engine.recipe import Recipe
-from numflow.engine.request import Request, Requests, Settings
-from numflow.engine.sampling import Source, chosen, filled
-from numflow.engine.sequence import Runner
+from numflow.engine.request.ahead import check_translates
+from numflow.engine.request.budget import Budget
+from numflow.engine.request.defaults import Defaults
+from numflow.engine.request.prompt import Prompts, is_conversation
+from numflow.engine.request.request import Request, Requests, Settings
+from numflow.engine.request.sampling import Source, chosen, filled
+from numflow.engine.run.core import Core
+from numflow.engine.run.forward import Text, outputs
+from numflow.engine.run.generation import Generation, Stream
+from numflow.engine.run.streaming import stream as stream_tokens
+from numflow.engine.run.streaming import together
+from numflow.engine.runner.runner import Runner
+from numflow.engine.runner.scoring import Likelihood, loglikelihoods
+from numflow.engine.speculate.drafters import check_draft
+from numflow.engine.tasks.embedding import Texts, embed
+from numflow.engine.tasks.embedding_recipe import Recipe
+from numflow.engine.tasks.fill_mask import Filling, fill_mask
+from numflow.engine.tasks.translation import Languages, languages, translations
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow
 

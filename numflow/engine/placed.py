@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network
-from numflow.engine.quantise.requantise import requantised
+from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network
-from numflow.partition.cpu_layers import with_cpu_layers
-from numflow.partition.cut import partition
-from numflow.partition.devices import executors_of, parse_devices
-from numflow.partition.program import PROGRESS_S, PlanProgram
+from numflow.partition.cut.cpu_layers import with_cpu_layers
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.devices import executors_of, parse_devices
+from numflow.partition.run.program import PROGRESS_S, PlanProgram
 from numflow.registry.progress import Silent
 from numflow.spec.reader import Spec
 
@@ -55,7 +55,7 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
 
     built: the network with every matrix product on its own (fuse=False). modules: of the executors, by name.
     files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for RayProgram.
-    timeout: as for PlanProgram. cpu_layers: beside the GPUs of `devices` (partition/cpu_layers.py). options: of the
+    timeout: as for PlanProgram. cpu_layers: beside the GPUs of `devices` (partition/cut/cpu_layers.py). options: of the
     executors' Programs.
 
     Raises:
@@ -70,7 +70,7 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
     runs = executors_of(placement, backend)
     plan = partition(built, placement, runs, layers=layers)
     if transport == "ray":
-        from numflow.partition.ray_program import RayProgram
+        from numflow.partition.cluster.program import RayProgram
 
         return RayProgram(plan, {name: modules[name] for name in set(runs.values())}, files, timeout,
                           **dict(options or {}))

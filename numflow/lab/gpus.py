@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from numflow.cuda import runtime
-from numflow.cuda.call import ceil
-from numflow.cuda.compat import driver_version, gpu_names
-from numflow.cuda.device import Launch, Memory, Ref
-from numflow.cuda.exchange import copy_rows
-from numflow.cuda.layout import Matrix
-from numflow.cuda.linear import gemm_planes, gemv_args, gemv_kernel
-from numflow.cuda.linear_gemm import ROWS, gemm, tile_of
-from numflow.cuda.operand import UNIT, Operand, operand_bytes
+from numflow.cuda.compiler.compat import driver_version, gpu_names
+from numflow.cuda.device import gpu as runtime
+from numflow.cuda.device.call import ceil
+from numflow.cuda.device.device import Launch, Memory, Ref
+from numflow.cuda.exchange.exchange import copy_rows
+from numflow.cuda.linear.gemm import ROWS, gemm, tile_of
+from numflow.cuda.linear.linear import gemm_planes, gemv_args, gemv_kernel
+from numflow.cuda.weights.layout import Matrix
+from numflow.cuda.weights.operand import UNIT, Operand, operand_bytes
 from numflow.lab.machine import kept, this_machine
-from numflow.partition.devices import CPU
-from numflow.partition.hardware import Cluster, Device, Link
+from numflow.partition.cut.devices import CPU
+from numflow.partition.price.hardware import Cluster, Device, Link
 
 _FORMAT = 1
 _READ, _COLUMNS = 1 << 30, 8192     # bytes of a matrix that no cache holds, and columns of its rows

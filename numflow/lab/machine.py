@@ -11,7 +11,7 @@ from typing import Any
 from numflow import places
 from numflow.engine.measure.host import host
 from numflow.engine.model import Model
-from numflow.partition.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, Device, Link
 
 _FORMAT = 3
 _TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
@@ -53,8 +53,8 @@ def measure(devices: int) -> dict[str, float]:
         crowded (of one among all); start (seconds of a batch beside its steps), start_each (more for each further
         device).
     """
-    from numflow.cpu.cores import default_threads
-    from numflow.cpu.limits import measure_limits
+    from numflow.cpu.measure.roofline import measure_limits
+    from numflow.cpu.runtime.cores import default_threads
 
     cores = default_threads()
     threads = max(1, cores // devices)
@@ -112,8 +112,8 @@ def _toy(devices: int, layers: int, threads: int) -> Model:
     from numflow.cpu import program as executor
     from numflow.lab.shapes import find_shape, random_network
     from numflow.network import WeightSource
-    from numflow.partition.cut import partition
-    from numflow.partition.program import PlanProgram
+    from numflow.partition.cut.cut import partition
+    from numflow.partition.run.program import PlanProgram
 
     network, checkpoint = random_network(find_shape("1b", layers=layers, **_TOY), "F32", fuse=False)
     plan = partition(network, "&".join(map(str, range(devices))))

@@ -6,15 +6,15 @@ from typing import Any
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.builder import Builder
-from numflow.network.checks import check_step, verify
+from numflow.network.build.builder import Builder
+from numflow.network.build.checks import check_step, verify
+from numflow.network.build.names import TensorNames
+from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.describe import bits_per_weight
-from numflow.network.draft_keys import check_confirmed
-from numflow.network.names import TensorNames
-from numflow.network.passes import fuse_linears
-from numflow.network.selecting import select_early
-from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
-from numflow.network.weights import RawMatrix, WeightSource
+from numflow.network.new_spec_keys import check_confirmed
+from numflow.network.passes.merge_linears import fuse_linears
+from numflow.network.passes.select_rows import select_early
+from numflow.network.weights.source import RawMatrix, WeightSource
 from numflow.ops import Network
 from numflow.spec.detect import detect
 from numflow.spec.reader import Spec, load_spec

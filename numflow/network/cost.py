@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from numflow.formats.types import tensor_type
-from numflow.network.weights import is_computed
+from numflow.network.weights.source import is_computed
 from numflow.ops import Network, Step, Weight, param
 
 _ELEMENT = 4  # bytes of an activation

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.weights import is_computed
+from numflow.network.weights.source import is_computed
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import Network, Step
 

@@ -13,15 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from numflow.server import schemas, status, texts
-from numflow.server.chat import chat
-from numflow.server.completions import completions
-from numflow.server.guard import LOOPBACK, OWN_NAMES, Guard
-from numflow.server.ignored import HEADER
-from numflow.server.native import native
+from numflow.server.http.ignored import HEADER
+from numflow.server.messages import schemas
+from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
-from numflow.server.service import Service
-from numflow.server.wire import Json
+from numflow.server.protocols import openai_texts as texts
+from numflow.server.protocols.inferflow import native
+from numflow.server.protocols.openai_chat import chat
+from numflow.server.protocols.openai_completions import completions
+from numflow.server.service import status
+from numflow.server.service.guard import LOOPBACK, OWN_NAMES, Guard
+from numflow.server.service.service import Service
 
 log = logging.getLogger("numflow.server")
 Handler = Callable[[Service, Request], Awaitable[Response]]

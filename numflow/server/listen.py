@@ -14,9 +14,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from numflow.errors import RequestError
 from numflow.server.app import Endpoint, make_app
-from numflow.server.errors import ApiError, shutting_down
-from numflow.server.service import Service
-from numflow.server.wire import dump
+from numflow.server.http.errors import ApiError, shutting_down
+from numflow.server.messages.wire import dump
+from numflow.server.service.service import Service
 
 BACKLOG = 2048  # connections that wait to be accepted
 GRACE = 15.0  # seconds beyond drain_timeout, for answers that say that the service ends

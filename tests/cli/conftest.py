@@ -9,7 +9,7 @@ import pytest
 import numflow
 from numflow.cli.app import app
 from numflow.engine.model import Model
-from numflow.engine.recipe import Recipe
+from numflow.engine.tasks.embedding_recipe import Recipe
 from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, network, writes
 
 

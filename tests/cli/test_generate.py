@@ -13,7 +13,7 @@ from numflow.cli.chat import chat
 from numflow.cli.generate import generate
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.request import Settings
+from numflow.engine.request.request import Settings
 from numflow.ops import TraceRow
 from tests.engine.fake import EOS, VOCABULARY
 

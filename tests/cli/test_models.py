@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from numflow.cli.tables import print_table
-from numflow.network import draft
+from numflow.network import new_spec as draft
 from tests.engine.tiny import write_checkpoint
 from tests.quant.small import write_model
 

@@ -64,6 +64,6 @@ def test_without_a_driver(run, monkeypatch):
     def none():
         raise DeviceError("device 'cuda' needs an NVIDIA driver, there is none; --device cpu runs models without")
 
-    monkeypatch.setattr("numflow.cuda.compat.driver", none)
+    monkeypatch.setattr("numflow.cuda.compiler.compat.driver", none)
     result = run(*PLAN, "--device", "cuda")
     assert result.code == 1 and "needs an NVIDIA driver" in result.err and len(result.err.strip().splitlines()) == 1

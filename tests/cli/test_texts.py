@@ -9,9 +9,9 @@ import pytest
 
 import numflow
 from numflow import lab
-from numflow.engine import ahead
-from numflow.engine.generation import Generation
-from numflow.engine.masks import Filling
+from numflow.engine.request import ahead
+from numflow.engine.run.generation import Generation
+from numflow.engine.tasks.fill_mask import Filling
 from numflow.errors import RequestError
 from tests.engine.fake import network
 

@@ -112,9 +112,10 @@ def pretend() -> None:
     binding.initialize_all_asmprinters()
     for module in (binding, binding.targets):
         module.get_process_triple = module.get_default_triple = lambda: TRIPLE
-    import_module("numflow.cpu.compiler")  # names functions of this system, of which emulated code gets its own below
-    from numflow.cpu.kernel import Kernel
-    from numflow.cpu.symbols import NAMED
+    # names functions of this system, of which emulated code gets its own below
+    import_module("numflow.cpu.runtime.compiler")
+    from numflow.cpu.runtime.kernel import Kernel
+    from numflow.cpu.runtime.symbols import NAMED
 
     library = ctypes.CDLL("libm.so.6")  # and the C library, which it needs itself
     for name in ("cos", "sin", "exp"):

@@ -1,13 +1,13 @@
-"""Dot products of simd_dot.py. Run as a program: those of the largest numbers beside NumPy's, here and now."""
+"""Dot products of simd/dot.py. Run as a program: those of the largest numbers beside NumPy's, here and now."""
 
 import numba
 import numpy as np
 from numba import types
 
-from numflow.cpu.kernel import Kernel
-from numflow.cpu.simd_dot import Dot, dot4, dot4_signed
-from numflow.cpu.simd_isa import isa
-from numflow.cpu.simd_value import constant, load, save, staged
+from numflow.cpu.runtime.kernel import Kernel
+from numflow.cpu.simd.dot import Dot, dot4, dot4_signed
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.simd.value import constant, load, save, staged
 
 GROUPS = 8
 keep = []

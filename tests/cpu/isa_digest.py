@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from numflow.cpu.simd_isa import isa
+from numflow.cpu.simd.isa import isa
 from numflow.quant import encode, find
 from tests.cpu.matrices import activations, columns_of, pack_stored, run_linear
 

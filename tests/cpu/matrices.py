@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from numflow.cpu.activations import bind_operand, operand_bytes
-from numflow.cpu.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOKENS
-from numflow.cpu.memory import aligned, padded
-from numflow.cpu.pack import pack
+from numflow.cpu.linear.activations import bind_operand, operand_bytes
+from numflow.cpu.memory.buffers import aligned, padded
+from numflow.cpu.runtime.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOKENS
+from numflow.cpu.weights.pack import pack
 from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, tensor_type
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant import encode, find
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
@@ -146,7 +146,7 @@ class Bench:
 
 def run_linear(packed, x: np.ndarray, mode: str, bias=None, threads: int = 1, before: int = 0) -> np.ndarray:
     """linear of float32 rows x; y stands `before` columns into its buffer, and what is around it must stay."""
-    from numflow.cpu.linear import linear
+    from numflow.cpu.linear.linear import linear
 
     n = packed.shape[0]
     bench = Bench({"x": x.shape[1], "y": before + n + 3}, {"x": "tokens", "y": "tokens"}, len(x) + 2, packed, mode,

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 
 from numflow import kernel_cache
-from numflow.cpu import simd_isa
-from numflow.cpu.layout import NATIVE
+from numflow.cpu.simd import isa as simd_isa
+from numflow.cpu.weights.layout import NATIVE
 from numflow.formats.types import TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.conftest import REPO

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from numflow.cpu.linear import expert_linear
-from numflow.cpu.pack import pack
-from numflow.network.weights import RawMatrix
+from numflow.cpu.linear.linear import expert_linear
+from numflow.cpu.weights.pack import pack
+from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from tests.cpu.matrices import Bench, activations, pack_stored, run_linear
 

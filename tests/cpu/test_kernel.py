@@ -13,8 +13,19 @@ import numpy as np
 import pytest
 
 from numflow import kernel_cache
-from numflow.cpu.access import f32_bits, f32_from_bits, f32_ptr, f64, i8_ptr, i32_ptr, i64, share, u8_ptr, u16_ptr
-from numflow.cpu.kernel import Call, compile_seconds, kernel, on_compile
+from numflow.cpu.runtime.access import (
+    f32_bits,
+    f32_from_bits,
+    f32_ptr,
+    f64,
+    i8_ptr,
+    i32_ptr,
+    i64,
+    share,
+    u8_ptr,
+    u16_ptr,
+)
+from numflow.cpu.runtime.kernel import Call, compile_seconds, kernel, on_compile
 
 
 @kernel

@@ -8,7 +8,7 @@ import pytest
 
 import numflow.cpu
 from numflow import kernel_cache
-from numflow.cpu.kernel import Code, Kernel
+from numflow.cpu.runtime.kernel import Code, Kernel
 
 MODULES = [import_module(found.name) for found in pkgutil.walk_packages(numflow.cpu.__path__, "numflow.cpu.")]
 CODES = {module.__name__: value for module in MODULES for value in vars(module).values() if isinstance(value, Code)}

@@ -4,7 +4,7 @@ that row alone."""
 import numpy as np
 import pytest
 
-from numflow.cpu.layout import NATIVE
+from numflow.cpu.weights.layout import NATIVE
 from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
 from numflow.quant.inferflow import INFERFLOW_SCHEMES

@@ -7,14 +7,14 @@ import sys
 import numpy as np
 import pytest
 
-from numflow.cpu import code_files, machine_code, symbols
-from numflow.cpu.kernel import HEADER_FIELDS, Call, Code, Kernel
-from numflow.cpu.machine_code import MachineCode, UnknownCodeError
+from numflow.cpu.runtime import code_files, machine_code, symbols
+from numflow.cpu.runtime.kernel import HEADER_FIELDS, Call, Code, Kernel
+from numflow.cpu.runtime.machine_code import MachineCode, UnknownCodeError
 from tests.conftest import REPO
 
 pytestmark = pytest.mark.skipif(not machine_code.supported(), reason="objects of this platform are not known")
 # One that computes on vectors, one that calls the C library's cos and sin.
-KERNELS = [("numflow.cpu.act_kernels", "act"), ("numflow.cpu.rope_kernels", "rope_angles")]
+KERNELS = [("numflow.cpu.elementwise.act_kernels", "act"), ("numflow.cpu.elementwise.rope_kernels", "rope_angles")]
 
 
 def elf_of(module, name):
@@ -49,7 +49,7 @@ def test_the_same_bits_as_from_numba(module, name):
 
 
 def compiled(module, name):
-    from numflow.cpu.compiler import compile_kernel
+    from numflow.cpu.runtime.compiler import compile_kernel
 
     return compile_kernel(Kernel(module, name, 1).fn, keep=False)[0]
 
@@ -57,7 +57,7 @@ def compiled(module, name):
 def test_a_start_with_all_kernels_on_disk_imports_no_compiler():
     for module, name in KERNELS:
         elf_of(module, name)
-    lines = ["import sys", "from numflow.cpu.program import Program", "from numflow.cpu.kernel import Code",
+    lines = ["import sys", "from numflow.cpu.program import Program", "from numflow.cpu.runtime.kernel import Code",
              *(f"assert Code({module!r}).kernel({name!r}).address" for module, name in KERNELS),
              "print(sorted({'numba', 'llvmlite'} & set(sys.modules)))"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=REPO, capture_output=True, text=True,
@@ -79,7 +79,7 @@ def test_broken_files_are_made_anew(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_told_and_nothing_half_stays(tmp_path, monkeypatch):
-    module, name = "numflow.cpu.norm_kernels", "rms_norm"
+    module, name = "numflow.cpu.elementwise.norm_kernels", "rms_norm"
     monkeypatch.setattr(code_files, "_path", lambda module, name: tmp_path / f"{name}.o")
 
     def full(path, target):

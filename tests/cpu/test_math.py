@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from numflow.cpu.access import f32_ptr, i64
-from numflow.cpu.kernel import Call, kernel
-from numflow.cpu.math import exp, normal_cdf, sigmoid, tanh
-from numflow.cpu.simd import load_f32, store_f32
-from numflow.cpu.simd_float import (
+from numflow.cpu.runtime.access import f32_ptr, i64
+from numflow.cpu.runtime.kernel import Call, kernel
+from numflow.cpu.simd.float32 import (
     evens,
     keep_lanes,
     load_part,
@@ -21,6 +19,8 @@ from numflow.cpu.simd_float import (
     zipped_high,
     zipped_low,
 )
+from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, tanh
+from numflow.cpu.simd.vector import load_f32, store_f32
 
 
 @kernel

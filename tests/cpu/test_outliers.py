@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cpu.embed import embed
 from numflow.cpu.estimate import weight_bytes
-from numflow.cpu.layout import tiles_of
-from numflow.cpu.pack import pack
+from numflow.cpu.linear.embed import embed
+from numflow.cpu.weights.layout import tiles_of
+from numflow.cpu.weights.pack import pack
 from numflow.formats.types import to_f32
 from numflow.ops import Part, Step, View, Weight
 from numflow.quant import decode, encode, find

@@ -5,13 +5,13 @@ import weakref
 import numpy as np
 import pytest
 
-from numflow.cpu.arena import Arena
-from numflow.cpu.embed import embed
-from numflow.cpu.layout import NATIVE, SCHEMES
-from numflow.cpu.pack import pack
+from numflow.cpu.linear.embed import embed
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.weights.layout import NATIVE, SCHEMES
+from numflow.cpu.weights.pack import pack
 from numflow.errors import NetworkError
 from numflow.formats.types import EXPANDED, to_f32
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from tests.cpu.matrices import Bench, columns_of, pack_stored, run_linear, stored

@@ -11,7 +11,9 @@ import pytest
 
 import numflow
 from numflow import formats, kernel_cache
-from numflow.cpu import array_file, context, prepared
+from numflow.cpu import context
+from numflow.cpu.memory import array_file
+from numflow.cpu.weights import prepared
 from numflow.engine.quantise.quantize import quantize
 from numflow.quant.recipe import read_recipe
 from tests.conftest import real_model
@@ -152,9 +154,10 @@ def test_another_version_of_the_code_that_packs(file, kept, packed, monkeypatch)
     assert len(os.listdir(kept)) == 2 and run(file, packed)[1] == 0
 
 
-@pytest.mark.parametrize("module", ["numflow.cpu.layout", "numflow.cpu.pack", "numflow.cpu.pack_kernels",
-                                    "numflow.cpu.pack_blocks", "numflow.cpu.pack_own_kernels",
-                                    "numflow.cpu.pack_planes", "numflow.quant.layout"])
+@pytest.mark.parametrize("module", ["numflow.cpu.weights.layout", "numflow.cpu.weights.pack",
+                                    "numflow.cpu.weights.pack_kernels",
+                                    "numflow.cpu.weights.pack_blocks", "numflow.cpu.weights.pack_own_kernels",
+                                    "numflow.cpu.weights.pack_planes", "numflow.quant.layout"])
 def test_the_version_is_of_all_sources_that_pack(module, monkeypatch):
     before, read, source = prepared._packer(), kernel_cache.read, kernel_cache.source_of(module)
     monkeypatch.setattr(kernel_cache, "read", lambda path: read(path) + (b"#" if path == source else b""))

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cpu import attention as attention_op
-from numflow.cpu.attention import bias_by_distance
-from numflow.cpu.clock import Stamps
-from numflow.cpu.kernel import on_compile
+from numflow.cpu.attention import attention as attention_op
+from numflow.cpu.attention.attention import bias_by_distance
+from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.program import Program
+from numflow.cpu.runtime.kernel import on_compile
 from numflow.errors import RequestError
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference

@@ -8,10 +8,10 @@ import sys
 import numba
 import pytest
 
-from numflow.cpu.compiler import FASTMATH
-from numflow.cpu.layout import NATIVE
-from numflow.cpu.linear import kernel_of
-from numflow.cpu.simd_isa import FORCED, isa
+from numflow.cpu.linear.linear import kernel_of
+from numflow.cpu.runtime.compiler import FASTMATH
+from numflow.cpu.simd.isa import FORCED, isa
+from numflow.cpu.weights.layout import NATIVE
 from numflow.formats.types import TYPES
 from tests.conftest import REPO
 from tests.cpu import dots
@@ -76,8 +76,8 @@ def test_same_bits_for_every_type(name):
 _ASSEMBLY = """
 import sys
 import numba
-from numflow.cpu.linear import kernel_of
-from numflow.cpu.simd_isa import FORCED, isa
+from numflow.cpu.linear.linear import kernel_of
+from numflow.cpu.simd.isa import FORCED, isa
 compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", sys.argv[1], True).fn)
 print(isa(), compiled._library.get_asm_str())
 """

@@ -9,11 +9,11 @@ import numba
 import numpy as np
 import pytest
 
-from numflow.cpu.simd import f32x16, load_f32, op, store_f32
-from numflow.cpu.simd_float import fma
-from numflow.cpu.simd_fma import emulated
-from numflow.cpu.simd_isa import has_fma
-from numflow.cpu.simd_value import Value
+from numflow.cpu.simd.float32 import fma
+from numflow.cpu.simd.fma import emulated
+from numflow.cpu.simd.isa import has_fma
+from numflow.cpu.simd.value import Value
+from numflow.cpu.simd.vector import f32x16, load_f32, op, store_f32
 
 _MAX, _NORMAL, _LEAST = float(np.finfo(np.float32).max), 2.0**-126, 2.0**-149
 
@@ -35,7 +35,7 @@ def _emulated_by_4(builder, a, b, c):
 
 @functools.cache
 def _compiled(multiply_add):
-    """Compiled anew by each process: what Numba keeps of a test would outlive changes of simd_fma.py."""
+    """Compiled anew by each process: what Numba keeps of a test would outlive changes of simd/fma.py."""
     @numba.cfunc("void(int64, int64, int64, int64, int64)")
     def elements(end, a, b, c, y):
         for i in range(0, end, 64):

@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from numflow.cpu import cores, threads_kernels
-from numflow.cpu.access import i64, i64_ptr
-from numflow.cpu.atomic import fetch_add, pause
-from numflow.cpu.kernel import kernel
-from numflow.cpu.threads import ARRIVED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
+from numflow.cpu.runtime import cores, threads_kernels
+from numflow.cpu.runtime.access import i64, i64_ptr
+from numflow.cpu.runtime.atomic import fetch_add, pause
+from numflow.cpu.runtime.kernel import kernel
+from numflow.cpu.runtime.threads import ARRIVED, STATE, WORKER_BYTES, WORKERS, Threads, shared_threads
 from numflow.errors import DeviceError
 from tests.waiting import until
 
@@ -214,7 +214,7 @@ def test_the_interpreter_exits_while_workers_spin_or_sleep():
     code = """
         import sys, time
         import numpy as np
-        from numflow.cpu.threads import Threads
+        from numflow.cpu.runtime.threads import Threads
         pool = Threads(3)
         pool.run(np.zeros((1, 3), np.int64), 0)
         time.sleep(float(sys.argv[1]))

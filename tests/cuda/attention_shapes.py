@@ -1,6 +1,6 @@
 """Attention at chosen sizes: cases for tests and experiments, and the kernels that the compile gate looks at."""
 
-from numflow.cuda.kernel import Kernel
+from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
 from numflow.quant.kv import CODED
 from tests.ops.attention_cases import attention_cases

@@ -1,7 +1,7 @@
 """A driver of a GPU that is not there: memory of this process, kernels on the simulator, streams that record.
 
-It has the functions of cuda.bindings.driver that numflow/cuda/runtime.py calls, with their way of returning errors, and
-unpacks what they are given as a driver would: kernels see only the bytes of their parameters.
+It has the functions of cuda.bindings.driver that numflow/cuda/device/gpu.py calls, with their way of returning errors,
+and unpacks what they are given as a driver would: kernels see only the bytes of their parameters.
 """
 
 import ctypes
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from numflow.cuda.compile import Binary
-from numflow.cuda.kernel import REGISTRY
-from numflow.cuda.scalar import Pointer, f32, i32
-from numflow.cuda.simulator import Span, launch
+from numflow.cuda.compiler.compile import Binary
+from numflow.cuda.lang.kernel import REGISTRY
+from numflow.cuda.lang.scalar import Pointer, f32, i32
+from numflow.cuda.lang.simulator import Span, launch
 
 
 class Code(int):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
-from numflow.cuda.compile import Binary, cached
-from numflow.cuda.kernel import Kernel
+from numflow.cuda.compiler.compile import Binary, cached
+from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
 from numflow.network import WeightSource

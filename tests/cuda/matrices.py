@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numflow.cuda.layout import NATIVE
-from numflow.cuda.pack import stored_bytes
+from numflow.cuda.weights.layout import NATIVE
+from numflow.cuda.weights.pack import stored_bytes
 from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.source import RawMatrix
 from numflow.quant import ROW_SCHEMES, decode, encode, find
 from tests.ops.build import VOCABULARY, Builder, FakeWeights
 

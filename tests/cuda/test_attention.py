@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cuda.cache_code import region_bytes
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
+from numflow.cuda.state.cache_code import region_bytes
 from numflow.ops import Batch
 from numflow.quant.kv import CODED, KV_TYPES
 from numflow.reference.program import Program as Reference
@@ -69,7 +69,7 @@ def test_keys_and_values_of_two_types(kv_k, kv_v):
 @pytest.mark.parametrize("schedule", [ALONE, FEW, MIXED], ids=["many", "few", "both"])
 def test_parts(schedule, monkeypatch):
     """Parts of 8 keys, most of them empty."""
-    monkeypatch.setattr("numflow.cuda.attention.PART_KEYS", 8)
+    monkeypatch.setattr("numflow.cuda.attention.attention.PART_KEYS", 8)
     case = replace(CASES["attention-sinks-window"], schedule=schedule)
     _compare(case, HALF)
     if schedule is FEW:

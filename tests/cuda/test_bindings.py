@@ -1,6 +1,6 @@
 """The runtime through cuda.bindings as they are published, over a driver compiled here that computes nothing.
 
-What fake_driver.py cannot show: whether the bindings take the arguments that runtime.py gives them.
+What fake_driver.py cannot show: whether the bindings take the arguments that device/gpu.py gives them.
 """
 
 import os
@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.slow,  # .ci/cuda runs it
 PROGRAM = """
 import numpy as np
 from numflow.cuda import compat
-from numflow.cuda.compile import Binary
-from numflow.cuda.device import Launch, Order
-from numflow.cuda.kernel import Kernel
-from numflow.cuda.runtime import Gpu
-from numflow.cuda.scalar import f32, i32, u32
+from numflow.cuda.compiler.compile import Binary
+from numflow.cuda.device.device import Launch, Order
+from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.lang.scalar import f32, i32, u32
 
 gpu, other = (Gpu(compat.driver(), 0, lambda kernel, at: Binary(kernel.name, "probe", b"image", 1, 0, 0, 0))
               for _ in range(2))

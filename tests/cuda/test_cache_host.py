@@ -5,11 +5,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from numflow.cuda.cache_host import on_host
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Order, Simulated
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Order, Simulated
+from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.program import Program
-from numflow.cuda.runtime import Gpu
+from numflow.cuda.state.cache_host import on_host
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource

@@ -2,7 +2,7 @@
 
 import pytest
 
-from numflow.cuda.compile import to_ptx
+from numflow.cuda.compiler.compile import to_ptx
 from tests.cuda.kernels import CAPABILITIES, all_kernels, binaries, compiler_is_there
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them

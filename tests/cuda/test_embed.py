@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import QUANTISED, embed_case

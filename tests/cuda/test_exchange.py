@@ -5,14 +5,14 @@ from collections import deque
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
-from numflow.cuda.exchange import Parcel, World
-from numflow.cuda.kernel import REGISTRY, kernel
-from numflow.cuda.runtime import Gpu
-from numflow.cuda.scalar import f32, u32
+from numflow.cuda.device.device import Simulated
+from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.exchange.exchange import Parcel, World
+from numflow.cuda.lang.kernel import REGISTRY, kernel
+from numflow.cuda.lang.scalar import f32, u32
 from numflow.errors import DeviceError
 from numflow.lab.shapes import Shape, random_network
-from numflow.partition import micro
+from numflow.partition.run import micro
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.lazy_driver import LazyDriver
 from tests.partition.plans import TOLERANCE, error, model_of, placed, run
@@ -50,8 +50,8 @@ def _use(monkeypatch, driver) -> dict[int, int]:
         opened[index % driver.devices] = opened.get(index % driver.devices, 0) + 1
         return Gpu(driver, index % driver.devices, fake_binary)
 
-    monkeypatch.setattr("numflow.cuda.runtime.driver", lambda: driver)
-    monkeypatch.setattr("numflow.cuda.runtime.open_gpu", open_gpu)
+    monkeypatch.setattr("numflow.cuda.device.gpu.driver", lambda: driver)
+    monkeypatch.setattr("numflow.cuda.device.gpu.open_gpu", open_gpu)
     return opened
 
 

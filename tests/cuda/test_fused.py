@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape, random_network

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numflow
-from numflow.cuda.compat import driver
+from numflow.cuda.compiler.compat import driver
 from numflow.errors import DeviceError, RequestError
 from tests.engine.tiny import write_checkpoint
 

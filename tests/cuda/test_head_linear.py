@@ -3,7 +3,7 @@
 import pytest
 
 from numflow import network
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.network import WeightSource
 from numflow.reference.program import Program as Reference

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
+from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.program import Program
-from numflow.cuda.runtime import Gpu
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.lab.shapes import Shape, random_network

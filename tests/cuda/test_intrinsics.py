@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numflow.cuda import arithmetic
-from numflow.cuda import intrinsics as i
-from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.intrinsic import ALL, SharedArray
-from numflow.cuda.kernel import REGISTRY, kernel
-from numflow.cuda.scalar import f32, i32, u32
-from numflow.cuda.simulator import SimulatorError, Span
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.lang import arithmetic
+from numflow.cuda.lang import intrinsics as i
+from numflow.cuda.lang.intrinsic import ALL, SharedArray
+from numflow.cuda.lang.kernel import REGISTRY, kernel
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.simulator import SimulatorError, Span
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 

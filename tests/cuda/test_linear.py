@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import QUANTISED, linear_case
@@ -39,7 +39,7 @@ def test_many_rows_with_a_warp_each():
     """Units left over by the loop that loads several at a time."""
     _check_int8(linear_case("q4", 6, 5 * 32, 1), 160, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("numflow.cuda.linear_gemv.SPLIT_BELOW", 1)
+        patch.setattr("numflow.cuda.linear.gemv.SPLIT_BELOW", 1)
         _check_int8(linear_case("q4", 2, 32 * 165, 1), 32 * 165, 1)
 
 

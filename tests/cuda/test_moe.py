@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import numflow
-from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.kernel import REGISTRY
-from numflow.cuda.moe_route import route_kernel
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.lang.kernel import REGISTRY
+from numflow.cuda.moe.route import route_kernel
 from numflow.cuda.program import Program
-from numflow.cuda.runtime import Gpu
 from numflow.reference.moe import moe_route
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
@@ -172,6 +172,6 @@ def test_a_prompt_through_grouped_products(folder):
 
 def names(model):
     """Kernels of a prompt of 11 tokens."""
-    from numflow.cuda.call import Sizes
+    from numflow.cuda.device.call import Sizes
 
     return {work.kernel.name for work in model.program.launches(Sizes((11, 11, 22, 1), 11))}

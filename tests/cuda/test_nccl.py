@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from numflow.cuda import compat
-from numflow.cuda.device import Simulated
-from numflow.cuda.nccl import Clique, clique
-from numflow.cuda.runtime import Gpu
+from numflow.cuda.compiler import compat
+from numflow.cuda.device.device import Simulated
+from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.exchange.nccl import Clique, clique
 from numflow.errors import DeviceError, RequestError
 from numflow.lab.shapes import Shape, random_network
 from numflow.ops import param
@@ -47,7 +47,8 @@ def machine(monkeypatch):
 
 
 def _use(monkeypatch, driver):
-    monkeypatch.setattr("numflow.cuda.runtime.open_gpu", lambda index: Gpu(driver, index % driver.devices, fake_binary))
+    monkeypatch.setattr("numflow.cuda.device.gpu.open_gpu",
+                        lambda index: Gpu(driver, index % driver.devices, fake_binary))
 
 
 def _placed(model, devices="0&1", **options):

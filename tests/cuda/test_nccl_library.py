@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from numflow.cuda import compat
-from numflow.cuda.nccl import Clique
+from numflow.cuda.compiler import compat
+from numflow.cuda.exchange.nccl import Clique
 from numflow.errors import DeviceError
 from tests.conftest import REPO
 
@@ -50,7 +50,7 @@ CALLS = """
 import threading
 from types import SimpleNamespace
 from numflow.cuda import compat
-from numflow.cuda.nccl import Clique
+from numflow.cuda.exchange.nccl import Clique
 from numflow.errors import DeviceError
 
 devices = [SimpleNamespace(address=lambda ref: ref, lend=lambda rank=rank: 0x70 + rank) for rank in (0, 1)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.reference.program import Program as Reference
 from tests.cuda.small import CASES, ONE_PER_OP
@@ -35,7 +35,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(case):
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_keys_shared_by_several_warps(name, kv_type, monkeypatch):
     """Parts of 16 keys, some of them empty; float16 keeps 11 bits."""
-    monkeypatch.setattr("numflow.cuda.attention.PART_KEYS", 16)
+    monkeypatch.setattr("numflow.cuda.attention.attention.PART_KEYS", 16)
     case = next(case for case in ALL if case.name == name)
     case = replace(case, schedule=(((0, 35), (1, 1)), ((0, 1), (1, 1))))
     actual = run_case(case, Program, activations="f32", kv_type=kv_type, gpu=Simulated(seed=1))

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Launch, Simulated
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.estimate import weight_bytes
-from numflow.cuda.outliers import slots_of
-from numflow.cuda.pack import upload
 from numflow.cuda.program import Program
-from numflow.cuda.runtime import Gpu
 from numflow.cuda.survey import Notebook
+from numflow.cuda.weights.outliers import slots_of
+from numflow.cuda.weights.pack import upload
 from numflow.formats.types import tensor_type, to_f32
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
-from numflow.network.columns import stored_columns
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.columns import stored_columns
+from numflow.network.weights.source import RawMatrix
 from numflow.ops import Batch, Part, Weight
 from numflow.quant import encode, find
 from numflow.quant.apart import take_apart

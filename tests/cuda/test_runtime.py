@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import numflow
-from numflow.cuda import compat
-from numflow.cuda.call import Sizes
-from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.exchange import copy_rows
-from numflow.cuda.memory import ALIGN, SLAB, Slabs
-from numflow.cuda.pack import upload
+from numflow.cuda.compiler import compat
+from numflow.cuda.device.call import Sizes
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.device.gpu import Gpu
+from numflow.cuda.device.slabs import ALIGN, SLAB, Slabs
+from numflow.cuda.exchange.exchange import copy_rows
 from numflow.cuda.program import Program
-from numflow.cuda.runtime import Gpu
 from numflow.cuda.survey import Notebook
+from numflow.cuda.weights.pack import upload
 from numflow.errors import DeviceError, DeviceFaultError
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.source import RawMatrix
 from tests.cuda.attention_shapes import attention_case
 from tests.cuda.fake_driver import OK, Code, FakeDriver, fake_binary
 from tests.cuda.matrices import experts_case

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.kernel import REGISTRY
-from numflow.cuda.sample import encode
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.lang.kernel import REGISTRY
+from numflow.cuda.sample.sample import encode
 from numflow.decoding.choice import Choice
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from numflow.cuda.cache_code import pitch
-from numflow.cuda.layout import NATIVE, SCHEMES
-from numflow.cuda.sass import disassembler, instructions
+from numflow.cuda.compiler.sass import disassembler, instructions
+from numflow.cuda.state.cache_code import pitch
+from numflow.cuda.weights.layout import NATIVE, SCHEMES
 from numflow.quant.kv import CODED
 from tests.cuda.kernels import APART, GROUPED, binaries, compiler_is_there
 from tests.cuda.matrices import QUANTISED

@@ -2,11 +2,11 @@
 
 import pytest
 
-from numflow.cuda.compat import compiler
-from numflow.cuda.compile import content
-from numflow.cuda.intrinsic import LocalArray, SharedArray
-from numflow.cuda.kernel import DeviceFunction, device, rewired
-from numflow.cuda.scalar import f32, u32
+from numflow.cuda.compiler.compat import compiler
+from numflow.cuda.compiler.compile import content
+from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
+from numflow.cuda.lang.kernel import DeviceFunction, device, rewired
+from numflow.cuda.lang.scalar import f32, u32
 
 
 def _adder(number, memory=None, inner=None) -> DeviceFunction:

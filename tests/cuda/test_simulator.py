@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from numflow.cuda import intrinsics as i
-from numflow.cuda.device import Launch, Simulated
-from numflow.cuda.intrinsic import SharedArray
-from numflow.cuda.kernel import Kernel
-from numflow.cuda.scalar import f32, u32
-from numflow.cuda.simulator import SimulatorError
+from numflow.cuda.device.device import Launch, Simulated
+from numflow.cuda.lang import intrinsics as i
+from numflow.cuda.lang.intrinsic import SharedArray
+from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.scalar import f32, u32
+from numflow.cuda.lang.simulator import SimulatorError
 from numflow.errors import DeviceError
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")

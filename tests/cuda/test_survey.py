@@ -2,7 +2,7 @@
 
 import pytest
 
-from numflow.cuda.call import Sizes
+from numflow.cuda.device.call import Sizes
 from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape

@@ -67,7 +67,8 @@ class TimedDriver(FakeDriver):
 
 def use(monkeypatch, driver) -> None:
     """Let this driver be the machine's."""
-    from numflow.cuda import compat, runtime
+    from numflow.cuda.compiler import compat
+    from numflow.cuda.device import gpu as runtime
     from tests.cuda.fake_driver import fake_binary
 
     monkeypatch.setattr(compat, "driver", lambda: driver)

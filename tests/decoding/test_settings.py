@@ -7,7 +7,7 @@ import pytest
 from numflow.decoding.chain import STAGES
 from numflow.decoding.names import ALGORITHMS, inferflow
 from numflow.decoding.settings import DEFAULTS, FILTERS, Sampling
-from numflow.engine.settings import Settings
+from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError
 
 

@@ -84,7 +84,7 @@ def test_compared_guesses_change_no_token(settings):
         guessing, rng = Sampler(Sampling(seed=seed, **settings), prefix=[0, 1]), np.random.default_rng(seed)
         while guessing.new < 30:
             guesses = rng.integers(0, 5, 4)
-            for guess in guesses:  # as numflow.engine.search does
+            for guess in guesses:  # as numflow.engine.run.search does
                 if guessing.pick(logits_after(guessing.ids)) != guess or guessing.new == 30:
                     break
         np.testing.assert_array_equal(plain.ids, guessing.ids)

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import chain
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator
-from numflow.engine.schedule.common import CommonMemory, Pool
+from numflow.engine.schedule.pools import CommonMemory, Pool
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler
 from numflow.network.windows import first_key

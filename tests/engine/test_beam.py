@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numflow.decoding.constraints import Constraints
-from numflow.engine.beam import Beams, BeamSearch
+from numflow.engine.request.beam import Beams, BeamSearch
 from numflow.errors import RequestError
 
 V, END = 5, 4

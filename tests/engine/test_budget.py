@@ -4,9 +4,9 @@ import pytest
 
 from numflow.decoding.constraints import NEVER, Constraints
 from numflow.decoding.structured import KEPT, Grammars, _one_line
-from numflow.engine.budget import STOP_BYTES, Budget
 from numflow.engine.engine import Engine
-from numflow.engine.request import BREAKER_BYTES, BREAKER_LISTS
+from numflow.engine.request.budget import STOP_BYTES, Budget
+from numflow.engine.request.request import BREAKER_BYTES, BREAKER_LISTS
 from numflow.errors import RequestError, quoted
 from tests.engine.fake import fake_model
 from tests.engine.letters import LetterTokenizer, letter_model

@@ -6,7 +6,7 @@ import pytest
 import numflow
 from numflow.engine.quantise.calibrate import Collector, calibrate
 from numflow.errors import RequestError
-from numflow.network.quantise import matrices
+from numflow.network.quantise.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
 from tests.engine.published import write_case
 from tests.engine.translators import write_translator

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from numflow.engine.job import Job
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.reading import Reading
+from numflow.engine.run.forward_job import Reading
+from numflow.engine.run.job import Job
+from numflow.engine.runner.texts import Text
 from numflow.engine.schedule.scheduler import Limits
-from numflow.engine.texts import Text
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 from tests.engine.published import write_case

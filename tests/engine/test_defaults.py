@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from numflow.engine.defaults import Defaults, read_defaults
+from numflow.engine.request.defaults import Defaults, read_defaults
 from numflow.errors import FormatError
 
 

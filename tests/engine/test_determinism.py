@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from numflow.engine.job import Job
 from numflow.engine.load import load
 from numflow.engine.model import Model
+from numflow.engine.request.settings import Settings
+from numflow.engine.run.job import Job
 from numflow.engine.schedule.scheduler import Limits
-from numflow.engine.settings import Settings
 from tests.engine.fake import used_blocks
 from tests.engine.tiny import CONFIG, write_checkpoint
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from numflow.decoding.speculative import StepTimes
-from numflow.engine.drafters import ModelDraft, NgramDraft, check_draft
 from numflow.engine.engine import Engine
 from numflow.engine.load import load
-from numflow.engine.settings import Settings
+from numflow.engine.request.settings import Settings
+from numflow.engine.speculate.drafters import ModelDraft, NgramDraft, check_draft
 from numflow.errors import RequestError
 from tests.decoding.test_speculative import chi_square, limit
 from tests.engine.fake import EOS, VOCABULARY, fake_model, used_blocks

@@ -10,7 +10,7 @@ import pytest
 
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.recipe import Dense, Recipe
+from numflow.engine.tasks.embedding_recipe import Dense, Recipe
 from numflow.errors import RequestError
 from numflow.reference.program import Program
 from numflow.tokenizer.wrapping import around

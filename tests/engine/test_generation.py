@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from numflow.engine.generation import Piece, TextStream
+from numflow.engine.run.generation import Piece, TextStream
 from tests.engine.fake import EOS, FakeTokenizer, fake_model, writes
 
 

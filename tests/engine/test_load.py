@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from numflow import registry
 from numflow.engine import load as load_module
-from numflow.engine.ahead import check_settings
-from numflow.engine.embedding import poolings
 from numflow.engine.load import load
 from numflow.engine.measure.bench import bench, host, peak_rss_mib, process_start
+from numflow.engine.request.ahead import check_settings
+from numflow.engine.tasks.embedding import poolings
 from numflow.errors import DeviceError, ModelNotFoundError, RequestError, TokenizerError
 from numflow.registry import hub
 from tests.conftest import shared

@@ -3,8 +3,8 @@
 import pytest
 
 import numflow
-from numflow.engine.core import MOST_LOSSES
 from numflow.engine.model import Model
+from numflow.engine.run.core import MOST_LOSSES
 from numflow.errors import DeviceLostError
 from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 from tests.engine.test_engine import PROMPTS, facts, noisy

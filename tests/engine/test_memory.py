@@ -5,12 +5,12 @@ import mmap
 import numpy as np
 import pytest
 
-from numflow.cpu.arena import Arena
-from numflow.cpu.memory import aligned
-from numflow.engine import memory
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.memory.buffers import aligned
 from numflow.engine.engine import Engine
 from numflow.engine.load import load
-from numflow.engine.memory import FLOOR_BYTES, LEAST_LEFT, MemoryPlan, block_bytes, plan_memory
+from numflow.engine.runner import kv_memory as memory
+from numflow.engine.runner.kv_memory import FLOOR_BYTES, LEAST_LEFT, MemoryPlan, block_bytes, plan_memory
 from numflow.errors import OutOfMemoryError, RequestError
 from tests.engine.fake import fake_model
 from tests.engine.tiny import write_checkpoint

@@ -1,9 +1,9 @@
 """What preempted requests leave behind in a step that has been planned: copies, parked blocks, loads."""
 
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
-from numflow.engine.schedule.lane import Group, Lane, Plan
-from numflow.engine.schedule.parking import Parking
 from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.sequence import Group, Lane, Plan
+from numflow.engine.schedule.swap_space import Parking
 from tests.engine.machine import SIZE, Machine
 
 

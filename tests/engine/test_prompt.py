@@ -2,7 +2,7 @@
 
 import pytest
 
-from numflow.engine.prompt import Prompts
+from numflow.engine.request.prompt import Prompts
 from numflow.errors import RequestError, TokenizerError
 from tests.engine.fake import BOS, FakeTokenizer
 

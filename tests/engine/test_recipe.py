@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from numflow.engine.recipe import Recipe, read_recipe
+from numflow.engine.tasks.embedding_recipe import Recipe, read_recipe
 from numflow.errors import FormatError, RequestError
 
 MODULES = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"),

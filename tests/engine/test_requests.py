@@ -8,10 +8,10 @@ import pytest
 
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.settings import Sampling
-from numflow.engine.beam import Beams, BeamSearch
 from numflow.engine.engine import Engine
 from numflow.engine.load import load
-from numflow.engine.settings import Settings
+from numflow.engine.request.beam import Beams, BeamSearch
+from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, fake_model, used_blocks
 from tests.engine.letters import letter_model

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from numflow.engine.defaults import read_defaults
-from numflow.engine.sampling import CHAT, Source, chosen, filled
+from numflow.engine.request.defaults import read_defaults
+from numflow.engine.request.sampling import CHAT, Source, chosen, filled
 from numflow.errors import FormatError
 from tests.engine.fake import fake_model
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from numflow.engine.schedule.blocks import GONE
-from numflow.engine.schedule.lane import Group
 from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.sequence import Group
 from numflow.errors import RequestError
 from tests.engine.machine import SIZE, Machine, following
 

@@ -10,7 +10,7 @@ from numflow.engine.quantise.calibrate import calibrate
 from numflow.engine.quantise.quantize import quantize
 from numflow.engine.quantise.sensitivity import Group, allocate, automatic_recipe, groups, sensitivities
 from numflow.errors import RequestError
-from numflow.network.quantise import plan_of, quantised
+from numflow.network.quantise.quantise import plan_of, quantised
 from numflow.quant import ROW_SCHEMES
 from numflow.quant.recipe import KEEP, read_recipe, recipe_of
 from tests.engine.translators import write_translator

@@ -2,7 +2,7 @@
 
 import threading
 
-from numflow.engine.turns import Turns
+from numflow.engine.runner.fair_lock import Turns
 from tests.waiting import until
 
 

@@ -11,7 +11,7 @@ from numflow.engine.quantise.verify import verify
 from numflow.errors import FormatError
 from numflow.formats.gguf_mixes import MIXES
 from numflow.formats.gguf_writer import WRITTEN
-from numflow.network.quantise import already_quantised
+from numflow.network.quantise.quantise import already_quantised
 from numflow.quant.recipe import read_recipe
 from tests.engine.test_export import write_gguf
 

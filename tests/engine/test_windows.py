@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import numflow
-from numflow.engine import sequence
+from numflow.engine.runner import runner as sequence
 from numflow.errors import RequestError
 from numflow.network.windows import most_blocks
 from tests.engine.tiny import write_checkpoint

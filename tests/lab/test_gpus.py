@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from numflow.cuda.device import Simulated
+from numflow.cuda.device.device import Simulated
 from numflow.errors import DeviceError
 from numflow.lab import gpus, machine
 from tests.cuda import timed_driver
@@ -67,7 +67,7 @@ def test_an_old_card_and_a_missing_driver(driver, monkeypatch):
                                                  "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 5})
     with pytest.raises(DeviceError, match="GPU 0 has 7.5"):
         gpus.these_gpus()
-    monkeypatch.setattr("numflow.cuda.compat.driver", none)
+    monkeypatch.setattr("numflow.cuda.compiler.compat.driver", none)
     with pytest.raises(DeviceError, match="needs an NVIDIA driver"):
         gpus.these_gpus()
 

@@ -8,7 +8,7 @@ import pytest
 from numflow import network
 from numflow.errors import SpecError
 from numflow.network import WeightSource
-from numflow.network.draft import draft
+from numflow.network.new_spec import draft
 from numflow.reference.program import Program
 from numflow.spec import load_spec
 from tests.specs.case import load_case, memory_checkpoint, run

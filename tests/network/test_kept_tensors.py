@@ -10,7 +10,8 @@ import pytest
 import numflow
 from numflow import formats, kernel_cache
 from numflow.engine.quantise.calibrate import calibrate
-from numflow.network import kept_tensors, quantise
+from numflow.network.quantise import kept as kept_tensors
+from numflow.network.quantise import quantise
 from tests.quant.small import TEXT, write_model
 
 IDS = [1, 2, 3, 200, 7]
@@ -141,7 +142,7 @@ def test_a_broken_file_is_written_anew(model, folder, made, damage):
 
 @pytest.mark.parametrize("module", [
     "numflow.quant.search_kernels", "numflow.quant.layout_kernels", "numflow.quant.apart", "numflow.quant.feedback",
-    "numflow.quant.inferflow_kernels", "numflow.network.quantise", "numflow.formats.gguf"])
+    "numflow.quant.inferflow_kernels", "numflow.network.quantise.quantise", "numflow.formats.gguf"])
 def test_the_version_is_of_all_sources_that_quantise(module, monkeypatch):
     before, read, source = kept_tensors._quantiser(), kernel_cache.read, kernel_cache.source_of(module)
     monkeypatch.setattr(kernel_cache, "read", lambda path: read(path) + (b"#" if path == source else b""))

@@ -11,10 +11,10 @@ from numflow.cpu.program import Program
 from numflow.network import WeightSource
 from numflow.network.cost import weight_bytes
 from numflow.network.describe import cache_bytes_per_token, group_steps
-from numflow.network.quantise import plan_of, quantised
+from numflow.network.quantise.quantise import plan_of, quantised
 from numflow.ops import Batch
-from numflow.partition.cut import partition
-from numflow.partition.slices import experts_of
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.slices import experts_of
 from numflow.quant.recipe import read_recipe
 from numflow.reference.program import Program as Reference
 from numflow.spec import load_spec

@@ -5,8 +5,8 @@ import pytest
 
 from numflow import formats, network
 from numflow.errors import FormatError, RequestError
-from numflow.network.calibration import Calibration, is_calibration, read_calibration
-from numflow.network.quantise import matrices, plan_of, quantised
+from numflow.network.quantise.calibration import Calibration, is_calibration, read_calibration
+from numflow.network.quantise.quantise import matrices, plan_of, quantised
 from numflow.quant import decode, encode, find
 from numflow.quant.recipe import Recipe
 from tests.quant.small import LAYERS, write_model

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numflow import network
-from numflow.network.selecting import select_early
+from numflow.network.passes.select_rows import select_early
 from numflow.ops import Batch, Buffer, Network, Step, View
 from numflow.reference.program import Program
 from tests.network.toy import checkpoint

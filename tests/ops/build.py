@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from numflow.network import check_step
-from numflow.network.weights import RawMatrix
+from numflow.network.weights.source import RawMatrix
 from numflow.ops import OPS, Batch, Buffer, Cache, Network, Step, View, Weight
 
 VOCABULARY = 97

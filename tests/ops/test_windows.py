@@ -8,8 +8,8 @@ from numflow.cuda.program import Program as Cuda
 from numflow.errors import RequestError
 from numflow.network.describe import cache_bytes, cache_bytes_per_token
 from numflow.network.windows import BLOCK, CHUNK, cache_windows, first_key, most_blocks, windows
-from numflow.partition.plan import single_device
-from numflow.partition.price import Prices
+from numflow.partition.cut.plan import single_device
+from numflow.partition.price.price import Prices
 from numflow.reference.program import Program as Reference
 from tests.ops.windowed import HEAD_DIM, KV_HEADS, decoder, pieces, plain, tabled
 

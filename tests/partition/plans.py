@@ -6,9 +6,9 @@ import numpy as np
 
 from numflow import network
 from numflow.network import WeightSource
-from numflow.network.passes import fuse_linears
-from numflow.partition.cut import partition
-from numflow.partition.program import PlanProgram
+from numflow.network.passes.merge_linears import fuse_linears
+from numflow.partition.cut.cut import partition
+from numflow.partition.run.program import PlanProgram
 from tests.specs.case import gguf_checkpoint, load_case, memory_checkpoint, run
 
 TOLERANCE = 1e-5  # by tensor, sums are made in another order

@@ -10,8 +10,8 @@ import pytest
 
 from numflow.network import WeightSource
 from numflow.ops import View
-from numflow.partition.cut import partition
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cut import partition
+from numflow.partition.run.program import PlanProgram
 from numflow.reference import program as reference
 from tests.ops.build import Builder, error, run_case
 

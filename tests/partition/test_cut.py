@@ -9,10 +9,10 @@ from numflow import network
 from numflow.errors import DeviceError, NetworkError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import tensor_type
-from numflow.network.checks import verify
+from numflow.network.build.checks import verify
 from numflow.ops import EXCHANGES
-from numflow.partition.cut import partition
-from numflow.partition.plan import layer_of, single_device
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.plan import layer_of, single_device
 from tests.partition.plans import TOLERANCE, error, model_of, one_device, several_devices
 from tests.specs.case import memory_checkpoint
 

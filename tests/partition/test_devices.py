@@ -5,7 +5,7 @@ import re
 import pytest
 
 from numflow.errors import DeviceError
-from numflow.partition.devices import Device, parse_devices
+from numflow.partition.cut.devices import Device, parse_devices
 
 
 @pytest.mark.parametrize(("text", "strategy", "groups"), [

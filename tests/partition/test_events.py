@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from numflow.partition.events import Receive, Send, Simulator, Together, Work
-from numflow.partition.hardware import Cluster, Device, Link
+from numflow.partition.price.events import Receive, Send, Simulator, Together, Work
+from numflow.partition.price.hardware import Cluster, Device, Link
 
 DEVICES = {name: Device("d", 1e9, 1e9, 1e9) for name in "01"}
 CLUSTER = Cluster("two", DEVICES, Link(bandwidth=100.0, latency=0.5))

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from numflow.cpu import world as world_module
+from numflow.cpu.exchange import world as world_module
+from numflow.cpu.exchange.world import World
 from numflow.cpu.program import Program
-from numflow.cpu.world import World
 from numflow.errors import DeviceError
 from numflow.ops import Batch, Buffer, Network, Step, View, Weight
 from numflow.reference.program import Program as Reference

@@ -3,7 +3,7 @@
 import pytest
 
 from numflow.errors import FormatError, ModelNotFoundError
-from numflow.partition.hardware import Link, known_clusters, read_cluster
+from numflow.partition.price.hardware import Link, known_clusters, read_cluster
 
 GOOD = """
 title = "two and a host"

@@ -11,13 +11,13 @@ from numflow.errors import DeviceError, RequestError
 from numflow.lab.shapes import Shape, random_network
 from numflow.network import WeightSource
 from numflow.ops import Batch
-from numflow.partition import micro
-from numflow.partition.cpu_layers import with_cpu_layers
-from numflow.partition.cut import partition
-from numflow.partition.devices import executors_of, parse_devices
-from numflow.partition.hardware import Cluster, Device, Link
-from numflow.partition.price import Holding, Prices
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cpu_layers import with_cpu_layers
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.devices import executors_of, parse_devices
+from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.price import Holding, Prices
+from numflow.partition.run import micro
+from numflow.partition.run.program import PlanProgram
 from tests.engine.tiny import write_checkpoint
 from tests.partition.plans import error, executor, model_of, one_device
 from tests.partition.test_cli import _numflow
@@ -164,7 +164,7 @@ def test_what_cannot_be(monkeypatch, folder):
 
 
 def _without_a_driver(monkeypatch, folder):
-    from numflow.cuda import compat
+    from numflow.cuda.compiler import compat
 
     monkeypatch.delenv("NUMFLOW_CUDA", raising=False)
     try:

@@ -11,10 +11,10 @@ from numflow.cpu.estimate import cache_bytes, weight_bytes
 from numflow.lab import machine
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network import WeightSource
-from numflow.partition.cut import partition
-from numflow.partition.hardware import Cluster, Device, Link
-from numflow.partition.price import Prices
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cut import partition
+from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.price import Prices
+from numflow.partition.run.program import PlanProgram
 from tests.conftest import shared
 
 BLOCKS = 3

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numflow.ops import Batch
-from numflow.partition import micro
-from numflow.partition.micro import cut_batch, pieces_of
+from numflow.partition.run import micro
+from numflow.partition.run.micro import cut_batch, pieces_of
 from tests.partition.plans import model_of, one_device, placed
 from tests.specs.case import run
 

@@ -7,12 +7,12 @@ import pytest
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network.cost import Load, weight_bytes
 from numflow.ops import EXCHANGES
-from numflow.partition import price
-from numflow.partition.cut import partition
-from numflow.partition.events import Work
-from numflow.partition.hardware import Cluster, Device, Link
-from numflow.partition.outline import outline
-from numflow.partition.planner import Goal, rank
+from numflow.partition.cut.cut import partition
+from numflow.partition.price import price
+from numflow.partition.price.events import Work
+from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.outline import outline
+from numflow.partition.price.planner import Goal, rank
 
 CLUSTER = Cluster("four", {str(i): Device("gpu", 16e9, 800e9, 80e12, 4e-6) for i in range(4)}, Link(11e9, 10e-6))
 LOADS = [Load(3, 1, 77), Load(1, 64, 0, 0)]

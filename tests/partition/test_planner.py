@@ -7,12 +7,12 @@ import pytest
 from numflow.errors import DeviceError, RequestError
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network.cost import Load, weight_bytes
-from numflow.partition.cut import partition
-from numflow.partition.drawing import draw, exchanges
-from numflow.partition.events import Receive, Send, Simulator, Together, Work
-from numflow.partition.hardware import Cluster, Device, Link
-from numflow.partition.planner import Goal, decode_rate, prefill_seconds, rank, strategies
-from numflow.partition.price import INFERFLOW, NUMFLOW, Prices, kind_of
+from numflow.partition.cut.cut import partition
+from numflow.partition.price.drawing import draw, exchanges
+from numflow.partition.price.events import Receive, Send, Simulator, Together, Work
+from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.planner import Goal, decode_rate, prefill_seconds, rank, strategies
+from numflow.partition.price.price import INFERFLOW, NUMFLOW, Prices, kind_of
 
 NETWORK, _ = random_network(find_shape("7b", layers=8), "F16", fuse=False)
 GPU = Device("gpu", 16e9, 800e9, 80e12, 4e-6)

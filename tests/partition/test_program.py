@@ -9,9 +9,9 @@ import pytest
 import numflow
 from numflow.errors import DeviceError, RequestError
 from numflow.network import WeightSource
-from numflow.network.passes import fuse_linears
+from numflow.network.passes.merge_linears import fuse_linears
 from numflow.ops import Batch
-from numflow.partition import program as program_module
+from numflow.partition.run import program as program_module
 from tests.engine.tiny import write_checkpoint
 from tests.partition.plans import executor, model_of, options, placed
 
@@ -75,7 +75,7 @@ def test_trace_names_the_devices(model):
     assert {row.label.split(": ")[0] for row in rows} == {"0", "1", "2"}
     kernels = {row.op: row.kernel for row in rows}
     for op in ("send", "receive", "all_reduce", "all_gather"):
-        assert kernels[op].startswith("numflow/cpu/exchange_kernels.py:")
+        assert kernels[op].startswith("numflow/cpu/exchange/exchange_kernels.py:")
     program.close()
 
 
@@ -134,7 +134,7 @@ def test_a_device_that_cannot_start(model):
             raise MemoryError("Unable to allocate 9.00 GiB")
         return WeightSource(part, checkpoint)
 
-    from numflow.partition.cut import partition
+    from numflow.partition.cut.cut import partition
 
     with pytest.raises(DeviceError, match=r"device 1: no memory .*Unable to allocate 9.00 GiB"):
         program_module.PlanProgram(partition(built, "0;1"), executor("cpu"), source, **options("cpu"))

@@ -92,7 +92,7 @@ def test_a_worker_that_hangs(model, monkeypatch):
 
 
 def test_no_room(model, folder, monkeypatch):
-    from numflow.partition import ray_program
+    from numflow.partition.cluster import program as ray_program
 
     monkeypatch.setattr(ray_program, "PLACE_S", 2.0)
     with pytest.raises(DeviceError, match=r"no room for groups of 2 x \(1 CPU\) .* has 3 CPUs, 0 of them free"):

@@ -107,7 +107,7 @@ def test_an_actor_that_cannot_begin(cluster, folder, monkeypatch):
 
 
 def test_gpus_that_are_taken(cluster, folder, monkeypatch):
-    from numflow.partition import ray_program
+    from numflow.partition.cluster import program as ray_program
 
     monkeypatch.setattr(ray_program, "PLACE_S", 2.0)
     with (numflow.load(folder, backend="cuda", devices="0;1&2", transport="ray", activations="f32"),

@@ -4,9 +4,9 @@ import pytest
 
 from numflow.errors import DeviceError
 from numflow.lab.shapes import Shape, random_network
-from numflow.partition.cut import partition
-from numflow.partition.devices import executors_of, parse_devices
-from numflow.partition.ray_resources import Need, bundles, needs_of, visible_gpus
+from numflow.partition.cluster.resources import Need, bundles, needs_of, visible_gpus
+from numflow.partition.cut.cut import partition
+from numflow.partition.cut.devices import executors_of, parse_devices
 
 
 def nodes(*gpus, cpus=8):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numflow.errors import DeviceError
-from numflow.partition.ray_stage import ActorMailboxes, _on_gpus
+from numflow.partition.cluster.stage import ActorMailboxes, _on_gpus
 
 
 class Late:

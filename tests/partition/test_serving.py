@@ -3,9 +3,9 @@
 import pytest
 
 from numflow.errors import RequestError
-from numflow.partition.events import Receive, Send, Work
-from numflow.partition.hardware import Cluster, Device, Link
-from numflow.partition.serving import Queries, Service, simulate
+from numflow.partition.price.events import Receive, Send, Work
+from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.serving import Queries, Service, simulate
 
 CLUSTER = Cluster("two", {name: Device("d", 1e9, 1e9, 1e9) for name in "01"}, Link(1e9, 0.0))
 

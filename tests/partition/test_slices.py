@@ -8,7 +8,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type, to_f32
 from numflow.network import WeightSource
 from numflow.ops import Network, Part, Weight
-from numflow.partition.slices import column_unit, columns_of, experts_of, rows_of
+from numflow.partition.cut.slices import column_unit, columns_of, experts_of, rows_of
 from numflow.quant import encode, find
 
 ROWS, COLUMNS = 12, 768

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numflow.partition.spans import even_spans, head_spans, holders, is_aligned, kv_spans, layer_spans, scaled
+from numflow.partition.cut.spans import even_spans, head_spans, holders, is_aligned, kv_spans, layer_spans, scaled
 
 SHARES = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=5).map(tuple)
 

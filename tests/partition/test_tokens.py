@@ -10,8 +10,8 @@ from numflow.cpu import program as cpu
 from numflow.errors import RequestError
 from numflow.network import WeightSource
 from numflow.ops import Batch, Buffer, Network, Part, Step, View, Weight
-from numflow.partition.cut import partition
-from numflow.partition.program import PlanProgram
+from numflow.partition.cut.cut import partition
+from numflow.partition.run.program import PlanProgram
 from numflow.reference import program as reference
 from tests.partition.plans import model_of
 

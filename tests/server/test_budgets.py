@@ -9,16 +9,16 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from numflow.engine.budget import Budget
-from numflow.server import schemas
-from numflow.server import service as service_module
+from numflow.engine.request.budget import Budget
 from numflow.server.app import ENDPOINTS, Endpoint, make_app
-from numflow.server.config import make_config
-from numflow.server.errors import ApiError, of_error
-from numflow.server.ignored import MOST_TOLD, Ignored
-from numflow.server.served import Served
-from numflow.server.service import LONG, READERS, Service
-from numflow.server.wire import Json, dump, dump_long, parse
+from numflow.server.config.config import make_config
+from numflow.server.http.errors import ApiError, of_error
+from numflow.server.http.ignored import MOST_TOLD, Ignored
+from numflow.server.messages import schemas
+from numflow.server.messages.wire import Json, dump, dump_long, parse
+from numflow.server.models.served import Served
+from numflow.server.service import service as service_module
+from numflow.server.service.service import LONG, READERS, Service
 
 MANY = 3000
 TALK = '"messages": [{"role": "user", "content": "a"}]'

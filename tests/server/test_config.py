@@ -5,10 +5,10 @@ import re
 import pytest
 
 from numflow.errors import RequestError
-from numflow.server.config import make_config, read_config
-from numflow.server.decoding import with_defaults
-from numflow.server.options import MODEL, SERVICE
-from numflow.server.tool_formats import ALIASES, FORMATS
+from numflow.server.config.config import make_config, read_config
+from numflow.server.config.options import MODEL, SERVICE
+from numflow.server.messages.settings import with_defaults
+from numflow.server.messages.tool_formats import ALIASES, FORMATS
 from tests.conftest import REPO
 
 MODELS = {"a": {"path": "x"}}

@@ -3,8 +3,8 @@
 import pytest
 
 from numflow.errors import RequestError
-from numflow.server.config import make_config
-from numflow.server.served import Served
+from numflow.server.config.config import make_config
+from numflow.server.models.served import Served
 
 
 def served(folder, **options):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from numflow.server.constraints import ANY_OBJECT, refuse, take
-from numflow.server.errors import ApiError
-from numflow.server.schemas import ResponseFormat
+from numflow.server.http.errors import ApiError
+from numflow.server.messages.constraints import ANY_OBJECT, refuse, take
+from numflow.server.messages.schemas import ResponseFormat
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -7,13 +7,13 @@ import pytest
 
 from numflow.errors import RequestError
 from numflow.server.app import make_app
-from numflow.server.config import make_config
-from numflow.server.decoding import COMPLETION_TOKENS, chat_settings, completion_settings
-from numflow.server.errors import ApiError
-from numflow.server.ignored import HEADER, MOST, MOST_TOLD, Ignored
-from numflow.server.schemas import ChatRequest, CompletionRequest
-from numflow.server.service import Service
-from numflow.server.wire import parse
+from numflow.server.config.config import make_config
+from numflow.server.http.errors import ApiError
+from numflow.server.http.ignored import HEADER, MOST, MOST_TOLD, Ignored
+from numflow.server.messages.schemas import ChatRequest, CompletionRequest
+from numflow.server.messages.settings import COMPLETION_TOKENS, chat_settings, completion_settings
+from numflow.server.messages.wire import parse
+from numflow.server.service.service import Service
 from tests.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from numflow.server.app import make_app
-from numflow.server.config import make_config
-from numflow.server.errors import ApiError
-from numflow.server.jobs import Jobs
-from numflow.server.service import Service
+from numflow.server.config.config import make_config
+from numflow.server.http.errors import ApiError
+from numflow.server.http.jobs import Jobs
+from numflow.server.service.service import Service
 from tests.server.processes import ServerProcess
 from tests.waiting import until
 

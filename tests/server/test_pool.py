@@ -7,9 +7,9 @@ import time
 import pytest
 
 from numflow.errors import DeviceFaultError, FormatError
-from numflow.server.config import make_config
-from numflow.server.errors import ApiError
-from numflow.server.pool import Pool
+from numflow.server.config.config import make_config
+from numflow.server.http.errors import ApiError
+from numflow.server.models.pool import Pool
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +149,7 @@ async def _soon(found, what):
 @pytest.fixture
 def quick(monkeypatch):
     """The pool looks after its models all the time."""
-    monkeypatch.setattr("numflow.server.pool.WATCH_S", 0.01)
+    monkeypatch.setattr("numflow.server.models.pool.WATCH_S", 0.01)
 
 
 async def test_a_lost_model_is_loaded_again(tmp_path, quick):

@@ -15,15 +15,15 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from numflow.errors import DeviceError, RequestError  # noqa: E402
-from numflow.server import replica as replica_module  # noqa: E402
 from numflow.server.app import make_app  # noqa: E402
-from numflow.server.config import make_config  # noqa: E402
-from numflow.server.front import endpoints  # noqa: E402
-from numflow.server.merge import merged  # noqa: E402
-from numflow.server.replica import Head, Replica  # noqa: E402
-from numflow.server.replicas import Replicas, _need  # noqa: E402
-from numflow.server.service import Service  # noqa: E402
-from numflow.server.wire import KEEP_ALIVE  # noqa: E402
+from numflow.server.config.config import make_config  # noqa: E402
+from numflow.server.messages.wire import KEEP_ALIVE  # noqa: E402
+from numflow.server.replicas import replica as replica_module  # noqa: E402
+from numflow.server.replicas.front import endpoints  # noqa: E402
+from numflow.server.replicas.merge import merged  # noqa: E402
+from numflow.server.replicas.replica import Head, Replica  # noqa: E402
+from numflow.server.replicas.replicas import Replicas, _need  # noqa: E402
+from numflow.server.service.service import Service  # noqa: E402
 from tests.server.processes import ServerProcess  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -174,7 +174,7 @@ def test_a_replica_is_the_application_without_a_socket(model_folders):
         await Replica.__init__(replica, config)
         assert await replica.failure() == ""
         await replica.check_health()
-        from numflow.server.replica import Call
+        from numflow.server.replicas.replica import Call
 
         body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "temperature": 0}
         call = Call("POST", "/v1/completions", b"", json.dumps(body).encode(), "some-id")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numflow.server.reply import Reply, Splitter
-from numflow.server.tool_formats import FORMATS, find_format
+from numflow.server.messages.reply import Reply, Splitter
+from numflow.server.messages.tool_formats import FORMATS, find_format
 
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 

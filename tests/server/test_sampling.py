@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from numflow.server.app import make_app
-from numflow.server.config import make_config
-from numflow.server.service import Service
+from numflow.server.config.config import make_config
+from numflow.server.service.service import Service
 
 HI = [{"role": "user", "content": "hi"}]
 OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from numflow.errors import TokenizerError
-from numflow.server import schemas, tools
-from numflow.server.config import make_config
-from numflow.server.conversation import prepare
-from numflow.server.ignored import Ignored
-from numflow.server.reply import Splitter
-from numflow.server.served import Served
-from numflow.server.tool_formats import ALIASES, FORMATS, GENERIC, find_format
+from numflow.server.config.config import make_config
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages import schemas
+from numflow.server.messages.reply import Splitter
+from numflow.server.messages.tool_formats import ALIASES, FORMATS, GENERIC, find_format
+from numflow.server.models.served import Served
+from numflow.server.protocols import tools
+from numflow.server.protocols.conversation import prepare
 
 PLAIN = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")

@@ -7,9 +7,9 @@ import pytest
 from starlette.requests import Request
 
 from numflow.errors import RequestError
-from numflow.server.errors import of_error, shutting_down
-from numflow.server.jobs import ClientGone, Jobs
-from numflow.server.wire import DONE, EventStream, dump, event
+from numflow.server.http.errors import of_error, shutting_down
+from numflow.server.http.jobs import ClientGone, Jobs
+from numflow.server.messages.wire import DONE, EventStream, dump, event
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ def test_json_is_always_utf8():
 
 def test_devices_that_fail_are_not_the_clients_fault():
     from numflow.errors import DeviceError, DeviceLostError
-    from numflow.server.errors import of_error
+    from numflow.server.http.errors import of_error
 
     lost, failed = of_error(DeviceLostError("device 1 was lost")), of_error(DeviceError("device 1 was killed"))
     assert (lost.status, lost.code, lost.headers) == (503, "device_lost", {"Retry-After": "5"})

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from numflow.engine.sequence import Part
+from numflow.engine.runner.runner import Part
 
 BATCHED_CONTEXT = 32  # tokens of each sequence before batched decoding begins
 BATCHED_STEPS = 32    # steps of batched decoding that are timed, at most

@@ -30,14 +30,14 @@ class Cost:
 
 
 def machine_limits(program):
-    """Limits (cpu/limits.py) of the machine with as many threads as the program has.
+    """Limits (cpu/measure/roofline.py) of the machine with as many threads as the program has.
 
     Raises:
         RequestError: the backend has no profile.
     """
     if not hasattr(program, "weight_cost"):
         raise RequestError("this backend has no profile: use the cpu")
-    from numflow.cpu.limits import measure_limits
+    from numflow.cpu.measure.roofline import measure_limits
 
     return measure_limits(program.threads)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numflow.engine.load import load
 from numflow.engine.measure.perplexity import checked, windows_of
 from numflow.errors import RequestError
-from numflow.network.calibration import Calibration
-from numflow.network.quantise import matrices
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import matrices
 from numflow.ops import Network, Step, View
 
 SAMPLE = 256   # tokens of each of two windows that are kept, for measuring sensitivity

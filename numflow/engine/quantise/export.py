@@ -11,14 +11,14 @@ import numflow
 from numflow import network
 from numflow.engine.quantise.quantize import Row, check_target, step_of
 from numflow.engine.quantise.report import source_facts, totals_of
-from numflow.engine.recipe import read_recipe as read_embedding
+from numflow.engine.tasks.embedding_recipe import read_recipe as read_embedding
 from numflow.errors import RequestError, TokenizerError
 from numflow.formats import gguf_mixes, gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import GGML_NUMBERS, TYPES
 from numflow.formats.writer import Entry
 from numflow.network.gguf.as_gguf import as_gguf
-from numflow.network.quantise import matrices, plan_of
+from numflow.network.quantise.quantise import matrices, plan_of
 from numflow.ops import Network
 from numflow.quant.recipe import KEEP, Recipe
 from numflow.spec.reader import Spec

@@ -30,9 +30,9 @@ from numflow.formats import container
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_memory
 from numflow.formats.writer import Entry, write
-from numflow.network.calibration import Calibration
-from numflow.network.quantise import Plan, check_calibration, encoded, plan_of, uncalibrated
-from numflow.network.upright import upright
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import Plan, check_calibration, encoded, plan_of, uncalibrated
+from numflow.network.quantise.transposed import upright
 from numflow.quant.recipe import Recipe
 from numflow.spec import Spec
 from numflow.tokenizer.load import named_file

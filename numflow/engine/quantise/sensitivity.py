@@ -21,9 +21,9 @@ from numflow.engine.model import Model
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import tensor_type
-from numflow.network.calibration import Calibration
-from numflow.network.quantise import check_calibration, plan_of, quantised
-from numflow.network.upright import upright
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import check_calibration, plan_of, quantised
+from numflow.network.quantise.transposed import upright
 from numflow.quant import ROW_SCHEMES, decode, encode
 from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 

@@ -10,7 +10,7 @@ from numflow.errors import FormatError
 from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint
 from numflow.formats.mapped import release_memory
-from numflow.network.upright import turned
+from numflow.network.quantise.transposed import turned
 
 
 def verify(target: Path, against: Path | None = None,

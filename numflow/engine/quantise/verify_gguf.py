@@ -11,7 +11,7 @@ from numflow.errors import FormatError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.gguf_writer import WRITTEN
 from numflow.formats.mapped import release_memory
-from numflow.network.quantise import encoded
+from numflow.network.quantise.quantise import encoded
 
 _WORSE = 1.5   # times the error of numflow's own rounding that another program's may have
 _MOST = 0.5    # relative error of a type that numflow does not write

@@ -19,7 +19,7 @@ class BlockAllocator:
     released first goes first. Those released as not `worth` it go before all others, also where it could grow.
 
     limit:     most blocks there may be; None: as many as `on_grow` can provide.
-    common:    the memory that it shares with other allocators (common.py), None if it has its own.
+    common:    the memory that it shares with other allocators (pools.py), None if it has its own.
     pinned:    content below this id is still to be read by moves that are planned, though nobody may hold it.
     due:       blocks that are about to be taken: what it does not need beyond them, others may have.
     keep_up_to: up to this capacity it rather grows than overwrites what is kept.

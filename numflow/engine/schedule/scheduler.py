@@ -11,12 +11,12 @@ from bisect import insort
 from collections.abc import Hashable, Sequence
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
-from numflow.engine.schedule.common import CommonMemory, Pool, room
-from numflow.engine.schedule.lane import Group, Lane, Plan, Span
+from numflow.engine.schedule.chunks import choose_spans
 from numflow.engine.schedule.limits import Limits
-from numflow.engine.schedule.parking import Parking
+from numflow.engine.schedule.pools import CommonMemory, Pool, room
 from numflow.engine.schedule.prefix import PrefixCache
-from numflow.engine.schedule.spans import choose_spans
+from numflow.engine.schedule.sequence import Group, Lane, Plan, Span
+from numflow.engine.schedule.swap_space import Parking
 from numflow.errors import RequestError
 from numflow.sizes import in_words
 

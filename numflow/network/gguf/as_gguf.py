@@ -16,12 +16,12 @@ from numflow import network
 from numflow.errors import RequestError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
+from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.gguf.invent import Inventor, NamesToBe
 from numflow.network.gguf.match import CLOSE, Mismatch, Pair, matched
 from numflow.network.gguf.metadata import metadata_of
-from numflow.network.quantise import SMALLEST, matrices
-from numflow.network.stack import decoder_or_encoder, encoder_and_decoder
-from numflow.network.weights import WeightSource
+from numflow.network.quantise.quantise import SMALLEST, matrices
+from numflow.network.weights.source import WeightSource
 from numflow.ops import Network, Part, Weight
 from numflow.spec.paths import specs_dir
 from numflow.spec.reader import Spec, load_spec

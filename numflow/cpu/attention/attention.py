@@ -1,0 +1,57 @@
+"""Softmax attention over the paged cache (op `attention`), for prefill and decoding alike.
+
+A tile is up to 8 rows, (token, query head) pairs that share a key/value head; tile.py computes it. Threads
+take tiles one by one. Where there are too few of them (decoding at a long context), they take single spans of 128
+keys, and whoever finishes the last span of a tile merges them; either way the same sums are taken in the same order.
+"""
+
+import math
+
+import numpy as np
+
+from numflow.cpu.attention.slots import MOST_SLOTS, SPANS_DONE, TILES_PER_THREAD, scratch_bytes, slot_bytes
+from numflow.cpu.runtime.kernel import Call, Code
+from numflow.ops import Step, param
+
+_CODE = Code("numflow.cpu.attention.attention_kernels")
+
+
+def attention(step: Step, ctx) -> list[Call]:
+    """q f32 [T, H*E] -> y f32 [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]."""
+    cache, heads = ctx.caches[param(step, "cache")], param(step, "heads")
+    shape, own = cache.shape, cache.shape.kind == "self"
+    slopes, sinks = (ctx.vector(step.weights[role]) if role in step.weights else 0 for role in ("slopes", "sinks"))
+    causal, reach, window = param(step, "causal"), param(step, "bucket_distance"), param(step, "window") if own else 0
+    bias = bias_by_distance(ctx.vector(step.weights["buckets"]).reshape(-1, heads), reach, causal) \
+        if "buckets" in step.weights else 0
+    (decoded, turned, most), tiles = scratch_bytes(*cache.widths), TILES_PER_THREAD * ctx.n_threads
+    per_thread = most if shape.prefix else turned
+    scratch = ctx.scratch("attention", ctx.n_threads * per_thread)
+    partials = ctx.scratch("attention partials", MOST_SLOTS * slot_bytes(cache.widths[1]))
+    counters = ctx.scratch("attention counters", SPANS_DONE + 8 * tiles)
+    kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
+        cache.kinds, "coded_int8" if ctx.activations != "f32" and not shape.prefix else "coded")
+    kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
+    return [Call.of(step, kernel, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
+                    shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.value_dim, cache.block_size,
+                    *cache.table_fields, float(param(step, "scale")), own and causal, window,
+                    float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
+                    MOST_SLOTS, counters, decoded, *cache.row_fields, turned)]
+
+
+def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:
+    """T5's relative bias [n, H] written out: f32 [H, 2 * reach + 33] for key - query from -(reach + 16) to reach + 16.
+
+    Half of the buckets are exact small distances, the rest grow logarithmically up to `reach`. Without causality the
+    upper half of all buckets is for keys after the query.
+    """
+    count, distance = len(buckets), np.arange(-reach - 16, reach + 17)
+    if causal:
+        back, first = np.maximum(-distance, 0), np.zeros_like(distance)
+    else:
+        count //= 2
+        back, first = np.abs(distance), np.where(distance > 0, count, 0)
+    exact = count // 2
+    ratio = np.log(np.maximum(back, exact).astype(np.float32) / exact) / np.float32(math.log(reach / exact))
+    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
+    return np.ascontiguousarray(buckets[first + np.where(back < exact, back, far)].T)

@@ -1,0 +1,180 @@
+"""The kernels of `attention` (attention.py)."""
+
+import numpy as np
+
+from numflow.cpu.attention.slots import (
+    COUNTERS,
+    DONE,
+    FACTOR,
+    HEAD,
+    HEADER,
+    KV_HEADS,
+    LENGTHS,
+    MOST_ROWS,
+    NEXT,
+    OWN,
+    PARTIALS,
+    PEAKS,
+    QUERIES_PER_KEY,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SINKS,
+    SLOTS,
+    SPAN,
+    SPANS_DONE,
+    TILES_PER_THREAD,
+    TOTALS,
+    V_DIM,
+    V_KIND,
+    V_WIDTH,
+    VALUES,
+    WHERE,
+)
+from numflow.cpu.attention.tile import (
+    begin_tile,
+    clear_slot,
+    merge,
+    partial_bytes,
+    rotate_row,
+    span_result,
+    tile_rows,
+    total_slot,
+    value_bytes,
+)
+from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64
+from numflow.cpu.runtime.atomic import exchange, fetch_add
+from numflow.cpu.runtime.kernel import N_SEQUENCES, STARTS, kernel
+from numflow.cpu.simd.float32 import larger, store_part
+from numflow.cpu.simd.functions import exp
+from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32
+from numflow.cpu.state.kv_rows import F16
+
+
+@kernel
+def attention_f32(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, None, None)
+
+
+@kernel
+def attention_f16(args, thread, n_threads):
+    _attention(args, thread, n_threads, True, None, None)
+
+
+@kernel
+def attention_coded(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, True, None)
+
+
+@kernel
+def attention_coded_int8(args, thread, n_threads):
+    _attention(args, thread, n_threads, True, True, None)
+
+
+@kernel
+def attention_f32_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, None, True)
+
+
+@kernel
+def attention_f16_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, True, None, True)
+
+
+@kernel
+def attention_coded_prefix(args, thread, n_threads):
+    _attention(args, thread, n_threads, None, True, True)
+
+
+@merged
+def _attention(args, thread, n_threads, half, coded, prefix):
+    counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
+    tiles, spans = _count(args)
+    few = n_threads > 1 and tiles < TILES_PER_THREAD * n_threads
+    parts = spans if few and tiles * spans <= i64(args, SLOTS) else 1
+    sequence, before, own = 0, 0, _tiles(args, 0)
+    item = fetch_add(counters + NEXT, 1)
+    while item < tiles * parts:
+        tile = item // parts
+        while tile >= before + own:
+            before += own
+            sequence += 1
+            own = _tiles(args, sequence)
+        _attend(args, scratch, half, coded, prefix, sequence, tile - before, tile, item % parts, parts)
+        item = fetch_add(counters + NEXT, 1)
+    if fetch_add(counters + DONE, 1) == n_threads - 1:
+        exchange(counters + NEXT, 0)
+        exchange(counters + DONE, 0)
+
+
+@inline
+def _rows(args, sequence):
+    """Rows of a sequence under each key head."""
+    starts = i32_ptr(i64(i64(args, HEADER), STARTS))
+    return (starts[sequence + 1] - starts[sequence]) * i64(args, QUERIES_PER_KEY)
+
+
+@inline
+def _tiles(args, sequence):
+    return (_rows(args, sequence) + MOST_ROWS - 1) // MOST_ROWS * i64(args, KV_HEADS)
+
+
+@inline
+def _count(args):
+    """Tiles of the batch, and spans of its longest sequence."""
+    header, tiles, longest = i64(args, HEADER), np.int64(0), np.int64(0)
+    lengths = i32_ptr(i64(header, i64(args, LENGTHS)))
+    for sequence in range(i64(header, N_SEQUENCES)):
+        tiles += _tiles(args, sequence)
+        longest = max(longest, np.int64(lengths[sequence]))
+    return tiles, (longest + SPAN - 1) // SPAN
+
+
+@merged
+def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, parts):
+    """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
+    per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
+    head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
+    count = min(_rows(args, sequence) - first, MOST_ROWS)
+    rows = tile_rows(count)
+    least, most = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
+    begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
+    partials = i64(args, PARTIALS) + tile * parts * partial_bytes(args)
+    if parts == 1:
+        clear_slot(args, total)
+    for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
+        slot = scratch + OWN if parts == 1 else partials + span * partial_bytes(args)
+        span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot)
+        if parts == 1:
+            merge(args, scratch, count, total, slot)
+    if parts > 1:
+        done = i64(args, COUNTERS) + SPANS_DONE + 8 * tile
+        if fetch_add(done, 1) < parts - 1:
+            return
+        exchange(done, 0)
+        clear_slot(args, total)
+        for span in range(begin, end):
+            merge(args, scratch, count, total, partials + span * partial_bytes(args))
+    _finish(args, scratch, count, total)
+
+
+@inline
+def _finish(args, scratch, count, total):
+    """y = values / l. A sink is one more term of l; a row that sees nothing is zero."""
+    sinks = i64(args, SINKS)
+    if sinks:
+        for r in range(count):
+            f32_ptr(scratch + FACTOR)[r] = f32_ptr(sinks)[i64(scratch + HEAD, r)]
+        peak, sink = load_f32(total + PEAKS), load_f32(scratch + FACTOR)
+        higher = larger(peak, sink)
+        ours = exp(peak - higher)
+        store_f32(scratch + FACTOR, ours)
+        store_f32(total + TOTALS, load_f32(total + TOTALS) * ours + exp(sink - higher))
+    for r in range(count):
+        weight = f32_ptr(scratch + FACTOR)[r] if sinks else np.float32(1)
+        under = f32_ptr(total + TOTALS)[r]
+        factor = weight / under if under != 0 else np.float32(0)
+        y, values = i64(scratch + WHERE, r), total + VALUES + r * value_bytes(args)
+        if i64(args, V_KIND) > F16:
+            rotate_row(values, i64(args, V_WIDTH))
+        for column in range(0, i64(args, V_DIM), 16):
+            store_part(y + 4 * column, load_f32(values + 4 * column) * factor, i64(args, V_DIM) - column)

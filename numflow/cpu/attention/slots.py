@@ -1,0 +1,62 @@
+"""What the kernels of attention are given, and how their memory is laid out."""
+
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.state.cache import CHUNK
+from numflow.quant.kv import BLOCK as BLOCK_COLUMNS
+
+SPAN = 128  # keys whose partial result may be taken apart from the others'
+# Vectors of columns that are summed at a time, by number of rows: what keeps all sums in registers, and enough of them
+# under way.
+WIDTHS = {8: 2, 6: 4, 4: 4, 3: 4, 2: 4, 1: 4} if isa() == "avx512" else {4: 1, 3: 1, 2: 2, 1: 4}
+MOST_ROWS = max(WIDTHS)
+HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
+
+# Arguments of the attention kernels.
+HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM, BLOCK = range(11)
+TABLE, TABLE_STRIDE, LENGTHS, SCALE, CAUSAL, WINDOW, SOFTCAP, SLOPES, SINKS, BIAS, REACH = range(11, 22)
+SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS, DECODED = range(22, 28)  # DECODED: where in a thread's scratch
+K_KIND, V_KIND, K_WIDTH, V_WIDTH, K_SIZE, V_SIZE = range(28, 34)  # KVCache.row_fields
+TURNED = 34  # where in a thread's scratch keys become the values that are a prefix of them
+
+# A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
+SCORES = 0                 # f32 [8][64], then the probabilities
+SUMS = 2048                # f32 [8][16], l by lane
+PEAK, NEXT_PEAK = 2560, 2624  # f32 [16], one lane for each row
+FACTOR, OTHER_FACTOR = 2688, 2752
+FIRST, LAST = 2816, 2880   # keys the row sees
+POSITION, HEAD, WHERE = 2944, 3008, 3072  # of the row; address of its y
+OWN = QUERIES = 3136       # partial result of a span, then the total, then q * scale, f32 [rows][E], then a chunk
+
+# A partial result: f32 m[16], l[16], values [8][Ep].
+PEAKS, TOTALS, VALUES = 0, 64, 128
+
+# A region of int8.py: weights of values, their scales and minima, then blocks of queries, then codes.
+INT8_ROWS = 8
+INT8_WEIGHTS = INT8_ROWS * 2 * CHUNK
+INT8_TABLE = INT8_WEIGHTS + 8 * INT8_ROWS
+INT8_OPERAND = INT8_TABLE + 8 * CHUNK
+INT8_OPERAND_BLOCK = INT8_ROWS * (2 * BLOCK_COLUMNS + 8)
+
+# Partial results there is room for; at most this many (tile, span) pairs are taken apart.
+MOST_SLOTS = 4096
+TILES_PER_THREAD = 4  # with fewer tiles than this, spans are shared out
+# Byte offsets in the counters: the next item, threads that are done, spans done of each tile.
+NEXT, DONE, SPANS_DONE = 0, 64, 128
+
+
+def slot_bytes(v_width: int) -> int:
+    """Bytes of a partial result."""
+    return VALUES + MOST_ROWS * 4 * v_width
+
+
+def scratch_bytes(k_width: int, v_width: int) -> tuple[int, int, int]:
+    """Bytes of a thread's scratch memory, whole cache lines: plain, with room for a decoded chunk, and with room for
+    one whose keys are turned into values."""
+    plain, width = OWN + 2 * slot_bytes(v_width) + -(-k_width * MOST_ROWS * 4 // 64) * 64, max(k_width, v_width)
+    decoded = plain + CHUNK * 4 * width + int8_bytes(k_width, width)
+    return plain, decoded, decoded + CHUNK * 4 * v_width
+
+
+def int8_bytes(k_width: int, width: int) -> int:
+    """Bytes of a region of int8.py for keys of `k_width` columns and chunks of at most `width`."""
+    return INT8_OPERAND + INT8_OPERAND_BLOCK * (k_width // BLOCK_COLUMNS + 1) + CHUNK * width

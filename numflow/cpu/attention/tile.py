@@ -1,0 +1,327 @@
+"""Attention of one tile: up to 8 query rows that share a key/value head, over spans of 128 keys.
+
+A span is worked through in chunks of 64 keys with a running maximum (online softmax) and leaves a partial result:
+for each row the maximum m, l = sum exp(s - m) and sum exp(s - m) v. Partial results are merged in the order of the
+keys. Chunks and spans begin at fixed positions of the sequence and a row's arithmetic does not depend on the other
+rows of its tile, so a row's bits are the same whoever computes which spans. A hidden key adds exactly 0.
+
+`half` is None where the inner loops read float32, anything else for float16; `coded` is None where they read the cache
+itself, anything else where it has few bits: chunks are then decoded to float32 first, or with `half` multiplied as they
+are (int8.py). `prefix` is None where values are stored, anything else where they are the first columns of
+keys, which are then turned around. Kernels are compiled for one of these. A row of keys or values of few bits is a
+rotated one (quant/kv.py): queries are rotated too, and sums of values back in the end.
+"""
+
+import numpy as np
+
+from numflow.cpu.attention.coded import decode_keys, decode_values, turn
+from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
+from numflow.cpu.attention.products import add_any_products, add_wide_products
+from numflow.cpu.attention.slots import (
+    BIAS,
+    BLOCK,
+    CACHE,
+    CAUSAL,
+    COLUMNS,
+    DECODED,
+    FACTOR,
+    FIRST,
+    HEAD,
+    HEADER,
+    HEIGHTS,
+    K_DIM,
+    K_KIND,
+    K_SIZE,
+    K_WIDTH,
+    KV_HEADS,
+    LAST,
+    LENGTHS,
+    MOST_ROWS,
+    NEXT_PEAK,
+    OTHER_FACTOR,
+    OWN,
+    PEAK,
+    PEAKS,
+    POSITION,
+    Q_STRIDE,
+    QUERIES,
+    QUERIES_PER_KEY,
+    REACH,
+    SCALE,
+    SCORES,
+    SLOPES,
+    SOFTCAP,
+    SPAN,
+    SUMS,
+    TABLE,
+    TABLE_STRIDE,
+    TOTALS,
+    TURNED,
+    V_DIM,
+    V_KIND,
+    V_SIZE,
+    V_WIDTH,
+    VALUES,
+    WHERE,
+    WINDOW,
+    Y_STRIDE,
+    Q,
+    Y,
+)
+from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
+from numflow.cpu.runtime.kernel import POSITIONS, STARTS
+from numflow.cpu.simd.float32 import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
+from numflow.cpu.simd.functions import exp, tanh
+from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
+from numflow.cpu.state.cache import CHUNK, GROUP
+from numflow.cpu.state.kv_code import rotate
+from numflow.cpu.state.kv_rows import F16
+
+_NEVER, _HIDDEN = np.float32(-3e38), np.float32(-np.inf)
+
+
+@inline
+def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
+    """Look up rows first .. first + count of the sequence's (token, query head) pairs under a key head.
+
+    Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
+    """
+    header, group, window = i64(args, HEADER), i64(args, QUERIES_PER_KEY), i64(args, WINDOW)
+    positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
+    newest = np.int64(i32_ptr(i64(header, i64(args, LENGTHS)))[sequence]) - 1
+    least, most = max(newest, 0), np.int64(-1)
+    for r in range(rows):
+        row = first + min(r, count - 1)
+        t, h = begin + row // group, head * group + row % group
+        position = np.int64(positions[t])
+        ahead = position if i64(args, CAUSAL) else position + window - 1 if window else newest
+        first_key, last_key = max(position - window + 1, 0) if window else np.int64(0), min(ahead, newest)
+        least, most = min(least, first_key), max(most, last_key)
+        i64_ptr(scratch + FIRST)[r], i64_ptr(scratch + LAST)[r] = first_key, last_key
+        i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h
+        i64_ptr(scratch + WHERE)[r] = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + h * i64(args, V_DIM))
+        q = f32_ptr(i64(args, Q) + 4 * (t * i64(args, Q_STRIDE) + h * i64(args, K_DIM)))
+        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, K_WIDTH)
+        for e in range(i64(args, K_DIM)):
+            f32_ptr(where)[e] = q[e] * np.float32(f64(args, SCALE))
+        for e in range(i64(args, K_DIM), i64(args, K_WIDTH)):
+            f32_ptr(where)[e] = np.float32(0)
+        if i64(args, K_KIND) > F16:
+            rotate_row(where, i64(args, K_WIDTH))
+            if coded is not None and half is not None:
+                quantize_query(where, i64(args, K_WIDTH), _region(args, scratch), r)
+    return least, most
+
+
+@inline
+def _region(args, scratch):
+    """Memory of int8.py, behind a decoded chunk."""
+    return scratch + i64(args, DECODED) + 4 * CHUNK * max(i64(args, K_WIDTH), i64(args, V_WIDTH))
+
+
+@inline
+def rotate_row(row, width):
+    """Rotate a row of float32, its own inverse."""
+    for at in range(row, row + 4 * width, 128):
+        rotate(at)
+
+
+@inline
+def value_bytes(args):
+    """Bytes of a row of float32 values."""
+    return 4 * i64(args, V_WIDTH)
+
+
+@inline
+def partial_bytes(args):
+    """slot_bytes, in kernels."""
+    return VALUES + MOST_ROWS * value_bytes(args)
+
+
+@inline
+def total_slot(args, scratch):
+    """Address of the scratch memory's total."""
+    return scratch + OWN + partial_bytes(args)
+
+
+@inline
+def clear_slot(args, slot):
+    """A partial result of no keys."""
+    store_f32(slot + PEAKS, splat(_NEVER))
+    for at in range(TOTALS, partial_bytes(args), 64):
+        store_f32(slot + at, zero_f32())
+
+
+@inline
+def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, least, most, slot):
+    """The partial result of one span, of the keys least .. most, into `slot`."""
+    clear_slot(args, slot)
+    store_f32(scratch + PEAK, splat(_NEVER))
+    for r in range(rows):
+        store_f32(scratch + SUMS + 64 * r, zero_f32())
+    for base in range(max(span * SPAN, least // CHUNK * CHUNK), min((span + 1) * SPAN, most + 1), CHUNK):
+        key, following = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, most))
+        k = i64(i64(args, CACHE), 0) + key * i64(args, K_SIZE)
+        v = k if prefix is not None else i64(i64(args, CACHE), 1) + key * i64(args, V_SIZE)
+        next_k, next_v = k + (following - key) * i64(args, K_SIZE), v + (following - key) * i64(args, V_SIZE)
+        keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, DECODED)
+        if coded is None:
+            _scores(args, scratch, rows, half, k, v)
+        else:
+            _coded_scores(args, scratch, rows, half, keys, k, next_k, decoded)
+        _probabilities(args, scratch, rows, base, most)
+        if prefix is not None:
+            _add_turned_keys(args, scratch, rows, half, keys, k if coded is None else decoded, slot)
+        elif coded is None:
+            _add_values(args, scratch, rows, half, v, keys, slot, next_k)
+        else:
+            _add_coded_values(args, scratch, rows, half, keys, v, next_v, decoded, slot)
+    store_f32(slot + PEAKS, load_f32(scratch + PEAK))
+    for r in range(rows):
+        f32_ptr(slot + TOTALS)[r] = sum_lanes(load_f32(scratch + SUMS + 64 * r))
+
+
+@inline
+def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
+    kind, width, size, region = i64(args, K_KIND), i64(args, K_WIDTH), i64(args, K_SIZE), _region(args, scratch)
+    if half is not None and kind > F16:
+        coded_scores(rows, kind, width, size, keys, k, ahead, region, scratch + SCORES)
+    else:
+        decode_keys(kind, width, keys, k, size, region, decoded, ahead)
+        _scores(args, scratch, rows, None, decoded, decoded)
+
+
+@inline
+def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
+    kind, width, size, region = i64(args, V_KIND), i64(args, V_WIDTH), i64(args, V_SIZE), _region(args, scratch)
+    if half is not None and kind > F16:
+        add_coded_values(rows, kind, width, i64(args, K_WIDTH), size, keys, v, ahead, region, scratch + SCORES,
+                         scratch + FACTOR, slot + VALUES)
+    else:
+        decode_values(kind, width, keys, v, size, region, decoded, ahead)
+        _add_values(args, scratch, rows, None, decoded, keys, slot, decoded)
+
+
+@inline
+def _add_turned_keys(args, scratch, rows, half, keys, k, slot):
+    """Values are the first columns of the chunk's keys at k, in groups of 16 side by side; float16 with `half`."""
+    turned, width = scratch + i64(args, TURNED), i64(args, V_WIDTH)
+    size, row = 4 if half is None else 2, 4 * i64(args, V_WIDTH)
+    for group in range((keys + GROUP - 1) // GROUP):
+        for column in range(0, width, 16):
+            source = k + (group * i64(args, K_WIDTH) + column) * GROUP * size
+            turn(half, source, turned + group * GROUP * row + 4 * column, row)
+    _add_values(args, scratch, rows, None, turned, keys, slot, turned)
+
+
+@inline
+def tile_rows(count):
+    """The least number of rows that is compiled and holds `count`."""
+    rows = MOST_ROWS
+    for height in HEIGHTS:
+        if count <= height < rows:
+            rows = height
+    return rows
+
+
+@inline
+def _columns(rows):
+    """Vectors of columns that are summed at a time."""
+    columns = 1
+    for i in range(len(HEIGHTS)):
+        if HEIGHTS[i] == rows:
+            columns = COLUMNS[i]
+    return columns
+
+
+@inline
+def _chunk(args, sequence, head, key):
+    """Where the chunk with `key` begins in the cache: its number in units of a key of one head."""
+    header, block_size = i64(args, HEADER), i64(args, BLOCK)
+    table = i32_ptr(i64(header, i64(args, TABLE)) + 4 * sequence * i64(header, i64(args, TABLE_STRIDE)))
+    return (table[key // block_size] * i64(args, KV_HEADS) + head) * block_size + key % block_size // CHUNK * CHUNK
+
+
+@inline
+def _scores(args, scratch, rows, half, k, ahead):
+    """q k^T * scale of the chunk whose keys are at k, some groups of 16 keys at a time."""
+    for at in range(SCORES, SCORES + 256 * rows, 64):
+        store_f32(scratch + at, zero_f32())
+    size = 4 if half is None else 2
+    width, group, columns = i64(args, K_WIDTH), 16 * size * i64(args, K_WIDTH), _columns(rows)
+    for first in range(0, CHUNK // GROUP, columns):
+        add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
+                          scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,
+                          ahead + first * group)
+
+
+@inline
+def _probabilities(args, scratch, rows, base, most):
+    """exp(score - running maximum), hidden keys 0; FACTOR is what older sums are to be multiplied by."""
+    for r in range(rows):
+        peak, group = splat(_HIDDEN), scratch + SCORES + 256 * r
+        for key in range(base, min(base + CHUNK, most + 1), GROUP):
+            score = _biased(args, scratch, load_f32(group), r, key)
+            store_f32(group, score)
+            peak, group = larger(score, peak), group + 64
+        f32_ptr(scratch + NEXT_PEAK)[r] = max(f32_ptr(scratch + PEAK)[r], max_lanes(peak))
+    store_f32(scratch + FACTOR, exp(load_f32(scratch + PEAK) - load_f32(scratch + NEXT_PEAK)))
+    store_f32(scratch + PEAK, load_f32(scratch + NEXT_PEAK))
+    for r in range(rows):
+        peak, total, group = splat(f32_ptr(scratch + PEAK)[r]), zero_f32(), scratch + SCORES + 256 * r
+        for _ in range(base, min(base + CHUNK, most + 1), GROUP):
+            probability = exp(load_f32(group) - peak)
+            store_f32(group, probability)
+            total, group = total + probability, group + 64
+        older = load_f32(scratch + SUMS + 64 * r) * f32_ptr(scratch + FACTOR)[r]
+        store_f32(scratch + SUMS + 64 * r, older + total)
+
+
+@inline
+def _biased(args, scratch, score, r, key):
+    """Soft cap, bias by distance and mask of 16 scores, of keys key .. key + 15."""
+    distance = key - i64(scratch + POSITION, r)
+    if i64(args, SOFTCAP):
+        cap = f64(args, SOFTCAP)
+        score = tanh(score / cap) * cap
+    if i64(args, SLOPES):
+        slope = f32_ptr(i64(args, SLOPES))[i64(scratch + HEAD, r)]
+        score = fma(lane_numbers() + np.float32(distance), slope, score)
+    if i64(args, BIAS):
+        reach = i64(args, REACH)
+        row = i64(args, BIAS) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)
+        score = score + load_f32(row + 4 * (min(max(distance, -reach - 16), reach + 1) + reach + 16))
+    return keep_lanes(score, i64(scratch + FIRST, r) - key, i64(scratch + LAST, r) - key, _HIDDEN)
+
+
+@inline
+def _add_values(args, scratch, rows, half, v, keys, slot, ahead):
+    """values = values * FACTOR + probabilities @ the chunk's first `keys` rows at v."""
+    row, size = value_bytes(args), 4 if half is None else 2
+    for r in range(rows):
+        factor = f32_ptr(scratch + FACTOR)[r]
+        for at in range(slot + VALUES + r * row, slot + VALUES + (r + 1) * row, 64):
+            store_f32(at, load_f32(at) * factor)
+    first, widest = 0, _columns(rows)
+    while first < row // 64:
+        columns = widest if first + widest <= row // 64 else 1
+        add_any_products(rows, columns, half, keys, slot + VALUES + 64 * first, row, scratch + SCORES, 256,
+                         v + 16 * size * first, 16 * size, row // 4 * size, ahead + CHUNK * 16 * size * first)
+        first += columns
+
+
+@inline
+def merge(args, scratch, rows, total, part):
+    """Add the partial result of later keys to `total`."""
+    old, new = load_f32(total + PEAKS), load_f32(part + PEAKS)
+    peak = larger(old, new)
+    ours, theirs = exp(old - peak), exp(new - peak)
+    store_f32(total + PEAKS, peak)
+    store_f32(total + TOTALS, fma(load_f32(part + TOTALS), theirs, load_f32(total + TOTALS) * ours))
+    store_f32(scratch + FACTOR, ours)
+    store_f32(scratch + OTHER_FACTOR, theirs)
+    stride = value_bytes(args)
+    for r in range(rows):
+        a, b = f32_ptr(scratch + FACTOR)[r], f32_ptr(scratch + OTHER_FACTOR)[r]
+        for at in range(VALUES + r * stride, VALUES + (r + 1) * stride, 64):
+            store_f32(total + at, fma(load_f32(part + at), b, load_f32(total + at) * a))

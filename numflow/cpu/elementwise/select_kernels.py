@@ -1,0 +1,48 @@
+"""Kernels that move or look up rows (select.py)."""
+
+from numflow.cpu.runtime.access import i32_ptr, i64, share
+from numflow.cpu.runtime.kernel import LOGIT_ROWS, kernel
+from numflow.cpu.simd.float32 import load_part, store_part
+from numflow.cpu.simd.vector import inline
+
+HEADER, ROWS, WIDTH, Y, Y_STRIDE, X, X_STRIDE, INDEX, TABLE, OFFSET = range(10)
+B, B_STRIDE, HEADS, A_WIDTH, B_WIDTH, B_STEP = range(7, 13)
+
+
+@inline
+def _copy(x, y, count):
+    for i in range(0, count, 16):
+        store_part(y + 4 * i, load_part(x + 4 * i, count - i), count - i)
+
+
+@kernel
+def select_rows(args, thread, n_threads):
+    rows = i32_ptr(i64(i64(args, HEADER), LOGIT_ROWS))
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    for r in range(begin, end):
+        x = i64(args, X) + 4 * rows[r] * i64(args, X_STRIDE)
+        _copy(x, i64(args, Y) + 4 * r * i64(args, Y_STRIDE), i64(args, WIDTH))
+
+
+@kernel
+def add_table_row(args, thread, n_threads):
+    """y = x + table[index of the row + offset]; which index is a field of the header."""
+    width, index = i64(args, WIDTH), i32_ptr(i64(i64(args, HEADER), i64(args, INDEX)))
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    for t in range(begin, end):
+        x, y = i64(args, X) + 4 * t * i64(args, X_STRIDE), i64(args, Y) + 4 * t * i64(args, Y_STRIDE)
+        table = i64(args, TABLE) + 4 * width * (index[t] + i64(args, OFFSET))
+        for i in range(0, width, 16):
+            store_part(y + 4 * i, load_part(x + 4 * i, width - i) + load_part(table + 4 * i, width - i), width - i)
+
+
+@kernel
+def head_concat(args, thread, n_threads):
+    """Items: rows times heads. B_STEP is 0 where all heads share b."""
+    heads, a_width, b_width = i64(args, HEADS), i64(args, A_WIDTH), i64(args, B_WIDTH)
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * heads, thread, n_threads)
+    for item in range(begin, end):
+        t, head = item // heads, item % heads
+        y = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + head * (a_width + b_width))
+        _copy(i64(args, X) + 4 * (t * i64(args, X_STRIDE) + head * a_width), y, a_width)
+        _copy(i64(args, B) + 4 * (t * i64(args, B_STRIDE) + head * i64(args, B_STEP)), y + 4 * a_width, b_width)

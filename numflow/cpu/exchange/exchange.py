@@ -1,0 +1,90 @@
+"""What devices do together (ops.EXCHANGES) through the memory of a World (world.py).
+
+Sums are made in the order of the devices, by every device for itself: the result does not depend on who came first,
+nor on whether devices are threads or processes.
+"""
+
+import numpy as np
+
+from numflow.cpu.exchange.world import Channel
+from numflow.cpu.runtime.kernel import Call, Code
+from numflow.errors import DeviceError
+from numflow.ops import Step, View, param
+
+_CODE = Code("numflow.cpu.exchange.exchange_kernels")
+
+
+def is_remote(step: Step, ctx) -> bool:
+    """Whether a step's peer is not in this world's memory: Python carries the value (by_host)."""
+    return step.op in ("send", "receive") and ctx.world is not None and ctx.world.remote is not None \
+        and param(step, "peer") not in ctx.world.threads
+
+
+def by_host(step: Step, ctx) -> None:
+    """Do a step with a device that is elsewhere."""
+    (view,), peer = (*step.inputs, *step.outputs), param(step, "peer")
+    values = ctx.buffers.columns(view, int(ctx.header_fields[ctx.rows(view)]))
+    if step.op == "send":
+        ctx.world.remote.put(ctx.device, peer, values.copy())
+    else:
+        values[:] = ctx.world.remote.take(peer, ctx.device)
+
+
+def send(step: Step, ctx) -> list[Call]:
+    """x f32 or i32 [rows, D] to device `peer`."""
+    if is_remote(step, ctx):
+        return [Call.of(step, _CODE.kernel("nothing"))]
+    return _pair(step, ctx, _CODE.kernel("send"), ctx.device, param(step, "peer"))
+
+
+def receive(step: Step, ctx) -> list[Call]:
+    """y f32 or i32 [rows, D] from device `peer`."""
+    if is_remote(step, ctx):
+        return [Call.of(step, _CODE.kernel("nothing"))]
+    return _pair(step, ctx, _CODE.kernel("receive"), param(step, "peer"), ctx.device)
+
+
+def all_reduce(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, D] of the devices `adds` -> y f32 [rows, D]."""
+    group, adds = tuple(param(step, "group")), param(step, "adds")
+    table = np.array([group.index(device) for device in adds], np.int64)
+    return _group(step, ctx, _CODE.kernel("all_reduce"), group, table)
+
+
+def all_gather(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, D_i] of each device -> y f32 [rows, D]."""
+    spans = np.array(param(step, "spans"), np.int64)
+    return _group(step, ctx, _CODE.kernel("all_gather"), tuple(param(step, "group")), spans)
+
+
+def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
+    if ctx.world is None:
+        raise DeviceError(f"{step}: a part of a plan runs together with the others only")
+    return ctx.world.channels[kind, devices]
+
+
+def _common(step: Step, ctx, channel: Channel) -> list:
+    base, shape = ctx.world.address, (*step.outputs, *step.inputs)[0]
+    x, y = step.inputs[0] if step.inputs else None, step.outputs[0] if step.outputs else None
+    return [ctx.header, ctx.rows(shape), shape.width, *_address(ctx, x), *_address(ctx, y), base,
+            ctx.world.patience, base + channel.first_line(ctx.device), base + channel.slots, channel.slot_bytes]
+
+
+def _address(ctx, view: View | None) -> tuple[int, int]:
+    return (0, 0) if view is None else ctx.view(view)
+
+
+def _group(step: Step, ctx, fn, group: tuple[int, ...], table: np.ndarray) -> list[Call]:
+    channel = _channel(step, ctx, "group", group)
+    return [Call.of(step, fn, *_common(step, ctx, channel), ctx.world.address + channel.lines, sum(channel.threads),
+                    len(group), group.index(ctx.device), table, len(table))]
+
+
+def _pair(step: Step, ctx, fn, sender: int, receiver: int) -> list[Call]:
+    channel = _channel(step, ctx, "pair", (sender, receiver))
+    peer = receiver if sender == ctx.device else sender
+    return [Call.of(step, fn, *_common(step, ctx, channel), ctx.world.address + channel.first_line(peer),
+                    channel.threads[channel.devices.index(peer)], channel.ring)]
+
+
+BINDERS = {"send": send, "receive": receive, "all_reduce": all_reduce, "all_gather": all_gather}

@@ -1,0 +1,53 @@
+"""The devices of a plan that are threads of one process, run by one call.
+
+Each thread walks the table of its own device; they meet in the exchanges only. So a batch is checked once and takes one
+call from Python however many devices there are, and none waits until another one's Python lets go of the interpreter.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numflow.cpu.runtime.kernel import Code
+from numflow.cpu.runtime.threads import shared_threads
+from numflow.errors import DeviceError
+from numflow.network.batch import Limits, checked
+from numflow.ops import Batch, Network
+
+_CODE = Code("numflow.cpu.runtime.threads_kernels")
+
+
+class Together:
+    """Runs the programs of all devices of a world.
+
+    network: the whole, of which every program has a part.
+    world:   the World where they meet.
+    """
+
+    def __init__(self, network: Network, programs: Sequence[Any], world: Any):
+        self._programs, self._world = programs, world
+        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        self._threads = shared_threads(sum(program.threads for program in programs))
+        self._own = np.array([(program.pool.address, thread, program.threads) for program in programs
+                              for thread in range(program.threads)], np.int64)
+        self._table = np.array([(_CODE.kernel("walk_own").address, self._own.ctypes.data, 0)], np.int64)
+
+    def run(self, batch: Batch, entry: str, outputs: Sequence[str | None]) -> np.ndarray | None:
+        """As Program.run. outputs: of each device, the output that it has, or None; the first one's is returned.
+
+        Raises:
+            RequestError: an id or a position of the batch is out of range.
+            DeviceError: somebody broke the run off (`World.abort`).
+        """
+        first = self._programs[0]
+        blocks = dict(item for program in self._programs for item in program.window_blocks.items())
+        arrays = checked(batch, self._limits[entry], first.block_size, blocks, first.cross_blocks)
+        for program, output in zip(self._programs, outputs, strict=True):
+            program.prepare(arrays, entry, output)
+        self._threads.run(self._table, 1)
+        del arrays
+        if self._world.aborted:
+            raise DeviceError("the run was broken off")
+        return next((program.result(output) for program, output in zip(self._programs, outputs, strict=True)
+                     if output is not None), None)

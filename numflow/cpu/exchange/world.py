@@ -1,0 +1,171 @@
+"""Memory where the devices of a plan meet: one region that all of their threads see, in one process or in several.
+
+    line 0            not 0: the run is broken off, nobody waits any more
+    lines             one for every thread in every channel: how many rounds it has done
+    slots             of the channels, where values lie while they change hands
+
+A channel is a group of devices (all_reduce, all_gather) or a pair of them (send, receive). A value goes through in
+rounds of as many rows as a slot holds. A thread copies its share to a slot, says so in its line, and waits for the
+lines of the others; a line is written by one thread only, so nothing needs an atomic addition. Of a group there are two
+slots per device, used in turn: who has come to a round has read all of the last but one. Of a pair there is a ring.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numflow.cpu.exchange.lockstep import Together
+from numflow.cpu.memory.buffers import LINE, aligned, padded
+from numflow.cpu.runtime.cores import default_threads, patience
+from numflow.errors import DeviceError
+from numflow.ops import Network, param
+
+SLOT_BYTES = 256 << 10
+_RING_ROWS = 1024  # rows that a ring holds, within its limits
+_RING = (4, 64)    # slots of a ring
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Where a group or a pair of devices meets; offsets in the region.
+
+    lines: offset of the first line. threads: lines of each device, one device after the other.
+    slots: offset of the first slot. slot_bytes: of each. ring: slots of a pair, 2 for each device of a group.
+    """
+
+    devices: tuple[int, ...]
+    lines: int
+    threads: tuple[int, ...]
+    slots: int
+    slot_bytes: int
+    ring: int
+
+    def first_line(self, device: int) -> int:
+        """Offset of a device's lines."""
+        return self.lines + LINE * sum(self.threads[:self.devices.index(device)])
+
+
+class World:
+    """The region, and the channels that the steps of the devices' networks need.
+
+    networks: of the devices, by index. threads: of each device, None: the cores there are, shared out.
+    shared: the region can be opened by other processes, to which a World goes by being pickled.
+    remote: with `put` and `take`, for devices that are elsewhere (Mailboxes); only `send` and `receive` go there.
+    names: of the devices; the CPU's have no numbers, so they are not asked for.
+    in_pieces: a long batch may go through in pieces: what a row gives does not depend on the rows beside it.
+
+    Raises:
+        DeviceError: threads is not at least 1, or there is no room for shared memory.
+    """
+
+    in_pieces = True
+
+    def __init__(self, networks: Mapping[int, Network], threads: int | None = None, shared: bool = False,
+                 remote: Any = None, names: Mapping[int, str] | None = None):
+        cores = default_threads()
+        count = max(1, cores // len(networks)) if threads is None else threads
+        if count < 1:
+            raise DeviceError(f"threads should be at least 1, is {threads}")
+        self.threads, self.remote = dict.fromkeys(networks, count), remote
+        self.patience = patience(count * len(networks))
+        widths = _widths(networks)
+        at = self._lines_end = LINE + LINE * sum(self.threads[d] for key in widths for d in key[1])
+        lines, self.channels = LINE, {}
+        for key, width in widths.items():
+            kind, devices = key
+            counts = tuple(self.threads[d] for d in devices)
+            slot = max(SLOT_BYTES, 4 * padded(width))
+            ring = min(max(-(-_RING_ROWS * 4 * padded(width) // slot), _RING[0]), _RING[1]) if kind == "pair" else 2
+            self.channels[key] = Channel(devices, lines, counts, at, slot, ring)
+            lines += LINE * sum(counts)
+            at += slot * ring * (1 if kind == "pair" else len(devices))
+        self._size, self._owner = at, True
+        self._shared: Any = None
+        self._memory: Any = None
+        if shared:
+            self._create()
+        else:
+            self._memory = aligned(self._size, np.uint8)
+
+    def _create(self) -> None:
+        from multiprocessing.shared_memory import SharedMemory  # 2 MB that most processes never need
+
+        try:
+            self._shared = SharedMemory(create=True, size=self._size)
+        except OSError as error:
+            raise DeviceError(f"no {self._size / 1e6:.0f} MB of shared memory: {error.strerror}") from None
+        self._memory = np.frombuffer(self._shared.buf, np.uint8)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_memory": None, "_shared": self._shared.name, "_owner": False}
+
+    def __setstate__(self, state: dict) -> None:
+        from multiprocessing.shared_memory import SharedMemory
+
+        self.__dict__ |= state
+        self._shared = SharedMemory(state["_shared"])
+        self._memory = np.frombuffer(self._shared.buf, np.uint8)
+
+    def together(self, network: Network, programs: Sequence[Any]) -> Together | None:
+        """What runs the programs of all devices, parts of `network`, by one call; None where Python has to look after
+        devices that are elsewhere."""
+        return None if self.remote is not None else Together(network, programs, self)
+
+    @property
+    def address(self) -> int:
+        """Where the region lies in this process."""
+        return self._memory.ctypes.data
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the run is broken off."""
+        return bool(self._counters[0])
+
+    @property
+    def progress(self) -> int:
+        """Grows with every round of every thread."""
+        rounds = int(self._counters[LINE // 8::LINE // 8].sum())
+        return rounds if self.remote is None else rounds + self.remote.progress
+
+    def abort(self) -> None:
+        """Let nobody wait any more."""
+        if self._memory is not None:
+            self._counters[0] = 1
+        if self.remote is not None:
+            self.remote.abort()
+
+    def reset(self) -> None:
+        """As new; all devices must be at rest."""
+        self._counters[:] = 0
+        if self.remote is not None:
+            self.remote.reset()
+
+    def close(self) -> None:
+        """Give the region back; may be called twice."""
+        self._memory = None
+        if self._shared is not None:
+            self._shared.close()
+            if self._owner:
+                self._shared.unlink()
+            self._shared = None
+
+    @property
+    def _counters(self) -> np.ndarray:
+        return self._memory[:self._lines_end].view(np.int64)
+
+
+def _widths(networks: Mapping[int, Network]) -> dict[tuple[str, tuple[int, ...]], int]:
+    """Channels, ("group", devices) or ("pair", (from, to)), with the widest rows that go through them."""
+    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    for device, network in networks.items():
+        for step in (step for steps in network.entries.values() for step in steps):
+            if step.op == "send" and param(step, "peer") in networks:
+                key, width = ("pair", (device, param(step, "peer"))), step.inputs[0].width
+            elif step.op in ("all_reduce", "all_gather"):
+                key, width = ("group", tuple(param(step, "group"))), step.outputs[0].width
+            else:
+                continue
+            found[key] = max(width, found.get(key, 0))
+    return found

@@ -1,0 +1,226 @@
+"""Kernels that make operands (activations.py)."""
+
+import numpy as np
+from numba import types
+
+from numflow.cpu.linear.activations import CHUNK, TOKEN_TILE
+from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
+from numflow.cpu.runtime.kernel import kernel
+from numflow.cpu.simd.value import constant, fma, llvm_type, load, save, staged
+from numflow.cpu.simd.vector import inline, merged
+from numflow.cpu.weights.layout import AUX_BYTES, UNIT
+
+_SMALLEST, _SMALLEST_OF_PAIRS = np.float32(1e-36), np.float32(1e-34)  # below, the inverse of a scale would overflow:
+# such a unit counts as zeros.
+_FINER = np.float32(254)  # what is left over is half of a scale at most, and becomes up to 127
+
+
+@inline
+def tile_tokens(left):
+    """Tokens of the tile that begins where `left` tokens are left."""
+    if left > 4:
+        return TOKEN_TILE
+    return 4 if left > 2 else left
+
+
+@inline
+def rows_of_token(pieces):
+    """Rows of an operand that a token has."""
+    return 2 if pieces == 2 else 1
+
+
+@kernel
+def to_int8(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K, x, aux."""
+    _operand(args, thread, n_threads, 1)
+
+
+@kernel
+def to_int16(args, thread, n_threads):
+    """args: as to_int8."""
+    _operand(args, thread, n_threads, 2)
+
+
+@kernel
+def to_f32(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K, x."""
+    _operand(args, thread, n_threads, 0)
+
+
+@merged
+def _operand(args, thread, n_threads, pieces):
+    """Items: chunks of token tiles."""
+    each = rows_of_token(pieces)
+    tile = TOKEN_TILE // each
+    tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
+    chunks = (columns + CHUNK - 1) // CHUNK
+    begin, end = share((tokens + tile - 1) // tile * chunks, thread, n_threads)
+    for item in range(begin, end):
+        t = item // chunks * tile
+        fill_tile(i64(args, 2) + t * stride, stride, 0, 1, min(tile, tokens - t), columns, item % chunks * CHUNK,
+                  i64(args, 5), i64(args, 6), t * each, pieces)
+
+
+@kernel
+def heads_to_int8(args, thread, n_threads):
+    """args: header, rows field, source f32 [T, stride], stride, K of a head, x, aux, heads."""
+    _heads(args, thread, n_threads, 1)
+
+
+@kernel
+def heads_to_int16(args, thread, n_threads):
+    """args: as heads_to_int8."""
+    _heads(args, thread, n_threads, 2)
+
+
+@kernel
+def heads_to_f32(args, thread, n_threads):
+    """args: as heads_to_int8."""
+    _heads(args, thread, n_threads, 0)
+
+
+@merged
+def _heads(args, thread, n_threads, pieces):
+    """Items: chunks of token tiles of a head, one head after the other."""
+    each = rows_of_token(pieces)
+    tile = TOKEN_TILE // each
+    tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
+    chunks, tiles = (columns + CHUNK - 1) // CHUNK, (tokens + tile - 1) // tile
+    room = (tokens + TOKEN_TILE - 1) // TOKEN_TILE * TOKEN_TILE
+    begin, end = share(i64(args, 7) * tiles * chunks, thread, n_threads)
+    for item in range(begin, end):
+        head, t = item // chunks // tiles, item // chunks % tiles * tile
+        fill_tile(i64(args, 2) + t * stride + 4 * head * columns, stride, 0, 1, min(tile, tokens - t), columns,
+                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), (head * room + t) * each, pieces)
+
+
+@merged
+def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, pieces):
+    """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
+
+    Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
+    """
+    m = tile_tokens(count * rows_of_token(pieces))
+    if pieces == 0 and count == TOKEN_TILE and routes == 0:
+        put_tile(source + 4 * begin, stride, columns, begin, x + 4 * t * columns)
+        return
+    for i in range(count):
+        row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
+        put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, pieces)
+
+
+@inline
+def put_row(source, columns, begin, x, aux, t, i, m, pieces):
+    """Columns [begin, begin + CHUNK) at `source` as token i of the tile of m rows at row t of an operand."""
+    end = min(begin + CHUNK, columns)
+    if pieces:
+        aux += t * (columns // UNIT) * AUX_BYTES
+        for unit in range(begin // UNIT, end // UNIT):
+            numbers, to, more = (source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
+                                 aux + unit * AUX_BYTES * m)
+            if pieces == 2:
+                _quantize_pairs(numbers, to, more, 2 * i, m)
+            else:
+                _quantize_unit(numbers, to, more, i, m)
+    else:
+        out, row = f32_ptr(x + 4 * (t * columns + begin * m + i)), f32_ptr(source)
+        for k in range(end - begin):
+            out[k * m] = row[k]
+
+
+@inline
+def put_tile(source, stride, columns, begin, x):
+    """Columns [begin, begin + CHUNK) of TOKEN_TILE rows at `source`, `stride` bytes apart, as the float32 tile at x."""
+    count = min(CHUNK, columns - begin)
+    x += 4 * begin * TOKEN_TILE
+    for k in range(0, count - 15, 16):
+        _interleave16(source + 4 * k, stride, x + 4 * k * TOKEN_TILE)
+    for k in range(count // 16 * 16, count):
+        for i in range(TOKEN_TILE):
+            f32_ptr(x)[k * TOKEN_TILE + i] = f32_ptr(source + i * stride)[k]
+
+
+@staged(types.void, types.int64, types.int64, types.int64)
+def _interleave16(source, stride, x):
+    """16 columns of TOKEN_TILE rows: column by column."""
+    rows = [load(source + stride * i, "f32", 16) for i in range(TOKEN_TILE)]
+    while len(rows) > 1:  # first those that are half of all rows apart, neighbours last
+        half = len(rows) // 2
+        rows = [low.zipped(high) for low, high in zip(rows[:half], rows[half:])]
+    save(x, rows[0])
+
+
+@inline
+def _quantize_unit(source, x, aux, i, m):
+    """32 values at `source` as token i of m."""
+    largest = _abs_max(source)
+    scale = largest / np.float32(127)
+    inverse = np.float32(127) / largest if largest > _SMALLEST else np.float32(0)
+    low = _round16(source, inverse, x + 4 * i, 4 * m)
+    high = _round16(source + 64, inverse, x + 4 * i + 16 * m, 4 * m)
+    _put_aux(aux, i, m, scale, low, high)
+
+
+@inline
+def _quantize_pairs(source, x, aux, i, m):
+    """32 values at `source` as rows i and i + 1 of m: int8, and what is left over as int8 of a smaller scale."""
+    largest = _abs_max(source)
+    scale = largest / np.float32(127)
+    inverse = np.float32(127) / largest if largest > _SMALLEST_OF_PAIRS else np.float32(0)
+    low = _round16(source, inverse, x + 4 * i, 4 * m)
+    high = _round16(source + 64, inverse, x + 4 * i + 16 * m, 4 * m)
+    _put_aux(aux, i, m, scale, low, high)
+    low = _round_rest16(source, inverse, scale, inverse * _FINER, x + 4 * i + 4, 4 * m)
+    high = _round_rest16(source + 64, inverse, scale, inverse * _FINER, x + 4 * i + 4 + 16 * m, 4 * m)
+    _put_aux(aux, i + 1, m, scale / _FINER, low, high)
+
+
+@inline
+def _put_aux(aux, i, m, scale, low, high):
+    """What goes with row i of m of a unit, of which `low` and `high` are the sums of the halves."""
+    f32_ptr(aux)[i] = scale
+    f32_ptr(aux)[m + i] = scale * np.float32(low + high)
+    i32_ptr(aux)[2 * m + i] = -(low + high)
+    i32_ptr(aux)[3 * m + i] = -low
+    f32_ptr(aux)[4 * m + i] = np.float32(-low)
+    f32_ptr(aux)[5 * m + i] = np.float32(-high)
+
+
+@staged(types.float32, types.int64)
+def _abs_max(address):
+    """Largest magnitude of 32 float32; as integers, whose order is the same, so that NaN wins."""
+    low, high = (load(address + at, "i32", 16) & 0x7FFFFFFF for at in (0, 64))
+    larger = low.compare(">", high).choose(low, high)
+    return larger.call("llvm.vector.reduce.smax.v16i32", llvm_type("i32")).as_("f32", 1)
+
+
+@staged(types.int32, types.int64, types.float32, types.int64, types.int64)
+def _round16(source, inverse, x, stride):
+    """16 float32 times `inverse`, rounded to int8, their 4-byte words `stride` bytes apart; the sum of the int8."""
+    values = load(source, "f32", 16)
+    return _put_integers(_rounded(values, inverse), x, stride)
+
+
+@staged(types.int32, types.int64, types.float32, types.float32, types.float32, types.int64, types.int64)
+def _round_rest16(source, inverse, scale, finer, x, stride):
+    """What `_round16` leaves over of the values, times `finer`, in the same way."""
+    values = load(source, "f32", 16)
+    whole = _rounded(values, inverse) - 12582912.0
+    rest = fma(whole, (-scale).splat(16), values)
+    return _put_integers(_rounded(rest, finer), x, stride)
+
+
+def _rounded(values, factor):
+    """Values times a factor, + 1.5 * 2^23.
+
+    That leaves the integer, rounded half to even, in the low bits: no conversion has to be there.
+    """
+    return fma(values, factor.splat(16), constant(values, "f32", 12582912.0))
+
+
+def _put_integers(rounded, x, stride):
+    integers = rounded.as_("i32", 16) - 0x4B400000
+    words = integers.narrow("u8").as_("i32", 4)
+    for i in range(4):
+        save(x + stride * i, words.lane(i))
+    return integers.call("llvm.vector.reduce.add.v16i32", llvm_type("i32"))

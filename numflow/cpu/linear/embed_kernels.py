@@ -1,0 +1,105 @@
+"""How `embed` reads rows of a packed table, with the numbers that float32 `linear` has for the same matrix.
+
+The rows of tokens that the table does not have become -0.0: nothing is read outside of its memory, and the sum over
+devices that have a part of the table each is the row as it is stored, whatever the sign of its zeros.
+"""
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from numflow.cpu.linear.tile import code_bytes, scheme
+from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
+from numflow.cpu.runtime.kernel import TOKENS
+from numflow.cpu.simd.value import Value, save
+from numflow.cpu.simd.vector import merged
+from numflow.cpu.weights.decode import column_group, numbers, open_heads, scale_and_offset, weights
+
+# Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, scale, its first token.
+CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
+
+
+def embed(name):
+    """The kernel for tables of a scheme."""
+    def kernel(args, thread, n_threads):
+        embed_rows(args, thread, n_threads, scheme(name, False))
+    return kernel
+
+
+@merged
+def embed_rows(args, thread, n_threads, kind):
+    """Items: tokens; `kind` as from linear_tile.scheme."""
+    header = i64(args, 0)
+    tokens, columns = i32_ptr(i64(header, TOKENS)), i64(args, COLUMNS)
+    factor = np.float32(f64(args, SCALE))
+    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
+    for t in range(begin, end):
+        row = np.int64(tokens[t]) - i64(args, FIRST)
+        y = i64(args, Y) + 4 * t * i64(args, STRIDE)
+        if row < 0 or row >= i64(args, ROWS):
+            for k in range(columns):
+                f32_ptr(y)[k] = np.float32(-0.0)
+        else:
+            codes = i64(args, CODES) + row // 16 * i64(args, CODE_BYTES)
+            heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
+            for unit in range(0, columns >> 5, units_of_strip(kind)):
+                _row_strip(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+            for k in range(columns & -32, columns):
+                _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
+            if factor != 1:
+                for k in range(columns):
+                    f32_ptr(y)[k] *= factor
+
+
+@intrinsic
+def units_of_strip(typingctx, kind):
+    """Units of a strip."""
+    def codegen(context, builder, signature, args):
+        return context.get_constant(types.int64, kind.scheme.strip)
+    return types.int64(kind), codegen
+
+
+@intrinsic
+def _row_strip(typingctx, codes, heads, columns, unit, row, y, kind):
+    """The weights of one row in the strip that begins with a unit, as many as there are, to y."""
+    def codegen(context, builder, signature, args):
+        codes, heads, columns, unit, row, y = (Value(builder, a) for a in args[:6])
+        if kind.scheme.is_float:
+            _floats(kind.scheme, codes, row, y)
+            return context.get_dummy_value()
+        heads = open_heads(heads, kind.scheme)
+        _decoded(kind.scheme, codes, 0, heads, unit, row, y)
+        if kind.scheme.strip == 2:
+            with builder.if_then((unit + 1).compare("<", columns >> 5).llvm):
+                _decoded(kind.scheme, codes, 8, heads, unit + 1, row, y + 128)
+        return context.get_dummy_value()
+    i64_ = types.int64
+    return types.void(i64_, i64_, i64_, i64_, i64_, i64_, kind), codegen
+
+
+def _decoded(scheme, codes, first, heads, unit, row, y):
+    for half in range(2):
+        scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, scheme))
+        for group in range(4 * half, 4 * half + 4):
+            four = column_group(codes, scheme, first + group, row).widen()
+            save(y + 16 * group, weights(four.to_f32(), scales, offsets, scheme))
+
+
+def _floats(scheme, codes, row, y):
+    for k in range(32):
+        save(y + 4 * k, _of_row(numbers(codes + scheme.column_bytes * k, scheme.header), row))
+
+
+def _of_row(vector: Value, row: Value) -> Value:
+    return Value(row.builder, row.builder.extract_element(vector.llvm, row.llvm))
+
+
+@intrinsic
+def _row_number(typingctx, codes, row, y, kind):
+    """One plain number of a row, to y."""
+    def codegen(context, builder, signature, args):
+        codes, row, y = (Value(builder, a) for a in args[:3])
+        if kind.scheme.is_float:
+            save(y, _of_row(numbers(codes, kind.scheme.header), row))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, kind), codegen

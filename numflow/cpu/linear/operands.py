@@ -1,0 +1,36 @@
+"""Operands made of what a norm or an activation computes, without that ever being stored: a thread computes 256
+columns of a token and puts them into the operand (activations.py) while they are in its first cache.
+
+Fused forms of `rms_norm`, `layer_norm`, `act_mul` and `act` before a `linear`: every number is the one that the two
+steps give. Each thread takes the statistics of the rows it meets for itself, which spares a barrier.
+"""
+
+from numflow.cpu.elementwise.act import KINDS
+from numflow.cpu.elementwise.norm import whole_vector
+from numflow.cpu.linear.activations import CHUNK, NAMES, TOKEN_TILE
+from numflow.cpu.runtime.kernel import Call, Code
+from numflow.ops import Step, param
+
+_CODE = Code("numflow.cpu.linear.operands_kernels")
+MEANS, FACTORS, NUMBERS = 0, 64, 128  # in a thread's scratch memory: f32 [16], f32 [16], f32 [TOKEN_TILE][CHUNK]
+SCRATCH_BYTES = NUMBERS + 4 * CHUNK * TOKEN_TILE
+
+
+def can_make(step: Step) -> bool:
+    """Whether a step's output can be computed while it is made an operand."""
+    if step.op in ("rms_norm", "layer_norm"):
+        return param(step, "groups") == 1
+    return step.op in ("act_mul", "act") and param(step, "kind") in KINDS
+
+
+def bind_made(step: Step, ctx, x: int, aux: int, pieces: int) -> Call:
+    """The call that makes the operand at `x` (and `aux`, for int8) of the step's output."""
+    y, a = step.outputs[0], step.inputs[0]
+    b, is_norm = step.inputs[-1], step.op.endswith("norm")
+    vectors = [whole_vector(step, ctx, "weight", y.width, 1.0), whole_vector(step, ctx, "bias", y.width, 0.0)] \
+        if is_norm else [0, 0]
+    scratch = ctx.scratch("numbers of an operand", ctx.n_threads * SCRATCH_BYTES)
+    kernel = _CODE.kernel(f"{step.op}_to_{NAMES[pieces]}")
+    return Call.of(None, kernel, ctx.header, ctx.rows(a), y.width, x, aux, scratch, *ctx.view(a),
+                   *ctx.view(b), 0 if is_norm else KINDS[param(step, "kind")], *vectors,
+                   float(param(step, "eps")) if is_norm else 0.0)

@@ -1,0 +1,121 @@
+"""Kernels that add products with outliers to what a matrix's kernel has written (outliers.py)."""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from numflow.cpu.linear.activations import TOKEN_TILE
+from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
+from numflow.cpu.runtime.access import f32_from_bits, f32_ptr, f64, i32_ptr, i64, i64_ptr, share
+from numflow.cpu.runtime.kernel import TOKENS, kernel
+from numflow.cpu.simd.tile import repeat, store_tile, zeros_1, zeros_2, zeros_4, zeros_8
+from numflow.cpu.simd.value import Value, constant, fma_each, llvm_type, load
+from numflow.cpu.simd.vector import merged
+from numflow.cpu.weights.layout import ROWS as TILE
+from numflow.cpu.weights.outliers import SLOT_BYTES
+
+# Arguments after header and rows field: the float32 operand, slots and where each tile's begin, y and its stride, rows
+# and columns of the matrix, tokens of a block; then of experts as in expert_routes.py.
+X, SLOTS, STARTS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK, EXPERTS, CAPACITY, GROUPS = range(2, 13)
+_widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
+
+
+@intrinsic
+def _sums(typingctx, total, x, slots, count):
+    """A tile [M tokens][16 rows] like `total`: of each row its `count` outliers times x [K][M], added up in order."""
+    m = total.count
+
+    def codegen(context, builder, signature, args):
+        x, slots, count = (Value(builder, a) for a in args[1:])
+        zeros = [constant(x, "f32", 0.0, m)] * TILE
+
+        def slot(i, sums):
+            at = slots + i * SLOT_BYTES
+            factors = [_factors(load(at + 4 * row, "i32"), x, m) for row in range(TILE)]
+            return fma_each([(*both, total) for both, total in zip(factors, sums)])
+
+        sums = repeat(count, zeros, slot)
+        return context.make_tuple(builder, signature.return_type, [v.llvm for v in _turned(sums, m)])
+
+    return total(total, types.int64, types.int64, types.int64), codegen
+
+
+def _factors(word: Value, x: Value, m: int) -> tuple[Value, Value]:
+    """The outlier of a slot and its column of x, f32 [m] both."""
+    column = Value(word.builder, word.builder.zext((word & 0xFFFF).llvm, x.llvm.type))
+    value = (word & -65536).as_("f32", 1)
+    return value if m == 1 else value.splat(m), load(x + column * (4 * m), "f32", m)
+
+
+def _turned(sums: list[Value], m: int) -> list[Value]:
+    """16 rows of m tokens -> m tokens of 16 rows."""
+    builder = sums[0].builder
+    if m == 1:
+        vector = ir.Constant(llvm_type("f32", TILE), ir.Undefined)
+        for row, total in enumerate(sums):
+            vector = builder.insert_element(vector, total.llvm, ir.Constant(ir.IntType(32), row))
+        return [Value(builder, vector)]
+    while len(sums) > 1:  # first those that are half of all rows apart, neighbours last
+        half = len(sums) // 2
+        sums = [low.zipped(high) for low, high in zip(sums[:half], sums[half:])]
+    return [sums[0].part(TILE * token, TILE) for token in range(m)]
+
+
+@merged
+def _tile(args, tile, matrix_tile, column, first, last, place, routes):
+    """Adds the outliers of one tile of rows for tokens first .. last; arguments as of linear_walk.rows_of_tile."""
+    starts, columns, stride = i64_ptr(i64(args, STARTS)), i64(args, COLUMNS), 4 * i64(args, STRIDE)
+    slots, count = i64(args, SLOTS) + starts[matrix_tile] * SLOT_BYTES, starts[matrix_tile + 1] - starts[matrix_tile]
+    lanes, y, one = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile, np.float32(1)
+    for t in range(first, last, TOKEN_TILE):
+        left, x = last - t, i64(args, X) + 4 * (place + t - first) * columns
+        out, index = (y, routes + 4 * (t - first)) if routes else (y + t * stride, 0)
+        if left > 4:
+            store_tile(_sums(_widest(), x, slots, count), out, stride, index, left, lanes, 0, out, stride, one)
+        elif left > 2:
+            store_tile(_sums(zeros_4(), x, slots, count), out, stride, index, left, lanes, 0, out, stride, one)
+        elif left == 2:
+            store_tile(_sums(zeros_2(), x, slots, count), out, stride, index, left, lanes, 0, out, stride, one)
+        else:
+            store_tile(_sums(zeros_1(), x, slots, count), out, stride, index, left, lanes, 0, out, stride, one)
+
+
+@kernel
+def _add_outliers(args, thread, n_threads):
+    """y [T, ROWS] += S @ x; tiles are shared out as in linear_walk.linear."""
+    tokens, block = i64(i64(args, 0), i64(args, 1)), i64(args, TOKEN_BLOCK)
+    begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
+    for first in range(0, tokens, block):
+        for tile in range(begin, end):
+            _tile(args, tile, tile, 0, first, min(first + block, tokens), first, 0)
+
+
+@kernel
+def _add_expert_outliers(args, thread, n_threads):
+    """The same for every route, or every head, as in linear_walk.expert_linear."""
+    matrices, tiles = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16
+    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
+    for x in range(matrices):
+        count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
+        low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
+        for tile in range(low, high if count > 0 else low):
+            _tile(args, tile, x * tiles + tile, head * i64(args, ROWS), 0, count, place, routes)
+
+
+@kernel
+def _add_outliers_of_rows(args, thread, n_threads):
+    """Row tokens[t] of S times a factor, added to row t of y; shared out as in embed_kernels.embed_rows.
+
+    args: header, rows field, slots, starts, rows of S, y, its stride, factor, number of the first row of S.
+    """
+    header, starts, factor = i64(args, 0), i64_ptr(i64(args, 3)), np.float32(f64(args, 7))
+    tokens = i32_ptr(i64(header, TOKENS))
+    begin, end = share(i64(header, i64(args, 1)), thread, n_threads)
+    for t in range(begin, end):
+        row, y = np.int64(tokens[t]) - i64(args, 8), f32_ptr(i64(args, 5) + 4 * t * i64(args, 6))
+        inside = 0 <= row < i64(args, 4)
+        for slot in range(starts[row // 16] if inside else 0, starts[row // 16 + 1] if inside else 0):
+            word = i32_ptr(i64(args, 2) + slot * SLOT_BYTES)[row % 16]
+            y[word & 0xFFFF] += f32_from_bits(word & np.int32(-65536)) * factor

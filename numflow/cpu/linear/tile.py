@@ -1,0 +1,257 @@
+"""What one register tile computes: 16 rows of a packed matrix times M tokens, over all K columns.
+
+int8    a unit's codes meet a token's int8 in exact integers; the unit's sum is scaled and added to the row's total.
+f32     weights are decoded to float32 and multiplied with float32 activations, summed by unit, then added to the total.
+
+Units are added in order, and that order is all there is to a result: it is the same bits for any number of tokens and
+threads. What M tokens need lies interleaved in memory (activations.py): x is their operand, aux the scales and sums
+that go with int8. The scheme is a type, so a kernel contains the code of one scheme only.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from numflow.cpu.simd.bits import moved
+from numflow.cpu.simd.dot import Dot, dot4, dot4_signed
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.simd.llvm_barriers import FEW_TOKENS, Hold, as_it_is
+from numflow.cpu.simd.tile import add_products, each_f32, each_i32, each_word, repeat, unpack
+from numflow.cpu.simd.value import Value, constant, exact_fma, fma, load, prefetch
+from numflow.cpu.weights.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
+from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
+from numflow.cpu.weights.layout import AUX_BYTES, BY_16, GRID, GRIDS, PIECES, SCHEMES, UNIT, WITH_BASE, Scheme
+
+# How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
+# hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
+# the second cache brings 90 % of the memory's speed and the first 70 %; with 4 to 6 it is the other way round; with 8
+# one line of four is enough, and the hardware sees to the others. For 8 tokens at once, a tile beyond: 32 sequences
+# decode 4 to 20 % faster, long prompts neither faster nor slower.
+NEAR, FARTHEST = (6144, 1, 64), (24576, 2, 64)
+AHEAD = {3: (12288, 2, 64), 3.5: (12288, 2, 64), 8: (8192, 2, 256)}
+# Of q2's strips, whose headers are 48 bytes for 256 of codes: these too, with a distance of their own, 5 % faster.
+STRIP_AHEAD, HEADERS_AHEAD = (12288, 2, 64), 6144
+
+
+class SchemeType(types.Type):
+    """A scheme of layout.py, and whether activations are int8, as the type of a value without content."""
+
+    def __init__(self, name: str, int8: bool):
+        self.scheme, self.int8 = SCHEMES[name], int8
+        super().__init__(name=f"Scheme({name}, int8={int8})")
+
+
+register_model(SchemeType)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def scheme(typingctx, name, int8):
+    """The scheme of that name, for the functions below; both arguments are constants."""
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+    return SchemeType(name.literal_value, bool(int8.literal_value))(name, int8), codegen
+
+
+@intrinsic
+def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
+    """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
+    emit = _unit_floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
+    x_bytes, code_bytes, m = 1 if kind.int8 else 4, kind.scheme.column_bytes, total.count
+
+    def codegen(context, builder, signature, args):
+        x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
+        hold, size, units = Hold(builder, m), kind.scheme.strip, columns >> 5
+        heads = open_heads(heads, kind.scheme, hold)
+
+        def strip(i, vectors, count=size):
+            at = codes + i * (size * UNIT * code_bytes)
+            at_once = kind.int8 and count == 2 and isinstance(heads, Grid16) and m <= heads.STRIP_TOKENS
+            if m == 8 or not kind.scheme.is_float:  # few tokens meet plain numbers faster without
+                near = STRIP_AHEAD if at_once else AHEAD.get(kind.scheme.bits, NEAR)
+                ahead, cache, step = FARTHEST if m == 8 else near
+                for line in range(0, count * UNIT * code_bytes, step):
+                    prefetch(at + ahead + line, cache)
+            xs, auxs = x + i * (size * UNIT * m * x_bytes), aux + i * (size * AUX_BYTES * m)
+            if at_once:
+                return _strip_int8(vectors, xs, auxs, at, heads, i, hold)
+            for u in range(count):
+                vectors = emit(kind, vectors, xs + u * (UNIT * m * x_bytes), auxs + u * (AUX_BYTES * m), at, 8 * u,
+                               heads, i * size + u, hold)
+            return vectors
+
+        def column(i, vectors):
+            k = (columns & -UNIT) + i
+            return add_products(vectors, numbers(codes + k * code_bytes, kind.scheme.header), x + k * (4 * m))
+
+        vectors = repeat(units >> (size - 1), unpack(builder, args[0]), strip)
+        if size == 2:
+            vectors = repeat(units & 1, vectors, lambda i, vectors: strip((units >> 1) + i, vectors, 1))
+        if kind.scheme.is_float:  # others have whole units only
+            vectors = repeat(columns & (UNIT - 1), vectors, column)
+        return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
+
+    i64 = types.int64
+    return total(total, i64, i64, i64, i64, i64, kind), codegen
+
+
+@intrinsic
+def x_bytes(typingctx, count, kind):
+    """Bytes of `count` elements of x."""
+    def codegen(context, builder, signature, args):
+        return builder.mul(args[0], ir.Constant(args[0].type, 1 if kind.int8 else 4))
+    return types.int64(types.int64, kind), codegen
+
+
+@intrinsic
+def code_bytes(typingctx, count, kind):
+    """Bytes of the codes of `count` columns of a tile."""
+    def codegen(context, builder, signature, args):
+        return builder.mul(args[0], ir.Constant(args[0].type, kind.scheme.column_bytes))
+    return types.int64(types.int64, kind), codegen
+
+
+def _zeros(total: list[Value], kind: str) -> list[Value]:
+    return [constant(t, kind, 0) for t in total]
+
+
+# int8 activations.
+
+def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
+    header, m = kind.scheme.header, len(total)
+    if header in GRIDS:
+        return _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold)
+    if header in BY_16:
+        return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
+    acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
+    scales = scale(heads, unit, 0, kind.scheme)
+    total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
+    return add_products(total, base(heads, unit, 0, header), aux + 4 * m) if header in WITH_BASE else total
+
+
+def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
+    """Scales by 16 columns: total + x_scale * (scale0 * dot0 + scale1 * dot1 + base0 * sum0 + base1 * sum1)."""
+    header, m = kind.scheme.header, len(total)
+    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
+    parts = None
+    for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
+        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
+        scales = scale(heads, unit, half, kind.scheme)
+        parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
+        if header in WITH_BASE:
+            minus_base = -base(heads, unit, half, header)
+            parts = [fma(s, minus_base, p) for p, s in zip(parts, each_f32(aux + (16 + 4 * half) * m, m))]
+    return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
+
+
+def _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold):
+    """total + scale * (x_scale * dot - zero * x_sum), by 16 columns total + x_scale * (the same of both halves)."""
+    m = len(total)
+    minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
+    if kind.scheme.header == GRID:
+        scales, minus_zeros = heads.scale(unit, 0), -heads.zero(unit, 0)
+        acc = _dot(kind.scheme, hold, x, codes, first, range(8), minus_all)
+        parts = add_products([a.to_f32() * s for a, s in zip(acc, each_f32(aux, m))], minus_zeros, aux + 4 * m)
+        return [fma(p, scales, t) for t, p in zip(total, parts)]
+    sums = None
+    for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
+        acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
+        scales, zero = heads.scale(unit, half), heads.zero(unit, half)
+        parts = [exact_fma(s, zero, a.to_f32()) for a, s in zip(acc, each_f32(aux + (16 + 4 * half) * m, m))]
+        sums = [p * scales if sums is None else fma(p, scales, sums[t]) for t, p in enumerate(parts)]
+    return [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(aux, m))]
+
+
+def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
+         minus: list[Value]) -> list[Value]:
+    """The sums of (code - zero) * x over some column groups, or of code * x where a base follows.
+
+    minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
+    """
+    in_place = scheme.bits == 2 and scheme.header in WITH_BASE
+    if in_place and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
+        return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
+    m, with_base = len(minus), scheme.header in WITH_BASE
+    zeros, offsets = _zeros(minus, "i32"), [s << (scheme.zero.bit_length() - 1) for s in minus]
+    if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # bytes with a sign: pairs' sums fit 16 bits, sdot wants it
+        acc = [-offset for offset in offsets] if with_base else zeros
+        for group in groups:
+            vector, words = column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m)
+            acc = [dot4_signed(a, vector - scheme.zero, word) for a, word in zip(acc, words)]
+        return acc
+    dot = Dot(zeros if with_base else offsets)
+    for group in groups:
+        dot.add(column_group(codes, scheme, first + group, hold=hold), each_word(x + 4 * m * group, m), scheme.largest)
+        if group % 4 == 3:
+            codes = dot.before(codes)
+    return dot.sums()
+
+
+def _dot_in_place(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups: range,
+                  acc: list[Value]) -> list[Value]:
+    """The same for codes with a base, multiplied where they stand in their bytes, highest bits first.
+
+    One shift of the sums brings all products of a place down to the next, instead of one shift for every vector.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    for group in groups:
+        (vector, place, _, _), = PIECES[scheme.bits][first + group]
+        places.setdefault(place, []).append((vector, group))
+    below = sorted(places)
+    while below:
+        place = below.pop()
+        for vector, group in places[place]:
+            field = load(codes + 64 * vector, "u8", 64)
+            field = field & hold(Value(field.builder, field.like((1 << scheme.code_bits) - 1 << place)))
+            acc = [dot4(a, field, word, 255) for a, word in zip(acc, each_word(x + 4 * len(acc) * group, len(acc)))]
+        down = place - (below[-1] if below else 0)
+        acc = [a.sar(down) for a in acc] if down else acc
+    return acc
+
+
+def _strip_int8(total, x, aux, codes, heads, strip, hold):
+    """_grid_int8 of both units of a strip of 2-bit codes, bit for bit, with fewer instructions.
+
+    The codes of block b (16 columns) are multiplied where they stand in their bytes, or 4 bits below, so that its dot
+    product is 2^place times as large. So are the block's zero and, the other way round, its scale: no sum is shifted.
+    """
+    m, sums = len(total), total
+    prefetch(heads.blocks_at + strip * STRIP_HEADERS + HEADERS_AHEAD, STRIP_AHEAD[1])
+    vectors, blocks = [load(codes + 64 * j, "u8", 64) for j in range(4)], heads.blocks_of_strip(strip)
+    for b, (scales, zeros) in enumerate(blocks):
+        place, dot = heads.PLACES[b], Dot(_zeros(total, "i32"))
+        keep = hold if isa() == "avx512" else as_it_is  # others have half of their registers full of codes
+        for j, vector in enumerate(vectors):
+            field = moved(vector, 2 * b, place, 2, keep)
+            dot.add(field, each_word(x + 4 * m * (4 * b + j), m), 3 << place)
+        unit, half = aux + b // 2 * (AUX_BYTES * m), b % 2
+        parts = [exact_fma(s, zeros, heads.dot(a, place))
+                 for a, s in zip(dot.sums(), each_f32(unit + (16 + 4 * half) * m, m))]
+        if not half:
+            sums = [p * scales for p in parts]
+        else:
+            sums = [fma(p, scales, s) for p, s in zip(parts, sums)]
+            total = [fma(s, x_scale, t) for t, s, x_scale in zip(total, sums, each_f32(unit, m))]
+    return total
+
+
+# float32 activations.
+
+def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold):
+    acc = _zeros(total, "f32")
+    for half in range(2):
+        scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
+        for group in range(4 * half, 4 * half + 4):
+            vector = column_group(codes, kind.scheme, first + group)
+            for column in range(4):
+                row = weights(vector.byte_of_4(column).to_f32(), scales, offsets, kind.scheme)
+                acc = add_products(acc, row, x + (4 * group + column) * 4 * len(total))
+    return [t + a for t, a in zip(total, acc)]
+
+
+def _unit_floats(kind, total, x, aux, codes, first, heads, unit, hold):
+    # Two sums, of even and of odd columns, so that with few tokens their chains of additions overlap.
+    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.column_bytes
+    for k in range(UNIT):
+        row = numbers(codes + k * bytes_, kind.scheme.header)
+        accs[k % 2] = add_products(accs[k % 2], row, x + k * 4 * len(total))
+    return [t + (even + odd) for t, even, odd in zip(total, *accs)]

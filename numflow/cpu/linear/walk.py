@@ -1,0 +1,95 @@
+"""How `linear` goes over a matrix: threads share its row tiles evenly, a tile of rows meets all tokens while its codes
+are in the cache, and tokens come in blocks whose operand stays in the cache while all row tiles pass."""
+
+import numpy as np
+
+from numflow.cpu.linear.activations import TOKEN_TILE
+from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
+from numflow.cpu.linear.tile import row_tile, x_bytes
+from numflow.cpu.runtime.access import f64, i64, share
+from numflow.cpu.simd.tile import store_tile, sums_of_pairs, zeros_1, zeros_2, zeros_4, zeros_8
+from numflow.cpu.simd.vector import inline, merged
+from numflow.cpu.weights.layout import AUX_BYTES
+
+# Arguments of a linear kernel after header and rows field.
+X, AUX, CODES, HEADS, CODE_BYTES, HEAD_BYTES, BIAS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK = range(2, 14)
+ADDEND, ADDEND_STRIDE, FACTOR = range(14, 17)  # of linear: what the product, times a factor, is added to
+EXPERTS, CAPACITY, GROUPS = range(14, 17)  # of expert_linear, as in expert_routes.py
+PAIRS = 17  # 1 where a token is two rows of the operand, else 0
+
+_widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
+
+
+@merged
+def linear(args, thread, n_threads, kind):
+    """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme.
+
+    With an addend [T, ROWS], y = addend + factor * that.
+    """
+    addend, stride, factor = i64(args, ADDEND), 4 * i64(args, ADDEND_STRIDE), np.float32(f64(args, FACTOR))
+    rows, block, bias = i64(i64(args, 0), i64(args, 1)) << i64(args, PAIRS), i64(args, TOKEN_BLOCK), i64(args, BIAS)
+    begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
+    for first in range(0, rows, block):
+        for tile in range(begin, end):
+            rows_of_tile(args, tile, tile, 0, bias, first, min(first + block, rows), first, 0,
+                         addend + 64 * tile if addend else 0, stride, factor, kind)
+
+
+@merged
+def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, routes, addend, addend_stride, factor,
+                 kind):
+    """Rows of one tile for rows first .. last of the operand, from its row `place` on, cut as activations.py cuts them.
+
+    tile is counted in the output from `column` on, matrix_tile in the matrix (they differ for experts and heads). Row t
+    is token t, of pairs t / 2: row t of y, or row routes[t - first] where `routes` is an address. bias: address of
+    [matrix tiles][16], or 0; addend: of the tile's columns of token 0 (store_tile), or 0.
+    """
+    pairs = i64(args, PAIRS)
+    columns, stride = i64(args, COLUMNS), 4 * i64(args, STRIDE)
+    codes = i64(args, CODES) + matrix_tile * i64(args, CODE_BYTES)
+    heads = i64(args, HEADS) + matrix_tile * i64(args, HEAD_BYTES)
+    bias = bias + 64 * matrix_tile if bias else 0
+    lanes, y = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile
+    for t in range(first, last, TOKEN_TILE):
+        left, row = last - t, place + t - first
+        x, aux = i64(args, X) + x_bytes(row * columns, kind), i64(args, AUX) + row * (columns >> 5) * AUX_BYTES
+        out, index = (y, routes + 4 * (t - first >> pairs)) if routes else (y + (t >> pairs) * stride, 0)
+        more = addend + (t >> pairs) * addend_stride if addend else 0
+        if left > 4:
+            _store(row_tile(_widest(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                   more, addend_stride, factor, pairs)
+        elif left > 2:
+            _store(row_tile(zeros_4(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                   more, addend_stride, factor, pairs)
+        elif left == 2:
+            _store(row_tile(zeros_2(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                   more, addend_stride, factor, pairs)
+        else:
+            store_tile(row_tile(zeros_1(), x, aux, codes, heads, columns, kind), out, stride, index, left, lanes, bias,
+                       more, addend_stride, factor)
+
+
+@inline
+def _store(tile, out, stride, index, rows, lanes, bias, addend, addend_stride, factor, pairs):
+    """A tile as `store_tile` stores it, of pairs the sums."""
+    if pairs:
+        store_tile(sums_of_pairs(tile), out, stride, index, rows >> 1, lanes, bias, addend, addend_stride, factor)
+    else:
+        store_tile(tile, out, stride, index, rows, lanes, bias, addend, addend_stride, factor)
+
+
+@merged
+def expert_linear(args, thread, n_threads, kind):
+    """y row r [ROWS] = the matrix of r's expert @ x row of r + that expert's bias, for every route r.
+
+    Without routes, of `head_linear`: columns h * ROWS .. of y = the matrix of head h @ the operand's rows of head h.
+    """
+    matrices, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)
+    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
+    for x in range(matrices):
+        count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
+        low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
+        for tile in range(low, high if count > 0 else low):
+            rows_of_tile(args, tile, x * tiles + tile, head * i64(args, ROWS), bias, 0, count << i64(args, PAIRS),
+                         place << i64(args, PAIRS), routes, 0, 0, np.float32(0), kind)

@@ -1,0 +1,54 @@
+"""What this machine can do at most: memory reads, int8 dot products and float32 multiply-adds, measured by the kernels
+that a model's work would be if nothing else had to be done. A model's speed is told as a fraction of these."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.memory.buffers import aligned
+from numflow.cpu.runtime.kernel import Call, Code, Kernel
+from numflow.cpu.runtime.threads import shared_threads
+from numflow.cpu.simd.isa import isa
+
+_CODE = Code("numflow.cpu.measure.roofline_kernels")
+
+READ_BYTES = 256 << 20  # far more than any cache
+CHAINS = 12 if isa() == "avx512" else 5  # independent sums: enough to fill the pipeline, and they fit the registers
+STEPS = 1 << 20
+LINE, SINK = 64, 1024  # of memory that results go to, so that no work is left out
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of all threads together: 10^9 bytes, int8 operations and float32 operations per second (a multiply-add is 2)."""
+
+    threads: int
+    read_gb_s: float
+    int8_gop_s: float
+    f32_gop_s: float
+
+
+def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Limits:
+    """The best of `repeat` short runs each; takes about a quarter of a second of all threads."""
+    memory = Arena().zeros(read_bytes)
+    memory[:] = 1
+    small, sink = aligned((CHAINS + 1) * LINE, np.uint8), aligned(threads * SINK, np.uint8)
+    small.view(np.float32)[:] = 0.5  # where multiply-adds are made of other instructions, zeros take longer
+    per_step = CHAINS * threads * STEPS / 1e9
+    seconds = [_best(_CODE.kernel(name), threads, repeat, source, count, sink) for name, source, count in (
+        ("read", memory, read_bytes // (8 * LINE)), ("multiply_bytes", small, STEPS), ("multiply_f32", small, STEPS))]
+    return Limits(threads, read_bytes / 1e9 / seconds[0], 128 * per_step / seconds[1], 32 * per_step / seconds[2])
+
+
+def _best(fn: Kernel, threads: int, repeat: int, *values) -> float:
+    """Seconds of the quickest run."""
+    call, pool = Call.of(None, fn, *values), shared_threads(threads)
+    table = np.array([[fn.address, call.args.ctypes.data, 1]], np.int64)
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        pool.run(table, 1)
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -1,0 +1,241 @@
+"""What a CPU kernel is: a C function `fn(args, thread, n_threads)`, and how it gets its arguments.
+
+`args` is the address of an int64 array. By convention args[0] is the address of the batch header (below); the rest
+is what the binder of the op put there: addresses, strides, sizes, and floats as bit patterns:
+
+    @kernel
+    def scale(args, thread, n_threads):
+        rows = i64(i64(args, 0), i64(args, 1))          # a field of the header
+        x, factor = f32_ptr(i64(args, 2)), f64(args, 3)
+
+    Call.of(step, CODE.kernel("scale"), ctx.header, ctx.rows(view), address, 0.5)
+
+Kernels that differ in constants only are stamps of a factory, a function that returns the kernel for its constants:
+
+    def scale_by(factor):
+        def kernel(args, thread, n_threads):
+            ...
+        return kernel
+
+    CODE = Code("numflow.cpu.scale_kernels", stamps={"double": ("scale_by", (2,)), "treble": ("scale_by", (3,))})
+
+A kernel is compiled on its first use, kept on disk, and touches nothing but memory it is given the address of. Binders
+name the kernels of a module (`Code`) without importing it: what needs the compiler is imported when it is needed, and a
+process whose kernels are all on disk never does (machine_code.py).
+"""
+
+import ctypes
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from numflow import kernel_cache
+from numflow.cpu.runtime import code_files
+from numflow.cpu.runtime.interrupt import held_back
+from numflow.ops import Step
+
+# Fields of the batch header, an int64 array: counts of the batch, then addresses of arrays.
+N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = 0, 1, 2, 3
+TOKENS = 4           # i32 [T]
+POSITIONS = 5        # i32 [T]
+TYPES = 6            # i32 [T], zeros where the batch has none
+SEQUENCE_OF = 7      # i32 [T], sequence of each row
+STARTS = 8           # i32 [B + 1]
+LENGTHS = 9          # i32 [B], keys of each sequence once the batch is written: last position + 1
+BLOCKS = 10          # i32 [B, BLOCKS_STRIDE]
+BLOCKS_STRIDE = 11   # elements from one row of BLOCKS to the next
+LOGIT_ROWS = 12      # i32 [R]
+CROSS_BLOCKS = 13    # i32 [B, CROSS_STRIDE]
+CROSS_STRIDE = 14
+CROSS_LENGTHS = 15   # i32 [B]
+FREQUENCIES = 16     # f32 [B, FREQUENCIES_STRIDE], of sequences whose rotary frequencies depend on their length
+FREQUENCIES_STRIDE = 17
+HEADER_FIELDS = 18   # behind them, for each window of the network: the address of its block table, and the stride
+
+# The header field that counts the rows of a buffer, by Buffer.rows.
+ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
+
+Argument = int | float | bool | np.ndarray
+Stamps = Mapping[str, tuple[str, tuple[str | int, ...]]]  # kernel name -> name of its factory, constants
+
+_lock = threading.RLock()
+
+# Called as listener(kernel name, seconds, loaded from disk) after each kernel has been made ready.
+on_compile: list[Callable[[str, float, bool], None]] = []
+compile_seconds = {"compiled": 0.0, "loaded": 0.0}
+
+
+class Kernel:
+    """A function `fn(args, thread, n_threads)` of a module that becomes a C function when `address` is first read.
+
+    line: where it begins in the module's source. fn: the function; None: imported once it has to be compiled.
+    name, constants: of a stamp, whose function is what `function(*constants)` returns.
+    """
+
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+    def __init__(self, module: str, function: str, line: int, fn: Callable[[int, int, int], None] | None = None,
+                 name: str = "", constants: tuple[str | int, ...] = ()):
+        self.module, self.function, self.name, self._line = module, function, name or function.lstrip("_"), line
+        self._fn, self._constants = fn, constants
+        self._code: Any = None  # keeps the machine code in memory
+        self._call: Any = None
+
+    @property
+    def fn(self) -> Callable[[int, int, int], None]:
+        """The Python function."""
+        if self._fn is None:
+            found = getattr(import_module(self.module), self.function)
+            self._fn = _named(found(*self._constants), self.name) if self._constants else found.fn
+        return self._fn
+
+    @property
+    def file(self) -> str:
+        """Name on disk; a stamp's tells of its constants, which no source of its module does."""
+        return "-".join([self.function, *map(str, self._constants)]) if self._constants else self.name
+
+    @property
+    def location(self) -> str:
+        """Where to read it: "numflow/cpu/elementwise/norm_kernels.py:12"."""
+        source = kernel_cache.source_of(self.module) or Path(self.fn.__code__.co_filename)
+        project = Path(__file__).parents[3]
+        return f"{source.relative_to(project).as_posix() if project in source.parents else source.name}:{self._line}"
+
+    @property
+    def address(self) -> int:
+        """Address of the C function; compiles it or loads it from disk on first use."""
+        self.prepare()
+        return self._code.address
+
+    def __call__(self, args: int, thread: int = 0, n_threads: int = 1) -> None:
+        """Run it once, outside the GIL; `args` is an address."""
+        self.prepare()
+        self._call(args, thread, n_threads)
+
+    def prepare(self) -> None:
+        """Compile it or load it from disk, unless that has been done."""
+        if self._call is None:
+            with _lock, held_back():
+                if self._call is None:
+                    self._code = self._make()
+                    self._call = self.prototype(self._code.address)
+
+    def _make(self) -> Any:
+        """Anything with an `address`."""
+        begin = time.perf_counter()
+        code = code_files.load(self.module, self.file)
+        loaded = code is not None
+        if code is None:
+            from numflow.cpu.runtime.compiler import compile_kernel  # numba
+
+            code, loaded = compile_kernel(self.fn, keep=not code_files.kept(self.module))
+            code_files.save(self.module, self.file, code)
+        seconds = time.perf_counter() - begin
+        compile_seconds["loaded" if loaded else "compiled"] += seconds
+        if not loaded:
+            kernel_cache.prune()
+        for listener in on_compile:
+            listener(self.name, seconds, loaded)
+        return code
+
+
+def kernel(fn: Callable[[int, int, int], None]) -> Kernel:
+    """Decorator that makes a function a Kernel; the helpers it calls are module globals."""
+    return Kernel(fn.__module__, fn.__name__, fn.__code__.co_firstlineno, fn)
+
+
+def _named(fn: Callable[[int, int, int], None], name: str) -> Callable[[int, int, int], None]:
+    """Name a factory's function after its kernel, in symbols and in files that Numba keeps."""
+    fn.__name__ = fn.__qualname__ = name
+    return fn
+
+
+class Code:
+    """The kernels of modules that are not imported until one has to be compiled, found by reading their sources.
+
+    stamps: kernels that factories of these modules make.
+    """
+
+    def __init__(self, *modules: str, stamps: Stamps = MappingProxyType({})):
+        self.modules, self.stamps, self._kernels = modules, stamps, dict[str, Kernel]()
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self.kernels()[name]
+
+    def kernels(self) -> dict[str, Kernel]:
+        """All of them by name.
+
+        Raises:
+            KeyError: a stamp names a factory that no module has.
+        """
+        if not self._kernels:
+            factories: dict[str, tuple[str, int]] = {}
+            for module in self.modules:
+                for function, line, is_kernel in _functions(module):
+                    if is_kernel:
+                        self._kernels[function.lstrip("_")] = Kernel(module, function, line)
+                    else:
+                        factories[function] = module, line
+            for name, (function, constants) in self.stamps.items():
+                module, line = factories[function]
+                self._kernels[name] = Kernel(module, function, line, None, name, constants)
+        return self._kernels
+
+
+def _functions(module: str) -> Iterator[tuple[str, int, bool]]:
+    """Names and lines of the functions in the source of a module of numflow, and whether they are kernels."""
+    source = kernel_cache.source_of(module)
+    if source is None:
+        raise KeyError(module)
+    text = kernel_cache.read(source).decode()
+    for found in _FUNCTION.finditer(text):
+        yield found[2], text.count("\n", 0, found.start()) + 1, found[1] is not None
+
+
+_FUNCTION = re.compile(r"^(@kernel\s+)?def (\w+)\(", re.M)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`.
+
+    joined: of one step's calls, that each thread may go on with it before others are done with the one before.
+    """
+
+    step: Step | None
+    kernel: Kernel
+    args: np.ndarray
+    keep: tuple = field(default=(), repr=False)
+    joined: bool = False
+
+    @classmethod
+    def of(cls, step: Step | None, kernel: Kernel, *values: Argument, keep: tuple = (), joined: bool = False) -> "Call":
+        """A call with `values` as arguments: int as is, float as float64 bits (read with f64), array as its address."""
+        args = np.array([_word(value) for value in values], np.int64)
+        return cls(step, kernel, args, (*keep, *(v for v in values if isinstance(v, np.ndarray))), joined)
+
+    def __call__(self, thread: int = 0, n_threads: int = 1) -> None:
+        self.kernel(self.args.ctypes.data, thread, n_threads)
+
+
+def _word(value: Argument) -> int:
+    if isinstance(value, np.ndarray):
+        if not value.flags.c_contiguous:
+            raise ValueError(f"a kernel takes C-contiguous arrays, got strides {value.strides} for shape {value.shape}")
+        return value.ctypes.data
+    if isinstance(value, float | np.floating):
+        return int(np.float64(value).view(np.int64))
+    return int(value)

@@ -1,0 +1,120 @@
+"""Paged key/value memory of one attention, and the op `cache_write`.
+
+Token p of a sequence lies in block table[p // block_size] at place p % block_size. In a block
+    K  [G][block_size / 16][E][16]   16 tokens side by side: a vector holds one column of 16 keys
+    V  [G][block_size][Ep]           Ep = E_v rounded up to 16; the columns that are added stay zero
+of float32, or float16 kept as its bits. Where values are a prefix of keys, there is no V: attention turns what it needs
+of K around, 64 keys at a time. Types of fewer bits have 16 tokens side by side in both, as blocks of 32
+columns (kv_code.py). K and V may differ in type.
+"""
+
+import numpy as np
+
+from numflow.cpu.memory.buffers import aligned
+from numflow.cpu.runtime.kernel import (
+    BLOCKS,
+    BLOCKS_STRIDE,
+    CROSS_BLOCKS,
+    CROSS_LENGTHS,
+    CROSS_STRIDE,
+    LENGTHS,
+    Call,
+    Code,
+)
+from numflow.cpu.state import kv_rows
+from numflow.errors import RequestError
+from numflow.ops import Cache, Step, param
+from numflow.quant.kv import CODED
+
+_CODE = Code("numflow.cpu.state.cache_kernels")
+
+CHUNK = 64  # keys that attention works on at a time: they must lie in one block
+GROUP = 16  # keys side by side
+
+
+class KVCache:
+    """Memory of `cache` for blocks of `block_size` tokens.
+
+    kinds:     types of K and of V (quant.kv.KV_TYPES); of both that of K where values are a prefix of keys.
+    window:    of the attention that reads it, 0: the whole text.
+    table:     header fields of its block table and of that one's stride.
+    widths:    columns of their rows in the attention's arithmetic.
+    addresses: int64 [2], where K and V are now. Kernels read them at run time, so that the memory may move.
+    """
+
+    def __init__(self, cache: Cache, block_size: int, kv_k: str, kv_v: str, window: int = 0,
+                 table: tuple[int, int] = (BLOCKS, BLOCKS_STRIDE)):
+        if block_size < CHUNK or block_size % CHUNK:
+            raise RequestError(f"block_size should be a multiple of {CHUNK}, is {block_size}")
+        self.shape, self.block_size, self.blocks = cache, block_size, 0
+        self.window, self._table = window, table
+        self.kinds = (kv_k, kv_k if cache.prefix else kv_v)
+        self.widths = kv_rows.widths(cache, *self.kinds)
+        self.addresses = np.zeros(2, np.int64)
+        self._sizes = kv_rows.sizes(cache, *self.kinds)
+        self._arrays = [aligned((0, self._block(size)), np.uint8) for size in self._sizes]
+
+    def _block(self, size: int) -> int:
+        """Bytes of a block whose rows have `size` bytes for each head."""
+        return self.shape.kv_heads * self.block_size * size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return sum(a.nbytes for a in self._arrays)
+
+    @property
+    def table_fields(self) -> tuple[int, int, int]:
+        """Header fields of the block table, its stride and the number of keys of each sequence."""
+        if self.shape.kind == "cross":
+            return CROSS_BLOCKS, CROSS_STRIDE, CROSS_LENGTHS
+        return *self._table, LENGTHS
+
+    @property
+    def row_fields(self) -> tuple[int, ...]:
+        """Kinds, widths and bytes of a row of one head: of K and of V each."""
+        return (*(kv_rows.KINDS[kind] for kind in self.kinds), *self.widths, *self._sizes)
+
+    def resize(self, blocks: int) -> None:
+        """Hold `blocks` blocks; the content of those that remain is kept."""
+        if blocks == self.blocks:
+            return
+        for i, size in enumerate(self._sizes):
+            new = aligned((blocks, self._block(size)), np.uint8)
+            kept = min(blocks, self.blocks)
+            new[:kept] = self._arrays[i][:kept]
+            self._arrays[i], self.addresses[i] = new, new.ctypes.data
+        self.blocks = blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return sum(rows.shape[1] for rows in self._arrays)
+
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy blocks, int64 [n] each; no target is a source."""
+        for rows in self._arrays:
+            rows[targets] = rows[sources]
+
+    def save(self, blocks: np.ndarray) -> np.ndarray:
+        """The bytes of blocks int64 [n], uint8 [n, block_bytes], whatever their elements are."""
+        return np.concatenate([rows[blocks] for rows in self._arrays], axis=1)
+
+    def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        """Put back what `save` returned, uint8 [n, block_bytes]."""
+        at = 0
+        for rows in self._arrays:
+            rows[blocks] = data[:, at:at + rows.shape[1]]
+            at += rows.shape[1]
+
+
+def cache_write(step: Step, ctx) -> list[Call]:
+    """k f32 [T, G*E], v f32 [T, G*E_v]: each token's row goes to its position."""
+    cache = ctx.caches[param(step, "cache")]
+    k, v = step.inputs[0], step.inputs[-1]  # of a value that is not stored no column is read
+    kinds, (k_width, v_width), sizes = cache.row_fields[:2], cache.widths, cache.row_fields[4:]
+    kernel = _CODE.kernel("cache_write_coded" if set(cache.kinds) & set(CODED) else "cache_write")
+    return [Call.of(step, kernel, ctx.header, ctx.rows(k), cache.addresses,
+                    *ctx.view(k), *ctx.view(v), cache.shape.kv_heads, cache.shape.k_dim, cache.shape.v_dim,
+                    cache.block_size, *cache.table_fields[:2], *kinds, k_width, 0 if cache.shape.prefix else v_width,
+                    *sizes)]

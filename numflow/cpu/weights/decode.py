@@ -1,0 +1,134 @@
+"""Reading the packed layout (layout.py): codes, scales and weights of 16 rows at once, as code to build kernels of.
+
+`codes` is the address of a unit's codes, `heads` what `open_heads` makes of a tile's headers, `unit` its index in the
+tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * half + 16) of the unit) are known when a
+kernel is compiled.
+"""
+
+from numflow.cpu.simd.bits import moved, with_bits
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
+from numflow.cpu.simd.lookup import lookup16
+from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
+from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
+from numflow.cpu.weights.decode_own import Grid, of_pair, pair_codes
+from numflow.cpu.weights.layout import (
+    BASE,
+    BF16,
+    BYTES16,
+    F16,
+    GRID16,
+    GRIDS,
+    PIECES,
+    POWER,
+    SCALE,
+    SCALE16,
+    SIGNED,
+    SIGNED16,
+    SUPER,
+    WITH_BASE,
+    Scheme,
+    header_bytes,
+)
+
+Heads = Value | Grid
+
+
+def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
+    """What the functions below need to know of the tile's headers at address `heads`."""
+    if scheme.header not in GRIDS:
+        return heads
+    by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
+    return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
+
+
+def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = None, hold: Keep = as_it_is) -> Value:
+    """Codes of columns [4 * group, 4 * group + 4) of a unit: u8x64, 4 bytes per row, or u8x4 of one row.
+
+    hold: what constants pass through.
+    """
+    if scheme.bits == 3.5:
+        return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
+    codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
+    pieces = PIECES[scheme.bits][group]
+    first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
+    code = moved(first, *pieces[0][1:], hold)
+    for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
+        code = with_bits(code, vector, begin, to, bits, hold)
+    if not scheme.book:
+        return code
+    return lookup16(code, [entry + 128 for entry in (*scheme.book, *[0] * (16 - len(scheme.book)))])
+
+
+def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
+    """What codes are multiplied with, f32x16."""
+    header = scheme.header
+    if isinstance(heads, Grid):
+        return heads.scale(unit, half)
+    if header in (SCALE, BASE, SCALE16):
+        return load_f16(heads + unit * header_bytes(header) + (32 * half if header == SCALE16 else 0))
+    if header == POWER:
+        return load_bf16(heads + unit * header_bytes(header))
+    if header == BYTES16:
+        return load(heads + unit * header_bytes(header) + 16 * half, "u8", 16).widen().to_f32() / 1000.0
+    block = _block(heads, unit, header)
+    if header in (SIGNED, SIGNED16):
+        sub = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
+        steps = load(sub, "u8", 16).widen_signed().to_f32()
+        return load_f16(block) * (steps if scheme.factor == 1 else steps * scheme.factor)
+    if header == SUPER:
+        return load_f16(block) * load(block + 64 + _by_32(unit), "u8", 16).widen().to_f32()
+    return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
+
+
+def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
+    """What is added to code * scale, f32x16, for the kinds WITH_BASE."""
+    if isinstance(heads, Grid):
+        return -(heads.scale(unit, half) * heads.zero(unit, half))
+    if header == BASE:
+        return load_f16(heads + unit * header_bytes(header) + 32)
+    if header == BYTES16:
+        hundredths = load(heads + unit * header_bytes(header) + 32 + 16 * half, "u8", 16).widen().to_f32()
+        return hundredths / 100.0 - 1.0
+    block = _block(heads, unit, header)
+    if header == SUPER:
+        return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())
+    return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
+
+
+def _block(heads: Value, unit: Value, header: int) -> Value:
+    return heads + (unit >> 3) * header_bytes(header)
+
+
+def _by_32(unit: Value) -> Value:
+    """Offset of a unit's 16 bytes among those of its 8."""
+    return (unit & 7) << 4
+
+
+def _by_16(unit: Value, half: int) -> Value:
+    return ((unit & 7) << 5) + 16 * half
+
+
+def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tuple[Value, Value]:
+    """What `weights` makes weights of codes with, f32x16 each.
+
+    (code - zero) * scale is code * scale + base, rounded in the same place, where the zero is a power of two.
+    """
+    scales = scale(heads, unit, half, scheme)
+    if isinstance(heads, Grid):
+        return scales, heads.zero(unit, half)
+    if scheme.header in WITH_BASE:
+        return scales, base(heads, unit, half, scheme.header)
+    return scales, scales * -float(scheme.zero)
+
+
+def weights(codes: Value, scales: Value, offsets: Value, scheme: Scheme) -> Value:
+    """Weights of codes as float32; of a GRID, whose code - zero is exact, those of numflow.quant.decode."""
+    return (codes - offsets) * scales if scheme.header in GRIDS else fma(codes, scales, offsets)
+
+
+def numbers(address: Value, header: int) -> Value:
+    """16 plain numbers as float32."""
+    if header == F16:
+        return load_f16(address)
+    return load_bf16(address) if header == BF16 else load(address, "f32", 16)

@@ -1,0 +1,136 @@
+"""Reading numflow's own schemes (numflow/quant/layout.py) in the packed layout: GRID headers, and pairs in 7 bits.
+
+The headers of a tile are those of the file with the rows side by side, bit for bit as many:
+    u16 [16]         the row headers: first, where reading one tile after the other has them in the cache in time
+    for each block   the fields S | Z << scale_bits of 16 rows, each of 6 or 12 bits, row 0 in the lowest ones
+A unit of the GRID kinds has one block (GRID) or two (GRID16).
+
+    scale = the float32 whose bits are B + S * D      zero = first + Z * step, all four by row, all exact
+"""
+
+from llvmlite import ir
+
+from numflow.cpu.simd.bits import gathered, picked, with_top_bit
+from numflow.cpu.simd.dot import dot2
+from numflow.cpu.simd.isa import isa
+from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
+from numflow.cpu.simd.value import Value, constant, exact_fma, llvm_type, load
+from numflow.cpu.weights.layout import GRID16, ROW_HEADERS, Scheme
+from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, PAIR_LEVELS
+
+
+class Grid:
+    """The headers of a tile, opened: what its row headers say, as vectors of 16 rows.
+
+    A block's fields are brought to bits 0 .. 22 of a lane, Z on top of S. Under the exponent of 1 that makes
+    1 + Z * 2^(place of Z - 23), and S times a smaller D is S * D, a product of 16-bit numbers: neither needs a shift or
+    a conversion of its own.
+
+    heads: address of the tile's headers; hold: what constants pass through.
+    """
+
+    def __init__(self, heads: Value, scheme: Scheme, hold: Keep):
+        self.hold, self.blocks_at, self.own = hold, heads + ROW_HEADERS, scheme.own
+        self.blocks = 2 if scheme.header == GRID16 else 1
+        scale_bits, zero_bits = self.own.scale_bits, self.own.zero_bits
+        self.at = 15 - scale_bits  # of S; D is a multiple of 1 << 18 - scale_bits
+        rows = load(heads, "u16", 16).widen()
+        base, step = rows >> 7, rows >> 2 & 31
+        alive = base.compare(">", 0)
+        self.base = alive.choose((base + BASE_BIAS) << BASE_SHIFT, 0)
+        self.step = alive.choose(((step & 3) + 4) << ((step >> 2) + (18 - scale_bits - self.at)), 0)
+        levels, codes, one = self.own.levels - 1, 1 << zero_bits, 1 << (23 - scale_bits - self.at)
+        whole = constant(rows, "f32", levels / codes).as_("i32", 16)
+        self.zero_unit = (whole - ((rows & 3) << 23)).as_("f32", 16)  # levels / codes / 2^window
+        self.zero_step, self.zero_first = self.zero_unit * float(one), self.zero_at((1 - codes) / 2 - one)
+
+    def zero_at(self, units: float) -> Value:
+        """The zero that is so many of its units from the middle, f32x16."""
+        middle = constant(self.base, "f32", (self.own.levels - 1) / 2)
+        return exact_fma(self.zero_unit, constant(self.base, "f32", units), middle)
+
+    def base_below(self, place: int) -> Value:
+        """B of scales divided by 2^place."""
+        return self.base.compare(">", 0).choose(self.base - (place << 23), 0)
+
+    def scale(self, unit: Value, half: int) -> Value:
+        """Scale of a block, f32x16."""
+        s = self._fields(unit, half) & self._held(((1 << self.own.scale_bits) - 1) << self.at)
+        if isa() in ("avx512", "neon"):  # products of 32 bits leave the units of dot products alone
+            return (self.base + s * self.step).as_("f32", 16)
+        return dot2(self.base, s, self.step).as_("f32", 16)
+
+    def zero(self, unit: Value, half: int) -> Value:
+        """Zero of a block, f32x16."""
+        place = self._held(((1 << self.own.zero_bits) - 1) << (self.own.scale_bits + self.at))
+        z = self._fields(unit, half) & place
+        return exact_fma((z | self._held(0x3F800000)).as_("f32", 16), self.zero_step, self.zero_first)
+
+    def _held(self, number: int | list[int]) -> Value:
+        return self.hold(Value(self.base.builder, self.base.like(number)))
+
+    def _fields(self, unit: Value, half: int) -> Value:
+        """The fields of 16 rows at bit `at`, i32, other bits around them; what is read too much are later headers."""
+        bits = self.own.header_bits
+        block = self.blocks_at + (unit * self.blocks + (half if self.blocks == 2 else 0)) * (2 * bits)
+        places = [divmod(bits * row, 8) for row in range(16)]
+        if isa() == "plain":
+            words = gathered(block, [byte for byte, _ in places]) << [16 - bits - bit for _, bit in places]
+            return words.widen() << (self.at + bits - 16)
+        picks = [byte + i % 2 for byte, _ in places for i in range(4)]
+        if bits == 6 or isa() == "avx512":
+            upper = picked(load(block, "u8", 16 if bits == 6 else 32), picks, self.hold)
+        else:  # 8 rows lie within 16 bytes, which are picked from by one instruction
+            low, high = (load(block + 8 * half, "u8", 16).pick([pick - 8 * half for pick in picks[32 * half:][:32]])
+                         for half in range(2))
+            upper = low.join(high)
+        return upper.as_("i32", 16) >> self._held([16 + bit - self.at for _, bit in places])
+
+
+def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is) -> Value:
+    """Pairs of weights of column groups 2 * pair and 2 * pair + 1: u8x64, or u8x4 of one row."""
+    at, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
+    vectors = [load(at + 64 * i, "u8", lanes) for i in range(3)]
+    if pair < 3:
+        return vectors[pair] if _permutes(vectors[pair]) else vectors[pair] & 127
+    if row is None:
+        half = load(codes + 192, "u8", 32)
+        nibbles = (half.join(half).as_("u16", 32) >> [0] * 16 + [4] * 16).as_("u8", 64)
+        last = nibbles & hold(Value(half.builder, nibbles.like(15)))
+    else:
+        word = load(codes + 192 + ((row & 7) << 2), "i32") >> ((row >> 3) << 2).narrow("i32")
+        last = (word & 0x0F0F0F0F).as_("u8", 4)
+    for i, vector in enumerate(vectors):
+        last = with_top_bit(last, vector, 4 + i, hold)
+    return last
+
+
+def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
+    """The first weight of pairs (u8 lanes), or the second: code % 11 or code // 11."""
+    if _permutes(code):
+        return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
+    if isa() == "neon":
+        quotient = (code.widen("u16") * 187 >> 8).narrow("u8") >> 3  # / 11, exact up to 127
+        return quotient if second else code - quotient * PAIR_LEVELS
+    words = code.as_("u16", code.lanes // 2)  # of two pairs; the upper one's quotient ends in the upper byte
+    lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
+    quotient = lower.with_odd(upper)
+    return quotient if second else (words - quotient.as_("u16", words.lanes) * PAIR_LEVELS).as_("u8", code.lanes)
+
+
+def _permutes(code: Value) -> bool:
+    """Whether weights are looked up by the lower 7 bits of their pairs, whatever the eighth is."""
+    return isa() == "avx512" and code.lanes == 64
+
+
+def _elevenths(words: Value) -> Value:
+    """u16 lanes / 11, exact up to 127, and so are the upper bytes of up to 2^15."""
+    return words.high_of_product(-(-(1 << 16) // PAIR_LEVELS))
+
+
+def _permuted(code: Value, table: list[int], hold: Keep) -> Value:
+    """table[code & 127] by one instruction of VBMI."""
+    kind = llvm_type("u8", 64)
+    low, high = (hold(Value(code.builder, ir.Constant(kind, [ir.Constant(kind.element, entry) for entry in part])))
+                 for part in (table[:64], table[64:]))
+    return low.call("llvm.x86.avx512.vpermi2var.qi.512", kind, code, high)

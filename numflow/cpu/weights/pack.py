@@ -1,0 +1,119 @@
+"""Bringing a matrix as stored in a file into the packed layout (layout.py), bit for bit."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.memory.buffers import aligned
+from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.weights.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, kept_as, tiles_of
+from numflow.cpu.weights.outliers import pack_outliers
+from numflow.errors import NetworkError
+from numflow.formats.grids import GRIDS, spread
+from numflow.formats.mapped import release_pages
+from numflow.formats.types import tensor_type, to_f32
+from numflow.network.weights.source import RawMatrix
+from numflow.quant import SCHEMES as QUANT_SCHEMES
+from numflow.quant.apart import take_apart, with_outliers
+from numflow.quant.layout import ROW_SCHEMES
+
+_SMALL = 1 << 21        # bytes below which one thread packs
+_PART_BYTES = 1 << 24   # bytes that are packed at a time
+_EXPAND_BYTES = 1 << 24  # bytes that other types become at a time
+_ARENA = Arena()
+KERNELS = ("numflow.cpu.weights.pack_kernels", "numflow.cpu.weights.pack_own_kernels")
+_NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are stamps, one of each type
+STAMPS = {f"pack_{name.lower()}": ("pack_own" if name in ROW_SCHEMES else "pack_type", (name,))
+          for name in NATIVE if name not in _NAMES}
+_CODE = Code(*KERNELS, stamps=STAMPS)
+
+
+def pack(raw: RawMatrix, threads: int = 1) -> Packed:
+    """A stored matrix [N, K] in the packed layout, with the same numbers.
+
+    Types without kernels of their own are expanded to plain numbers (formats.types.EXPANDED), and blocks of 16 columns
+    that do not make whole units of 32 to float32; the result says so in `expanded_from`.
+
+    Raises:
+        NetworkError: the stored rows do not fit the shape and the type.
+        FormatError: a type that nothing can expand.
+    """
+    (n, columns), apart, outliers = raw.shape, with_outliers(raw.type, QUANT_SCHEMES), raw.outliers
+    if apart and n and raw.rows.shape[0] == n:
+        _, outliers = take_apart(raw.rows, apart, columns)
+    stored = apart.base.name if apart else raw.type
+    if n % raw.groups or raw.rows.shape[0] != n:
+        raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
+                           f"{raw.rows.shape[0]} stored rows")
+    wanted = tensor_type(raw.type)
+    if stored in NATIVE and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
+        raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
+    kind = kept_as(stored, columns)
+    native = kind == NATIVE.get(stored)
+    tiles = raw.groups * tiles_of(n // raw.groups)
+    codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
+    packed = Packed(kind, stored if native else kind.upper(), raw.shape, raw.groups, codes, headers,
+                    None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
+    if not native:
+        _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows, packed.type))
+    elif stored in GRIDS:
+        size = GRIDS[stored].carrier.row_bytes(columns)
+        _convert(raw, packed, threads, size, lambda rows: spread(rows, wanted, threads))
+    else:
+        _pack(raw, packed, threads)
+    return packed
+
+
+def _pack(raw: RawMatrix, packed: Packed, threads: int) -> None:
+    """Pack as stored, some whole tiles at a time; of a mapped file only these are then in memory twice."""
+    step = max(16, _PART_BYTES // max(1, raw.rows.shape[1]) // 16 * 16) if raw.groups == 1 else len(raw.rows)
+    for begin in range(0, len(raw.rows), step):
+        rows = raw.rows[begin:begin + step]
+        _run(rows, packed, begin // 16, raw.groups, threads)
+        release_pages(rows)
+
+
+def _convert(raw: RawMatrix, packed: Packed, threads: int, size: int,
+             change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Pack what `change` makes of the rows, some whole tiles at a time so that the matrix never exists twice.
+
+    size: bytes of a row that it makes.
+    """
+    group_rows = raw.shape[0] // raw.groups
+    step = max(16, _EXPAND_BYTES // size // 16 * 16)
+    for group in range(raw.groups):
+        for first in range(0, group_rows, step):
+            begin = group * group_rows + first
+            end = min(begin + step, (group + 1) * group_rows)
+            rows = raw.rows[begin:end]
+            _run(change(rows), packed, group * packed.group_tiles + first // 16, 1, threads)
+            release_pages(rows)
+
+
+def _expanded(raw: RawMatrix, rows: np.ndarray, kind: str) -> np.ndarray:
+    """Some rows as F32 or F16."""
+    values = np.ascontiguousarray(to_f32(rows, raw.type), np.float32)
+    if values.shape[1] != raw.shape[1]:
+        raise NetworkError(f"matrix {raw.name!r}: rows of {values.shape[1]} {raw.type} numbers, not {raw.shape[1]}")
+    return (values if kind == "F32" else values.astype(np.float16)).view(np.uint8)
+
+
+def _run(rows: np.ndarray, packed: Packed, tile: int, groups: int, threads: int) -> None:
+    """Pack stored rows of `groups` equal groups into the tiles from `tile` on."""
+    if rows.strides[1] != 1:
+        rows = np.ascontiguousarray(rows)
+    columns, threads = packed.shape[1], 1 if rows.nbytes < _SMALL else threads
+    code_bytes, head_bytes = packed.scheme.tile_bytes(columns)
+    scratch = aligned(threads * PACK_SCRATCH, np.uint8)
+    kernel = _CODE.kernel(_NAMES.get(packed.type, f"pack_{packed.type.lower()}"))
+    call = Call.of(None, kernel, rows.ctypes.data, rows.strides[0], rows.shape[0] // groups, groups, columns,
+                   packed.codes.ctypes.data + tile * code_bytes,
+                   packed.headers.ctypes.data + tile * head_bytes, code_bytes, head_bytes, scratch, keep=(rows, packed))
+    if threads == 1:
+        call()
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda thread: call(thread, threads), range(threads)))

@@ -1,0 +1,161 @@
+"""Kernels that bring a stored matrix into the packed layout, one of each tensor type, run once at load."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+from numflow.cpu.runtime.access import i32_ptr, i64, share, u8_ptr, u16_ptr
+from numflow.cpu.runtime.kernel import kernel
+from numflow.cpu.simd.value import Value, load, save
+from numflow.cpu.simd.vector import inline, merged
+from numflow.cpu.weights.layout import NATIVE, PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
+from numflow.cpu.weights.pack_blocks import BLOCKS
+from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, pair_planes
+from numflow.formats.grids import GRIDS
+from numflow.formats.types import TYPES
+
+# Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
+# their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
+RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
+_BLOCKS = BLOCKS | INFERFLOW_BLOCKS
+
+
+class BlockType(types.Type):
+    """A tensor type as the type of a value without content."""
+
+    def __init__(self, name: str):
+        self.scheme, self.emit = SCHEMES[NATIVE[name]], _BLOCKS[name]
+        self.type = GRIDS[name].carrier if name in GRIDS else TYPES[name]
+        super().__init__(name=f"Block({name})")
+
+
+register_model(BlockType)(models.OpaqueModel)
+
+
+@intrinsic(prefer_literal=True)
+def block(typingctx, name):
+    """The tensor type of that name, for the functions below."""
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+    return BlockType(name.literal_value)(name), codegen
+
+
+@intrinsic
+def _sizes(typingctx, kind):
+    """Columns of a block, its bytes, those of its headers, and columns of a strip and bytes of its codes.
+
+    Blocks that share a header count as one.
+    """
+    def codegen(context, builder, signature, args):
+        scheme = kind.scheme
+        columns, strip = max(kind.type.block, scheme.block), UNIT * scheme.strip
+        heads, size = columns // scheme.block * header_bytes(scheme.header), columns // kind.type.block * kind.type.size
+        sizes = columns, size, heads, strip, strip * scheme.column_bytes
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
+    return types.UniTuple(types.int64, 5)(kind), codegen
+
+
+@intrinsic
+def _take_apart(typingctx, raw, out, head, lane, kind):
+    def codegen(context, builder, signature, args):
+        kind.emit(*(Value(builder, a) for a in args[:4]))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, types.int64, kind), codegen
+
+
+@intrinsic
+def put_planes(typingctx, groups, codes, kind):
+    """The vectors of a strip's column groups, at `groups`, as the planes of the scheme, at `codes`."""
+    def codegen(context, builder, signature, args):
+        groups, codes = (Value(builder, a) for a in args[:2])
+        vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
+        for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
+            save(codes + 64 * i, plane)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, kind), codegen
+
+
+@inline
+def clear(scratch):
+    """Zero a thread's scratch memory."""
+    for i in range(PACK_SCRATCH):
+        u8_ptr(scratch)[i] = 0
+
+
+def planes(groups: list[Value], bits: float) -> list[Value]:
+    """The vectors of a strip's column groups u8x64, as PIECES has them; of pairs as pair_planes has."""
+    if bits == 3.5:
+        return pair_planes(groups)
+    vectors: dict[int, Value] = {}
+    for group, pieces in zip(groups, PIECES[bits], strict=True):
+        for vector, begin, to, count in pieces:
+            field = (group >> to & ((1 << count) - 1)) << begin
+            vectors[vector] = vectors[vector] | field if vector in vectors else field
+    return [vectors[vector] for vector in sorted(vectors)]
+
+
+def pack_type(name):
+    """The kernel that packs rows of blocks of a tensor type."""
+    def kernel(args, thread, n_threads):
+        _pack_blocks(args, thread, n_threads, block(name))
+    return kernel
+
+
+@merged
+def _pack_blocks(args, thread, n_threads, kind):
+    """Rows of blocks of `kind`, as from `block`, into the packed layout."""
+    columns, size, head_size, strip, strip_size = _sizes(kind)
+    rows = i64(args, ROWS)
+    group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
+    scratch = i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
+    begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
+    for tile in range(begin, end):
+        first = tile % group_tiles * 16
+        lanes = min(16, rows - first)
+        raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
+        codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
+        if lanes < 16:
+            clear(scratch)
+        for b in range(blocks):
+            place = b * columns % strip  # other than 0 where a block is half of a strip
+            if place == 0 and columns < strip and b == blocks - 1:
+                clear(scratch)
+            for lane in range(lanes):
+                block_at = raw + lane * i64(args, ROW_BYTES) + b * size
+                _take_apart(block_at, scratch + 16 * place + 4 * lane, head, lane, kind)
+            if place + columns >= strip or b == blocks - 1:
+                for s in range(0, place + columns, strip):
+                    put_planes(scratch + 16 * s, codes, kind)
+                    codes += strip_size
+            head += head_size
+
+
+@merged
+def _interleave(args, thread, n_threads, size):
+    """Plain numbers of `size` bytes: [tile][K][16 rows]."""
+    rows, columns = i64(args, ROWS), i64(args, COLUMNS)
+    group_tiles = (rows + 15) // 16
+    begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
+    for tile in range(begin, end):
+        first = tile % group_tiles * 16
+        lanes = min(16, rows - first)
+        raw = i64(args, RAW) + (tile // group_tiles * rows + first) * i64(args, ROW_BYTES)
+        codes = i64(args, CODES) + tile * i64(args, CODE_BYTES)
+        for k in range(0, columns, 64):  # what a block of columns touches stays in the first cache
+            for lane in range(lanes):
+                row, out = raw + lane * i64(args, ROW_BYTES) + k * size, codes + (16 * k + lane) * size
+                for i in range(min(64, columns - k)):
+                    if size == 4:
+                        i32_ptr(out)[16 * i] = i32_ptr(row)[i]
+                    else:
+                        u16_ptr(out)[16 * i] = u16_ptr(row)[i]
+
+
+@kernel
+def _pack_32_bits(args, thread, n_threads):
+    _interleave(args, thread, n_threads, 4)
+
+
+@kernel
+def _pack_16_bits(args, thread, n_threads):
+    _interleave(args, thread, n_threads, 2)

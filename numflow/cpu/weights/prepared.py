@@ -1,0 +1,119 @@
+"""Packed weights on disk: of a model file that numflow made, a second start reads what the first one has packed.
+
+A file holds the quantised matrices of one program. Its name says which: where the model file lies, what is in it,
+which matrices or slices of them they are, and the sources of the code that packs (formats/kept.py has how long it
+stays). What it lacks, or has with another checksum, is packed as ever and it is written anew, if there is room.
+"""
+
+import contextlib
+import functools
+import math
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from numflow import kernel_cache, trust
+from numflow.cpu.memory import array_file
+from numflow.cpu.weights.layout import SCHEMES, Packed, kept_as, tiles_of
+from numflow.cpu.weights.pack import KERNELS
+from numflow.errors import NumflowError
+from numflow.formats import container, kept
+from numflow.network.weights.source import WeightSource, is_computed
+from numflow.ops import Weight
+
+_SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
+_PARTS = ("codes", "headers")
+_LOCK = threading.Lock()  # of this process's writers; others have temporary names of their own
+
+
+class Prepared:
+    """The packed matrices of one program, as far as they are on disk.
+
+    weights: those that may be, by name.
+    """
+
+    def __init__(self, path: Path, weights: Mapping[str, Weight], n_threads: int):
+        self.path, self._weights, self._n_threads, self._missed = path, weights, n_threads, False
+        self._file = array_file.ArrayFile(path)
+
+    @classmethod
+    def open(cls, source, n_threads: int) -> "Prepared | None":
+        """What there is for a WeightSource; None where nothing is to be kept."""
+        if type(source) is not WeightSource or not kept.is_on():
+            return None
+        identity = container.identity(source.checkpoint)
+        weights = {name: weight for name, weight in source.network.weights.items() if _may_be_kept(weight)}
+        if identity is None or sum(sum(_sizes(weight)) for weight in weights.values()) < _SMALLEST:
+            return None
+        name = kept.file_name(source.checkpoint.path, identity, [_packer(), *map(_describe, weights.values())])
+        if not trust.usable(folder(), "prepared weights"):
+            return None
+        kept.prune(folder())
+        return cls(folder() / name, weights, n_threads)
+
+    def take(self, name: str) -> Packed | None:
+        """A matrix as it was packed; None if it has to be packed now."""
+        if name not in self._weights:
+            return None
+        weight = self._weights[name]
+        codes, headers = (self._file.read(f"{name} {part}", size, self._n_threads)
+                          for part, size in zip(_PARTS, _sizes(weight), strict=True))
+        if codes is None or headers is None:
+            self._missed = True
+            return None
+        return Packed(_kind(weight), weight.types[0], _matrix(weight), weight.groups, codes, headers)
+
+    def keep(self, matrices: Mapping[str, Packed]) -> None:
+        """Write the file, if something was not in it. matrices: all of the program, by name."""
+        if not self._missed:
+            return
+        arrays = {f"{name} {part}": getattr(matrices[name], part) for name in self._weights if name in matrices
+                  for part in _PARTS}
+        with contextlib.suppress(OSError, NumflowError):  # it is as well without
+            if kept.make_room(self.path, sum(array.nbytes for array in arrays.values())):
+                with _LOCK:
+                    array_file.write(self.path, arrays)
+                self._missed = False
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return kernel_cache.root("prepared")
+
+
+def _may_be_kept(weight: Weight) -> bool:
+    """Whether it is a quantised matrix that is packed as the file has it."""
+    if len(weight.shape) < 2 or len(set(weight.types)) != 1:
+        return False
+    return not is_computed(weight) and not SCHEMES[_kind(weight)].is_float
+
+
+def _kind(weight: Weight) -> str:
+    return kept_as(weight.types[0], weight.shape[-1])
+
+
+def _matrix(weight: Weight) -> tuple[int, int]:
+    return math.prod(weight.shape[:-1]), weight.shape[-1]
+
+
+def _sizes(weight: Weight) -> tuple[int, int]:
+    """Bytes of codes and headers."""
+    rows, columns = _matrix(weight)
+    codes, headers = SCHEMES[_kind(weight)].tile_bytes(columns)
+    tiles = weight.groups * tiles_of(rows // weight.groups)
+    return tiles * codes, tiles * headers
+
+
+def _describe(weight: Weight) -> str:
+    """All that a packed matrix depends on but the tensors' content."""
+    parts = [(part.tensor, part.rows if part.rows is None or isinstance(part.rows, range)
+              else kept.digest([np.asarray(part.rows, np.int64).tobytes()]), part.columns) for part in weight.parts]
+    return repr((weight.name, weight.shape, weight.groups, weight.types, parts))
+
+
+@functools.cache
+def _packer() -> str:
+    """The versions of all code that packed arrays depend on."""
+    return " ".join(kernel_cache.fingerprint(module) for module in (__name__, *KERNELS))

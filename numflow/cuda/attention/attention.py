@@ -1,0 +1,129 @@
+"""Softmax attention over the paged cache (op `attention`): which kernels when.
+
+y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence) v
+
+    attention_exact   float32 throughout: activations "f32", float32 caches, keys of more than 1024 columns, and buckets
+                      of distances, whose branches leave no registers for the sums of tensor cores
+    attention_few     tensor cores, for sequences with so few new tokens that 16 rows hold the queries of a key head,
+                      and for all where keys or values have more than 256 columns
+    attention_many    tensor cores, for the other sequences of the batch
+
+Where there are fewer blocks than a GPU has room for, the keys of a head are cut into parts, joined by attention_join.
+"""
+
+import math
+
+from numflow.cuda.attention.exact import exact_kernel
+from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
+from numflow.cuda.attention.join import join
+from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
+from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Sizes, ceil
+from numflow.cuda.device.device import Launch
+from numflow.cuda.state.cache_code import width
+from numflow.ops import Step, param
+
+PART_KEYS = 128   # keys of a part, at least
+MOST_PARTS = 64
+EXACT_ROWS = 64   # rows up to which the exact kernel shares keys
+BLOCKS = 528      # that keep a large GPU busy with few rows: four for each multiprocessor; two with many rows
+FEW_ROWS = 16     # of a key head, up to which a sequence has few
+TURNS = 8         # times as many blocks as keep it busy, that the rows of wide heads go round
+NARROW = 64       # columns of heads of which attention_few has registers for 16 rows at a time; of wider ones, and with
+                  # softcap, slopes or sinks, for 8
+MOST_COLUMNS = 1024  # of a key, whose queries attention_few has room for
+ANY = 2**31 - 1   # tokens of a sequence
+
+
+def attention(step: Step, ctx) -> list[Call]:
+    """q f32 [T, H * E], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v]."""
+    (q,), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
+    cache = ctx.caches[param(step, "cache")]
+    shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
+    slopes, sinks, buckets = (ctx.vector(step.weights[role]) if role in step.weights else None
+                              for role in ("slopes", "sinks", "buckets"))
+    n_buckets = ctx.network.weights[step.weights["buckets"]].shape[0] if buckets else 0
+    is_self = shape.kind == "self"
+    exact = (n_buckets if causal else n_buckets // 2) // 2
+    spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
+    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None \
+        or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
+    most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
+    partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
+    args = (*ctx.view(y), partial, *ctx.view(q), cache.k, cache.v, slopes, sinks, buckets, batch.ref("positions"),
+            batch.ref("sequence_of"), batch.ref("starts"), batch.ref(cache.table), batch.stride,
+            batch.ref(cache.lengths), batch.counts, heads, shape.kv_heads, shape.k_dim, shape.value_dim,
+            cache.block_size, param(step, "scale"), param(step, "softcap"), causal and is_self,
+            window if is_self else 0, n_buckets, 1 / spread)
+    sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))
+    flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
+    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row,
+                                                     most)
+
+    def join_parts(sizes: Sizes) -> Launch:
+        return Launch(join, (heads, sizes.rows[N_TOKENS], 1), (
+            *ctx.view(y), partial, parts(sizes), batch.counts, heads, shape.value_dim))
+
+    return [*calls, Call(step, join_parts).only(lambda sizes: parts(sizes) > 1)]
+
+
+def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
+    """The call, and how many parts there are; most: rows of parts that there is room for, one for each head."""
+    chosen = exact_kernel(*sizes_of, *flags, v_row)
+
+    def parts(sizes: Sizes) -> int:
+        many = sizes.rows[N_TOKENS] > EXACT_ROWS
+        return 1 if many else max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, _room(sizes, heads, most)))
+
+    return [Call(step, lambda sizes: Launch(chosen, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
+
+
+def _room(sizes: Sizes, heads: int, most: int) -> int:
+    """Parts of every row that `most` rows of parts have room for; with one part nothing is written there."""
+    return most // (sizes.rows[N_TOKENS] * heads)
+
+
+def _tensor(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
+    """The calls for sequences with few and with many tokens, and how many parts there are; most: as of `_exact`."""
+    group = heads // kv_heads
+    is_wide, slices = max(sizes_of[2:]) > WIDEST, slices_of(sizes_of[1], sizes_of[3])
+    few = ANY if is_wide else max(FEW_ROWS // group, 1)  # tokens
+    rows = ROWS // warps_across(sizes_of[1], sizes_of[3])
+
+    def longest(sizes: Sizes) -> int:
+        return max(sizes.rows[N_TOKENS] - sizes.rows[N_SEQUENCES] + 1, 1)
+
+    def has_few(sizes: Sizes) -> bool:
+        return longest(sizes) <= few or sizes.rows[N_SEQUENCES] > 1
+
+    def has_many(sizes: Sizes) -> bool:
+        return longest(sizes) > few
+
+    def tiles(sizes: Sizes) -> int:  # of rows of many tokens; each sequence has a last one that is not full
+        return ceil(sizes.rows[N_TOKENS] * group, rows) + sizes.rows[N_SEQUENCES] - 1
+
+    def across(sizes: Sizes) -> int:
+        """Blocks beside each other in attention_few: rows of wide heads go round several."""
+        if not is_wide:
+            return kv_heads
+        each = kv_heads * slices
+        most_turns = max(TURNS * BLOCKS // (each * sizes.rows[N_SEQUENCES]), 1)
+        return each * min(ceil(longest(sizes) * group, 8), most_turns)
+
+    def parts(sizes: Sizes) -> int:
+        if is_wide:
+            blocks = across(sizes) * sizes.rows[N_SEQUENCES]
+            return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, BLOCKS // blocks, _room(sizes, heads, most)))
+        blocks = kv_heads * (has_few(sizes) * sizes.rows[N_SEQUENCES] + has_many(sizes) * tiles(sizes))
+        room = BLOCKS // 2 if has_many(sizes) else BLOCKS
+        return max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, room // max(blocks, 1), _room(sizes, heads, most)))
+
+    def attend_few(sizes: Sizes) -> Launch:
+        wide = min(longest(sizes), few) * group > 8 and max(sizes_of[2:]) <= NARROW and not any(flags)
+        limit = few if has_many(sizes) else ANY
+        return Launch(few_kernel(*sizes_of, 2 if wide else 1, *flags, v_row),
+                      (across(sizes), sizes.rows[N_SEQUENCES], parts(sizes)), (*args, limit))
+
+    def attend_many(sizes: Sizes) -> Launch:
+        return Launch(many_kernel(*sizes_of, *flags, v_row), (tiles(sizes), kv_heads, parts(sizes)), (*args, few))
+
+    return [Call(step, attend_few).only(has_few), Call(step, attend_many).only(has_many)], parts

@@ -1,0 +1,331 @@
+"""Attention of few rows over many keys, on tensor cores: decoding, from the paged cache in any type but float32.
+
+A block has a sequence, a head of keys and one of the parts that its keys are cut into, and works for all rows of that
+head: the query heads of its group, of all the sequence's new tokens, 8 or 16 at a time. So every key is read once. Its
+4 warps take 32 keys in turn (16 where registers are scarce) and join their sums in shared memory; join.py
+joins the parts.
+
+Of wide values (latent attention has 512 columns) registers hold 128 or 256: a block has one such slice. With wide keys
+or values the rows of a head go round several blocks, so that these kernels do for prompts too.
+
+With keys as the left and queries as the right side of a product, a lane needs whole pieces of 8 columns of two keys,
+which is what memory has side by side: keys and values go from the cache to registers, are decoded there and multiplied,
+without shared memory. In numbers of a lane, g = lane // 4 and t = lane % 4:
+
+    S^T [keys, rows] = K Q^T       lane has the pieces 4 r + t of keys g and g + 8: any order of columns will do
+    O^T [columns, rows] = V^T P^T  lane has the pieces 8 r + g of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+
+Queries, weights and decoded numbers are rounded to float16; scores and sums are float32.
+"""
+
+import functools
+
+from numflow.cuda.attention.bias import LOG2_E, biased, seen
+from numflow.cuda.attention.join import LOWEST
+from numflow.cuda.device.call import N_SEQUENCES
+from numflow.cuda.lang.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt, transpose_matrix
+from numflow.cuda.lang.hadamard import rotate_eight
+from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
+from numflow.cuda.lang.intrinsics import (
+    block_x,
+    block_y,
+    block_z,
+    grid_x,
+    grid_z,
+    lane_index,
+    load4,
+    shuffle_xor,
+    store4,
+    sync_block,
+    thread_index,
+)
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.state.cache_code import fetcher, halver, name_of_values, pitch, region, width
+from numflow.quant.kv import CODED
+
+WARPS = 4
+WIDEST = 256      # columns of a key or a value, above which they are wide
+SLICE_ROUNDS = 4  # of 64 columns of values that registers have room for; half of them beside the decoding of codes
+
+
+def slices_of(v_type: str, v_dim: int) -> int:
+    """Slices that the columns of a value are cut into."""
+    rounds = -(-width(v_type, v_dim) // 64)
+    return 1 if rounds <= SLICE_ROUNDS else -(-rounds // (SLICE_ROUNDS // 2 if v_type in CODED else SLICE_ROUNDS))
+
+
+@functools.cache
+def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has_cap: bool,
+               has_slopes: bool, has_sinks: bool, has_buckets: bool, v_row: int) -> Kernel:
+    """Grid (key heads, sequences, parts); tiles: of 8 rows at a time; v_row: as in exact.py.
+
+    wide: grid (turns * key heads * slices, sequences, parts), where rows go round the turns.
+    """
+    wide, slices = max(k_dim, v_dim) > WIDEST, slices_of(v_type, v_dim)
+    halves = 2 if tiles == 1 and max(k_dim, v_dim) <= 128 else 1  # of 16 keys, of a warp at a time
+    step, s_count = 16 * halves, 4 * halves * tiles
+    rounds, v_rounds = -(-width(k_type, k_dim) // 32), -(-width(v_type, v_dim) // (64 * slices))
+    turned_back = v_type in CODED
+    queries, scores = SharedArray(u32, 128 * tiles * rounds), LocalArray(f32, s_count)
+    sums, eight = LocalArray(f32, v_rounds * 16 * tiles), LocalArray(f32, 8)
+    peaks_of, totals_of, factors = (LocalArray(f32, 2 * tiles) for _ in range(3))
+    spots_of, lows_of, highs_of, heads_of = (LocalArray(i32, 2 * tiles) for _ in range(4))
+    shared = SharedArray(f32, 2 * 32 * (v_rounds * 16 * tiles + 4 * tiles))
+    keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
+    bias = biased(has_cap, has_slopes, has_buckets, LOG2_E)
+    make_queries, key_products = _queries(k_type in CODED, rounds, tiles), _key_products(k_type, k_dim, tiles, halves)
+    value_products = _value_products(v_type, v_dim, v_row, v_rounds, slices, tiles, halves)
+    join_warps = _join_warps(v_rounds * 16, tiles)
+    extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
+    k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
+
+    @kernel(f"attention_few_{k_name}_{v_name}_{8 * tiles}{extras}", 32 * WARPS, blocks=2 if rounds < 8 else 1,
+            exact=has_buckets)
+    def _few(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
+             slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
+             starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,
+             kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32,
+             n_buckets: u32, spread: f32, most: u32):
+        lane, warp, sequence, kv_head = u32(lane_index()), u32(thread_index() >> u32(5)), u32(block_y()), block_x()
+        first_column, turn, turns = u32(0), u32(0), u32(1)
+        if wide:
+            first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % kv_heads)
+            turn, turns = u32(block_x() // slices // kv_heads), u32(grid_x() // (slices * kv_heads))
+        if sequence >= counts[N_SEQUENCES]:
+            return
+        begin_token, group = u32(starts[sequence]), u32(heads // kv_heads)
+        rows, length = u32((u32(starts[sequence + 1]) - begin_token) * group), i32(lengths[sequence])
+        if rows > most * group:
+            return
+        blocks, shares = table + sequence * table_stride, u32(grid_z())
+        query, s, acc, fades, x = queries(), scores(), sums(), factors(), eight()
+        peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
+        first_row = u32(8 * tiles * turn)
+        while first_row < rows:
+            make_queries(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
+                         lane)
+            for i in range(2 * tiles):
+                row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
+                there = row < rows
+                token, own[i] = u32(begin_token + row // group), i32(kv_head * group + row % group)
+                spots[i] = i32(positions[token]) if there else i32(0)
+                lows[i], highs[i] = seen(spots[i], length, causal, window)
+                highs[i] = highs[i] if there else i32(0)
+                peaks[i], totals[i] = f32(LOWEST), f32(0)
+                if has_sinks and block_z() == 0 and warp == 0 and there:
+                    peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane < 4 else f32(0)
+            for i in range(v_rounds * 16 * tiles):
+                acc[i] = f32(0)
+            last_row = u32(first_row + 8 * tiles - 1) if first_row + 8 * tiles - 1 < rows else u32(rows - 1)
+            first, _ = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
+            _, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
+            first = i32(u32(first) & u32(0xFFFFFFFF - step + 1))
+            share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
+            first = i32(first + i32(block_z()) * share)
+            end = i32(first + share) if first + share < end else end
+            at = i32(first + step * i32(warp))
+            while at < end:
+                block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
+                for n in range(s_count):
+                    s[n] = f32(0)
+                last = u32(end - at - 1)
+                key_products(s, query, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
+                for i in range(2 * tiles):
+                    largest = f32(LOWEST)
+                    for key in range(2 * halves):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
+                        n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
+                        where = i32(at + 8 * key + i32(lane >> u32(2)))
+                        score = bias(s[n], scale, cap, slopes, buckets, i32(where - spots[i]), u32(own[i]), heads,
+                                     n_buckets, spread, causal)
+                        s[n] = score if where >= lows[i] and where < highs[i] else f32(LOWEST)
+                        largest = fmax(largest, s[n])
+                    largest = fmax(largest, shuffle_xor(largest, 4))
+                    largest = fmax(largest, shuffle_xor(largest, 8))
+                    largest = fmax(fmax(largest, shuffle_xor(largest, 16)), peaks[i])
+                    fades[i], peaks[i] = exp2(peaks[i] - largest), largest
+                    totals[i] *= fades[i]
+                    for key in range(2 * halves):
+                        n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
+                        s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
+                        totals[i] += s[n]
+                value_products(acc, fades, s, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
+                               last, lane, first_column)
+                at = i32(at + step * WARPS)
+            for i in range(2 * tiles):
+                totals[i] += shuffle_xor(totals[i], 4)
+                totals[i] += shuffle_xor(totals[i], 8)
+                totals[i] += shuffle_xor(totals[i], 16)
+            join_warps(acc, peaks, totals, shared(), warp, lane)
+            if warp == 0:
+                for i in range(2 * tiles):
+                    row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
+                    token, head = u32(begin_token + row // group), u32(kv_head * group + row % group)
+                    part = partial + ((token * heads + head) * shares + block_z()) * (v_dim + 2)
+                    to = y + (token * y_stride + head * v_dim)
+                    factor = f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
+                    if shares > 1:
+                        to, factor = part + 2, f32(1)
+                        if row < rows and lane < 4:
+                            part[0], part[1] = peaks[i] * f32(1 / LOG2_E), totals[i]
+                    for r in range(v_rounds):
+                        for d in range(8):
+                            x[d] = acc[((4 * r + d // 2) * tiles + i // 2) * 4 + 2 * (d % 2) + i % 2]
+                        if turned_back:
+                            rotate_eight(x, lane, 8, 4)
+                        column = u32(first_column + 64 * r + 8 * (lane >> u32(2)))
+                        for d in range(8):
+                            if row < rows and column + d < v_dim:
+                                to[column + d] = x[d] * factor
+            first_row = u32(first_row + 8 * tiles * turns)
+
+    return _few
+
+
+def _queries(turned: bool, rounds: int, tiles: int) -> DeviceFunction:
+    """Rows of queries as the right side of products, rotated where keys are: lane has piece 4 r + t of row g.
+
+    They stay in shared memory; each warp makes some of them.
+    """
+
+    @device
+    def make(memory, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp, lane):
+        item = warp
+        while item < tiles * rounds:
+            row = u32(first_row + item // u32(rounds) * 8 + (lane >> u32(2)))
+            column, last = u32(item % u32(rounds) * 32 + 8 * (lane & u32(3))), u32(row if row < rows else u32(rows - 1))
+            source = q + ((begin_token + last // group) * q_stride + (kv_head * group + last % group) * k_dim)
+            for d in range(8):
+                x[d] = source[column + d] if column + d < k_dim else f32(0)
+            if turned:
+                rotate_eight(x, lane, 2, 1)
+            store4(memory, u32(4 * (32 * item + lane)), pack_halves(x[0], x[1]), pack_halves(x[2], x[3]),
+                   pack_halves(x[4], x[5]), pack_halves(x[6], x[7]))
+            item = u32(item + WARPS)
+        sync_block()
+
+    return make
+
+
+def _key_products(k_type: str, k_dim: int, tiles: int, sixteens: int) -> DeviceFunction:
+    """Adds products of 16 or 32 keys and all rows; keys beyond the `last` stand for it."""
+    pieces = width(k_type, k_dim) // 8
+    rounds, whole = -(-pieces // 4), pieces % 4 == 0
+    fetch, halves, words = fetcher(k_type, k_dim), halver(k_type), LocalArray(u32, 4 * tiles)
+
+    def of(r: int) -> DeviceFunction:  # a loop over all rounds would wait for the keys of each
+        @device
+        def multiply(s, query, keys, block_size, place, last, lane):
+            b, piece = words(), u32(4 * r + (lane & u32(3)))
+            for j in range(tiles):
+                at = 4 * j
+                b[at], b[at + 1], b[at + 2], b[at + 3] = load4(query, u32(4 * (32 * (j * rounds + r) + lane)))
+            for m in range(sixteens):
+                near, far = u32(16 * m + (lane >> u32(2))), u32(16 * m + 8 + (lane >> u32(2)))
+                near, far = u32(place + (near if near < last else last)), u32(place + (far if far < last else last))
+                n0, n1, n2, n3 = u32(0), u32(0), u32(0), u32(0)
+                f0, f1, f2, f3 = u32(0), u32(0), u32(0), u32(0)
+                if whole or piece < pieces:
+                    n0, n1, n2, n3 = fetch(keys, block_size, near, piece)
+                    f0, f1, f2, f3 = fetch(keys, block_size, far, piece)
+                    n0, n1, n2, n3 = halves(n0, n1, n2, n3, piece)
+                    f0, f1, f2, f3 = halves(f0, f1, f2, f3, piece)
+                for j in range(tiles):
+                    at, c = 4 * j, 4 * (m * tiles + j)
+                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(n0, f0, n1, f1, b[at], b[at + 1],
+                                                                 s[c], s[c + 1], s[c + 2], s[c + 3])
+                    s[c], s[c + 1], s[c + 2], s[c + 3] = mma_f16(n2, f2, n3, f3, b[at + 2], b[at + 3],
+                                                                 s[c], s[c + 1], s[c + 2], s[c + 3])
+        return multiply
+
+    def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
+        @device
+        def multiply(s, query, keys, block_size, place, last, lane):
+            first(s, query, keys, block_size, place, last, lane)
+            second(s, query, keys, block_size, place, last, lane)
+        return multiply
+
+    return functools.reduce(both, map(of, range(rounds)))
+
+
+def _value_products(v_type: str, v_dim: int, v_row: int, rounds: int, slices: int, tiles: int,
+                    sixteens: int) -> DeviceFunction:
+    """Fades the sums, and adds the values of 16 or 32 keys, weighted by what the scores have become: of their columns
+    `rounds` times 64, from `first_column` on."""
+    pieces = width(v_type, v_dim) // 8
+    whole = pieces == 8 * rounds * slices
+    fetch, halves = fetcher(v_type, v_row), halver(v_type)
+    weights, words = LocalArray(u32, 2 * tiles), LocalArray(u32, 16)
+
+    @device
+    def multiply(acc, fades, s, values, block_size, place, last, lane, first_column):
+        w, p = words(), weights()
+        for m in range(sixteens):
+            for j in range(tiles):
+                c = 4 * (m * tiles + j)
+                p[2 * j] = transpose_matrix(pack_halves(s[c], s[c + 1]))
+                p[2 * j + 1] = transpose_matrix(pack_halves(s[c + 2], s[c + 3]))
+            for r in range(rounds):
+                piece = u32((first_column >> u32(3)) + 8 * r + (lane >> u32(2)))
+                for i in range(4):
+                    key = u32(16 * m + 2 * (lane & u32(3)) + i % 2 + 8 * (i // 2))
+                    key = u32(place + (key if key < last else last))
+                    a, b, c, d = u32(0), u32(0), u32(0), u32(0)
+                    if whole or piece < pieces:
+                        a, b, c, d = fetch(values, block_size, key, piece)
+                        a, b, c, d = halves(a, b, c, d, piece)
+                    w[i], w[4 + i], w[8 + i], w[12 + i] = a, b, c, d
+                for u in range(4):
+                    a, b = prmt(w[4 * u], w[4 * u + 1], u32(0x5410)), prmt(w[4 * u], w[4 * u + 1], u32(0x7632))
+                    c, d = prmt(w[4 * u + 2], w[4 * u + 3], u32(0x5410)), prmt(w[4 * u + 2], w[4 * u + 3], u32(0x7632))
+                    for j in range(tiles):
+                        n = ((4 * r + u) * tiles + j) * 4
+                        if m == 0:
+                            for i in range(4):
+                                acc[n + i] *= fades[2 * j + i % 2]
+                        acc[n], acc[n + 1], acc[n + 2], acc[n + 3] = mma_f16(
+                            a, b, c, d, p[2 * j], p[2 * j + 1], acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
+
+    return multiply
+
+
+def _join_warps(count: int, tiles: int) -> DeviceFunction:
+    """Sums of 4 warps into warp 0: two hand theirs to the other two, then one to the last, always the same ones."""
+    count, rows = count * tiles, 2 * tiles
+
+    @device
+    def give(acc, peaks, totals, memory, lane):
+        for i in range(count):
+            memory[u32(32 * i + lane)] = acc[i]
+        for i in range(rows):
+            memory[u32(32 * (count + i) + lane)], memory[u32(32 * (count + rows + i) + lane)] = peaks[i], totals[i]
+
+    @device
+    def take(acc, peaks, totals, memory, lane):
+        for i in range(rows):
+            other = memory[u32(32 * (count + i) + lane)]
+            peak = fmax(peaks[i], other)
+            mine, theirs = exp2(peaks[i] - peak), exp2(other - peak)
+            peaks[i] = peak
+            totals[i] = totals[i] * mine + memory[u32(32 * (count + rows + i) + lane)] * theirs
+            for n in range(count // rows):
+                at = (n // 2 * tiles + i // 2) * 4 + n % 2 * 2 + i % 2
+                acc[at] = acc[at] * mine + memory[u32(32 * at + lane)] * theirs
+
+    @device
+    def join_warps(acc, peaks, totals, memory, warp, lane):
+        slot = 32 * (count + 2 * rows)
+        if warp > 1:
+            give(acc, peaks, totals, memory + u32(warp - 2) * slot, lane)
+        sync_block()
+        if warp < 2:
+            take(acc, peaks, totals, memory + warp * slot, lane)
+        sync_block()
+        if warp == 1:
+            give(acc, peaks, totals, memory, lane)
+        sync_block()
+        if warp == 0:
+            take(acc, peaks, totals, memory, lane)
+        sync_block()
+
+    return join_warps

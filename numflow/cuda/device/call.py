@@ -1,0 +1,57 @@
+"""What binders make of a step: launches whose grids depend on how many rows a batch has."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from numflow.cuda.device.device import Launch, Order
+from numflow.cuda.lang.kernel import Kernel
+from numflow.ops import Step
+
+# Fields of the counts that kernels read on the device (batch.py), and the rows of a buffer that each one counts.
+N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = range(4)
+ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the grids of a run must be. rows: by field; keys: of the longest sequence.
+
+    In a recorded run these are what there is room for; kernels read the counts of the batch on the device.
+    """
+
+    rows: tuple[int, int, int, int]
+    keys: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch of a bound step: plan(sizes) -> Launch (or Order), for runs where `when` holds (None: all).
+
+    step: None for what prepares an operand.
+    """
+
+    step: Step | None
+    plan: Callable[[Sizes], Launch | Order]
+    when: Callable[[Sizes], bool] | None = None
+
+    def only(self, when: Callable[[Sizes], bool]) -> "Call":
+        """The same call, left out of runs of other sizes."""
+        before = self.when
+        return replace(self, when=when if before is None else lambda sizes: before(sizes) and when(sizes))
+
+    def launches(self, sizes: Sizes) -> list[Launch | Order]:
+        """Its launch for a run of these sizes, if there is anything to do."""
+        if self.when is not None and not self.when(sizes):
+            return []
+        launch = self.plan(sizes)
+        return [launch] if isinstance(launch, Order) or all(launch.grid) else []
+
+
+def per_row(step: Step | None, kernel: Kernel, field: int, blocks: int, *args) -> Call:
+    """A call on `blocks` blocks for each row that the field counts: grid (rows, blocks); only x may be long."""
+    return Call(step, lambda sizes: Launch(kernel, (max(sizes.rows[field], 1), blocks, 1), args))
+
+
+def ceil(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

@@ -1,0 +1,257 @@
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`."""
+
+import functools
+from collections.abc import Callable
+
+from numflow.cuda.device.call import Call, ceil, per_row
+from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, tanh
+from numflow.cuda.lang.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.reduce import block_max
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.weights.operand import LARGEST_HALF, putter
+from numflow.ops import Step, param
+
+THREADS = 128
+
+
+def act(step: Step, ctx) -> list[Call]:
+    """y = act(x)."""
+    return _bind(step, ctx, f"act_{param(step, 'kind')}", ACT[param(step, "kind")], 0.0, 0.0)
+
+
+def act_mul(step: Step, ctx) -> list[Call]:
+    """y = act(gate) * up."""
+    kind = param(step, "kind")
+    return _bind(step, ctx, f"act_mul_{kind}", gated(kind), param(step, "limit"), param(step, "alpha"))
+
+
+def gate_rows(step: Step, ctx) -> list[Call]:
+    """y = x * sigmoid(gate), gate f32 [T, 1]."""
+    (x, gate), (y,) = step.inputs, step.outputs
+    return [per_row(step, _gate_rows, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gate),
+                    ctx.batch.counts, ctx.rows(y), y.width)]
+
+
+def add(step: Step, ctx) -> list[Call]:
+    """y = a + scale * b."""
+    return _bind(step, ctx, "add", _add, param(step, "scale"), 0.0)
+
+
+def scale(step: Step, ctx) -> list[Call]:
+    """y = x * scale."""
+    return _bind(step, ctx, "scale", _scale, param(step, "scale"), 0.0)
+
+
+def softcap(step: Step, ctx) -> list[Call]:
+    """y = cap * tanh(x / cap)."""
+    return _bind(step, ctx, "softcap", _softcap, param(step, "cap"), 0.0)
+
+
+def clamp(step: Step, ctx) -> list[Call]:
+    """y = min(max(x, -limit), limit)."""
+    return _bind(step, ctx, "clamp", _clamp, param(step, "limit"), 0.0)
+
+
+def copy(step: Step, ctx) -> list[Call]:
+    """y = x."""
+    return _bind(step, ctx, "copy", _copy, 0.0, 0.0)
+
+
+def _bind(step: Step, ctx, name: str, function: DeviceFunction, p: float, q: float) -> list[Call]:
+    """y = function(x, p, q), or function(a, b, p, q) of two inputs."""
+    y, inputs = step.outputs[0], [part for view in step.inputs for part in ctx.view(view)]
+    chosen = (binary if len(step.inputs) == 2 else unary)(name, function)
+    return [per_row(step, chosen, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *inputs, ctx.batch.counts,
+                    ctx.rows(y), y.width, p, q)]
+
+
+@functools.cache
+def unary(name: str, function: DeviceFunction) -> Kernel:
+    """The kernel of a function of one element."""
+
+    @kernel(name, THREADS)
+    def _unary(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32,
+               q: f32):
+        row, column = block_x(), block_y() * 128 + thread_index()
+        if row < counts[rows] and column < width:
+            y[row * y_stride + column] = function(x[row * x_stride + column], p, q)
+
+    return _unary
+
+
+@functools.cache
+def binary(name: str, function: DeviceFunction) -> Kernel:
+    """The kernel of a function of two elements."""
+
+    @kernel(name, THREADS)
+    def _binary(y: f32.ptr, y_stride: u32, a: f32.ptr, a_stride: u32, b: f32.ptr, b_stride: u32, counts: i32.ptr,
+                rows: u32, width: u32, p: f32, q: f32):
+        row, column = block_x(), block_y() * 128 + thread_index()
+        if row < counts[rows] and column < width:
+            y[row * y_stride + column] = function(a[row * a_stride + column], b[row * b_stride + column], p, q)
+
+    return _binary
+
+
+@kernel("gate_rows", THREADS)
+def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.ptr, gate_stride: u32, counts: i32.ptr,
+               rows: u32, width: u32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < width:
+        y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
+
+
+@device
+def sigmoid(x):
+    """1 / (1 + exp(-x)), written so that neither sign overflows."""
+    e = exp(-fabs(x))
+    return (f32(1) if x >= f32(0) else e) / (f32(1) + e)
+
+
+@device
+def _relu(x, p, q):
+    return fmax(x, f32(0))
+
+
+@device
+def _relu2(x, p, q):
+    y = fmax(x, f32(0))
+    return y * y
+
+
+@device
+def _gelu(x, p, q):
+    return f32(0.5) * x * (f32(1) + erf(x * f32(0.70710678118654752)))
+
+
+@device
+def _gelu_tanh(x, p, q):
+    return f32(0.5) * x * (f32(1) + tanh(f32(0.79788456080286536) * (x + f32(0.044715) * x * x * x)))
+
+
+@device
+def _gelu_quick(x, p, q):
+    return x * sigmoid(f32(1.702) * x)
+
+
+@device
+def _silu(x, p, q):
+    return x * sigmoid(x)
+
+
+@device
+def _sigmoid(x, p, q):
+    return sigmoid(x)
+
+
+@device
+def _tanh(x, p, q):
+    return tanh(x)
+
+
+@device
+def _swiglu_clamp(gate, up, limit, alpha):
+    gate, up = fmin(gate, limit), fmin(fmax(up, -limit), limit)
+    return gate * sigmoid(alpha * gate) * (up + f32(1))
+
+
+@device
+def _add(a, b, factor, q):
+    return a + factor * b
+
+
+@device
+def _scale(x, factor, q):
+    return x * factor
+
+
+@device
+def _softcap(x, cap, q):
+    return cap * tanh(x / cap)
+
+
+@device
+def _clamp(x, limit, q):
+    return fmin(fmax(x, -limit), limit)
+
+
+@device
+def _copy(x, p, q):
+    return x
+
+
+ACT: dict[str, Callable] = {"relu": _relu, "relu2": _relu2, "gelu": _gelu, "gelu_tanh": _gelu_tanh,
+                            "gelu_quick": _gelu_quick, "silu": _silu, "sigmoid": _sigmoid, "tanh": _tanh}
+
+
+@functools.cache
+def gated(kind: str) -> DeviceFunction:
+    """act(gate) * up."""
+    if kind == "swiglu_clamp":
+        return _swiglu_clamp
+    function = ACT[kind]
+
+    @device
+    def _gated(gate, up, p, q):
+        return function(gate, p, q) * up
+
+    return _gated
+
+
+def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call]:
+    """An activation as the operand of a kind of the matrices behind it (operand.py), and as rows too if these are
+    wanted. For columns that fill units.
+    """
+    y, name, two = step.outputs[0], f"{step.op}_{param(step, 'kind')}", len(step.inputs) == 2
+    function = gated(param(step, "kind")) if two else ACT[param(step, "kind")]
+    first, second = ctx.view(step.inputs[0]), ctx.view(step.inputs[-1])
+    numbers = (param(step, "limit"), param(step, "alpha")) if two else (0.0, 0.0)
+    blocks = 1 if kind == "f16" else ceil(y.width, 4 * THREADS)
+    return [per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.produce(y, kind, runs),
+                    *ctx.view(y), int(rows), *first, *second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)]
+
+
+@functools.cache
+def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Kernel:
+    """4 columns of a thread at a time; f16: one block for each row, which looks for its largest value first."""
+    int8, half, put = kind == "int8", kind == "f16", putter(kind)
+
+    @device
+    def four(first, second, column, p, q):
+        a, b, c, d = load4(first, column)
+        if two:
+            e, f, g, h = load4(second, column)
+            return function(a, e, p, q), function(b, f, p, q), function(c, g, p, q), function(d, h, p, q)
+        return function(a, p, q), function(b, p, q), function(c, p, q), function(d, p, q)
+
+    @kernel(f"{name}_{kind}", THREADS)
+    def _act_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
+                     up: f32.ptr, up_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32, q: f32):
+        row, begin, lane = block_x(), u32(4 * (block_y() * 128 + thread_index())), u32(4 * lane_index())
+        if row >= counts[rows]:
+            return
+        first, second, step = x + row * x_stride, up + row * up_stride, u32(512 * grid_y())
+        inverse, scale = f32(1), f32(1)
+        if half:
+            largest, column = f32(0), begin
+            while column < width:
+                a, b, c, d = four(first, second, column, p, q)
+                largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
+                column = u32(column + step)
+            largest = block_max(largest, 4)
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+        if not int8 and begin == 0:
+            aux[row] = scale
+        column = begin
+        while column - lane < width:  # warps stay whole
+            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
+            if column < width:
+                a, b, c, d = four(first, second, column, p, q)
+                if has_y != 0:
+                    store4(y + row * y_stride, column, a, b, c, d)
+            put(to, aux, row, column, width, inverse, a, b, c, d)
+            column = u32(column + step)
+
+    return _act_operand

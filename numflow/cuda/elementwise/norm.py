@@ -1,0 +1,152 @@
+"""Normalisation over each of `groups` equal column groups (ops `rms_norm`, `layer_norm`).
+
+y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` leaves the mean where it is and has no bias.
+"""
+
+import functools
+
+from numflow.cuda.device.call import Call, per_row
+from numflow.cuda.lang.arithmetic import fabs, fmax, sqrt
+from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, store4, thread_index
+from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.lang.reduce import block_max, block_sum
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.weights.operand import LARGEST_HALF, putter
+from numflow.ops import Step, param
+
+WIDE = 512        # columns of a group from which a block has 256 threads instead of 32
+VERY_WIDE = 2048  # columns from which a block that makes an operand has 1024 instead of 256
+
+
+def rms_norm(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], weight f32 [D] or [D / groups] -> y f32 [T, D]."""
+    return _norm(step, ctx, False)
+
+
+def layer_norm(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], weight and bias f32 [D] or [D / groups] -> y f32 [T, D]."""
+    return _norm(step, ctx, True)
+
+
+def _norm(step: Step, ctx, centred: bool) -> list[Call]:
+    (x,), (y,), groups = step.inputs, step.outputs, param(step, "groups")
+    size = x.width // groups
+    weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
+    steps = [0 if name is None else size if ctx.network.weights[name].shape[0] == x.width else 0
+             for name in (step.weights.get("weight"), step.weights.get("bias"))]
+    chosen = norm_kernel(centred, weight is not None, bias is not None, 8 if size >= WIDE else 1)
+    return [per_row(step, chosen, ctx.rows(x), groups, *ctx.view(y), *ctx.view(x), weight, bias, ctx.batch.counts,
+                    ctx.rows(x), size, *steps, param(step, "eps"))]
+
+
+@functools.cache
+def norm_kernel(centred: bool, has_weight: bool, has_bias: bool, warps: int) -> Kernel:
+    """One block for each row and group; steps: how far the vectors of the next group are, 0 if all share them."""
+    name = "layer_norm" if centred else "rms_norm"
+    threads = 32 * warps
+
+    @kernel(f"{name}{'_weight' * has_weight}{'_bias' * has_bias}_{threads}", threads)
+    def _norm_kernel(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, weight: f32.ptr, bias: f32.ptr,
+                     counts: i32.ptr, rows: u32, size: u32, weight_step: u32, bias_step: u32, eps: f32):
+        row, group, first = block_x(), block_y(), thread_index()
+        if row >= counts[rows]:
+            return
+        source, to = x + (row * x_stride + group * size), y + (row * y_stride + group * size)
+        mean = f32(0)
+        if centred:
+            i = first
+            while i < size:
+                mean += source[i]
+                i = u32(i + threads)
+            mean = block_sum(mean, warps) / f32(size)
+        total, i = f32(0), first
+        while i < size:
+            value = source[i] - mean
+            total += value * value
+            i = u32(i + threads)
+        factor = f32(1) / sqrt(block_sum(total, warps) / f32(size) + eps)
+        i = first
+        while i < size:
+            value = (source[i] - mean) * factor
+            if has_weight:
+                value *= weight[group * weight_step + i]
+            if has_bias:
+                value += bias[group * bias_step + i]
+            to[i] = value
+            i = u32(i + threads)
+
+    return _norm_kernel
+
+
+def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call]:
+    """The norm as the operand of a kind of the matrices behind it (operand.py), and as rows too if these are wanted.
+    For one group whose columns fill units.
+    """
+    (x,), (y,) = step.inputs, step.outputs
+    weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
+    chosen = norm_operand(step.op, weight is not None, bias is not None, kind, 32 if x.width >= VERY_WIDE else 8)
+    return [per_row(step, chosen, ctx.rows(x), 1, *ctx.produce(y, kind, runs), *ctx.view(y), int(rows), *ctx.view(x),
+                    weight, bias, ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))]
+
+
+@functools.cache
+def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: int) -> Kernel:
+    """One block for each row, 4 columns of a thread at a time."""
+    centred, int8, half = op == "layer_norm", kind == "int8", kind == "f16"
+    put, threads = putter(kind), 32 * warps
+
+    @device
+    def four(source, column, mean, factor, weight, bias):
+        a, b, c, d = load4(source, column)
+        a, b, c, d = (a - mean) * factor, (b - mean) * factor, (c - mean) * factor, (d - mean) * factor
+        if has_weight:
+            p, q, r, s = load4(weight, column)
+            a, b, c, d = a * p, b * q, c * r, d * s
+        if has_bias:
+            p, q, r, s = load4(bias, column)
+            a, b, c, d = a + p, b + q, c + r, d + s
+        return a, b, c, d
+
+    @kernel(f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}", threads)
+    def _norm_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
+                      weight: f32.ptr, bias: f32.ptr, counts: i32.ptr, rows: u32, size: u32, eps: f32):
+        row, first, lane = block_x(), u32(4 * thread_index()), u32(4 * lane_index())
+        if row >= counts[rows]:
+            return
+        source, mean, total, column = x + row * x_stride, f32(0), f32(0), first
+        if centred:
+            while column < size:
+                a, b, c, d = load4(source, column)
+                total += (a + b) + (c + d)
+                column = u32(column + 4 * threads)
+            mean = block_sum(total, warps) / f32(size)
+        total, column = f32(0), first
+        while column < size:
+            a, b, c, d = load4(source, column)
+            a, b, c, d = a - mean, b - mean, c - mean, d - mean
+            total += (a * a + b * b) + (c * c + d * d)
+            column = u32(column + 4 * threads)
+        factor = f32(1) / sqrt(block_sum(total, warps) / f32(size) + eps)
+        inverse, scale = f32(1), f32(1)
+        if half:
+            largest, column = f32(0), first
+            while column < size:
+                a, b, c, d = four(source, column, mean, factor, weight, bias)
+                largest = fmax(largest, fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d))))
+                column = u32(column + 4 * threads)
+            largest = block_max(largest, warps)
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+        if not int8 and first == 0:
+            aux[row] = scale
+        column = first
+        while column - lane < size:  # warps stay whole
+            a, b, c, d = f32(0), f32(0), f32(0), f32(0)
+            if column < size:
+                a, b, c, d = four(source, column, mean, factor, weight, bias)
+                if has_y != 0:
+                    store4(y + row * y_stride, column, a, b, c, d)
+            put(to, aux, row, column, size, inverse, a, b, c, d)
+            column = u32(column + 4 * threads)
+
+    return _norm_operand

@@ -1,0 +1,169 @@
+"""Rotary positions (ops `rope_angles`, `rope`), and `rope` together with the `cache_write` behind it."""
+
+import functools
+
+from numflow.cuda.device.call import N_TOKENS, Call, ceil, per_row
+from numflow.cuda.lang.arithmetic import cos, float_to_half, sin
+from numflow.cuda.lang.intrinsics import as_floats, as_u16, block_x, block_y, thread_index
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.scalar import f32, i32, u8, u32
+from numflow.ops import Step, param
+
+THREADS = 128
+
+
+def rope_angles(step: Step, ctx) -> list[Call]:
+    """inv_freq f32 [F], or where it depends on the length, a row for each sequence -> y f32 [T, 2F]: cosines, then
+    sines."""
+    y = step.outputs[0]
+    half = y.width // 2
+    if param(step, "border"):
+        by_length = ctx.by_length
+        return [per_row(step, _rope_angles_by_length, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
+                        ctx.batch.ref("frequencies") + 4 * by_length.start(step), by_length.width,
+                        ctx.batch.ref("positions"), ctx.batch.ref("sequence_of"), ctx.batch.counts, half)]
+    return [per_row(step, _rope_angles, N_TOKENS, ceil(half, THREADS), *ctx.view(y),
+                    ctx.vector(step.weights["inv_freq"]), ctx.batch.ref("positions"), ctx.batch.counts, half,
+                    param(step, "scale"))]
+
+
+def rope(step: Step, ctx) -> list[Call]:
+    """x f32 [T, heads * head_dim], angles f32 [T, 2F] -> y as x."""
+    (x, angles), (y,) = step.inputs, step.outputs
+    half, adjacent = angles.width // 2, param(step, "pairing") == "adjacent"
+    return [per_row(step, rope_kernel(adjacent), ctx.rows(x), ceil(x.width, THREADS), *ctx.view(y), *ctx.view(x),
+                    *ctx.view(angles), ctx.batch.counts, ctx.rows(x), x.width, param(step, "head_dim"), half,
+                    param(step, "start"))]
+
+
+@kernel("rope_angles", THREADS, exact=True)
+def _rope_angles(y: f32.ptr, y_stride: u32, inv_freq: f32.ptr, positions: i32.ptr, counts: i32.ptr, half: u32,
+                 scale: f32):
+    # The product is taken in float32 and its cosine exactly: at position 4000 an approximation would show.
+    t, i = block_x(), block_y() * 128 + thread_index()
+    if t < counts[N_TOKENS] and i < half:
+        angle = f32(positions[t]) * inv_freq[i]
+        y[t * y_stride + i] = cos(angle) * scale
+        y[t * y_stride + half + i] = sin(angle) * scale
+
+
+@kernel("rope_angles_by_length", THREADS, exact=True)
+def _rope_angles_by_length(y: f32.ptr, y_stride: u32, table: f32.ptr, table_stride: u32, positions: i32.ptr,
+                           sequence_of: i32.ptr, counts: i32.ptr, half: u32):
+    # A row of the table is a sequence's frequencies, and the factor behind them.
+    t, i = block_x(), block_y() * 128 + thread_index()
+    if t < counts[N_TOKENS] and i < half:
+        inv_freq = table + sequence_of[t] * table_stride
+        angle = f32(positions[t]) * inv_freq[i]
+        y[t * y_stride + i] = cos(angle) * inv_freq[half]
+        y[t * y_stride + half + i] = sin(angle) * inv_freq[half]
+
+
+@functools.cache
+def rope_kernel(adjacent: bool) -> Kernel:
+    """One thread for each column. The thread of a pair's first column turns both; columns outside are copied."""
+
+    @kernel(f"rope_{'adjacent' if adjacent else 'half'}", THREADS)
+    def _rope(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, angles: f32.ptr, angles_stride: u32,
+              counts: i32.ptr, rows: u32, width: u32, head_dim: u32, half: u32, start: u32):
+        t, column = block_x(), u32(block_y() * 128 + thread_index())
+        if t >= counts[rows] or column >= width:
+            return
+        inside = u32(column % head_dim)
+        source, to = x + (t * x_stride + column), y + (t * y_stride + column)
+        if inside < start or inside >= start + 2 * half:
+            to[0] = source[0]
+            return
+        turned = u32(inside - start)
+        if adjacent:
+            first, i, apart = turned & u32(1) == 0, turned >> u32(1), u32(1)
+        else:
+            first, i, apart = turned < half, turned, half
+        if first:
+            c, s = angles[t * angles_stride + i], angles[t * angles_stride + half + i]
+            a, b = source[0], source[apart]
+            to[0] = a * c - b * s
+            to[apart] = b * c + a * s
+
+    return _rope
+
+
+def rope_write(query: Step, key: Step, write: Step, ctx) -> list[Call]:
+    """`rope` of queries and keys, then `cache_write` of those keys and of values; keys go to the cache alone."""
+    (q, angles), (y,), (k, _), (_, v) = query.inputs, query.outputs, key.inputs, write.inputs
+    cache, batch = ctx.caches[param(write, "cache")], ctx.batch
+    chosen = rope_write_kernel(param(query, "pairing") == "adjacent", *cache.types)
+    return [per_row(write, chosen, ctx.rows(q), ceil(q.width + k.width + v.width, THREADS), *ctx.view(y), *ctx.view(q),
+                    *ctx.view(k), *ctx.view(v), *ctx.view(angles), cache.k, cache.v, batch.ref("positions"),
+                    batch.ref("sequence_of"), batch.ref(cache.table), batch.stride, batch.counts, ctx.rows(q), q.width,
+                    k.width, v.width, param(query, "head_dim"), cache.shape.v_dim, angles.width // 2,
+                    param(query, "start"), cache.shape.kv_heads, cache.block_size)]
+
+
+@functools.cache
+def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
+    """One thread for each column of queries, keys and values; the thread of a pair's first column turns both."""
+    keep_key, keep_value = _keeper(k_type), _keeper(v_type)
+
+    @kernel(f"rope_{'adjacent' if adjacent else 'half'}_write_{k_type}_{v_type}", THREADS)
+    def _rope_write(y: f32.ptr, y_stride: u32, q: f32.ptr, q_stride: u32, k: f32.ptr, k_stride: u32, v: f32.ptr,
+                    v_stride: u32, angles: f32.ptr, angles_stride: u32, keys: u8.ptr, values: u8.ptr,
+                    positions: i32.ptr, sequence_of: i32.ptr, table: i32.ptr, table_stride: u32, counts: i32.ptr,
+                    rows: u32, q_width: u32, k_width: u32, v_width: u32, head_dim: u32, v_dim: u32, half: u32,
+                    start: u32, heads: u32, block_size: u32):
+        t, column = block_x(), u32(block_y() * 128 + thread_index())
+        if t >= counts[rows] or column >= q_width + k_width + v_width:
+            return
+        position = u32(positions[t])
+        first_row = u32(table[sequence_of[t] * table_stride + position // block_size] * heads)
+        place = u32(position % block_size)
+        if column >= q_width + k_width:
+            column = u32(column - q_width - k_width)
+            row = u32((first_row + column // v_dim) * block_size + place)
+            keep_value(values, row, v_dim, column % v_dim, v[t * v_stride + column])
+            return
+        is_key = column >= q_width
+        column = u32(column - q_width) if is_key else column
+        source = k + (t * k_stride + column) if is_key else q + (t * q_stride + column)
+        inside, apart, b = u32(column % head_dim), u32(0), f32(0)
+        is_turned = inside >= start and inside < start + 2 * half
+        turned = u32(inside - start)
+        if adjacent:
+            first, i = turned & u32(1) == 0, turned >> u32(1)
+        else:
+            first, i = turned < half, turned
+        if is_turned and not first:
+            return  # before the load: the thread of the first column may be writing there
+        a = source[0]
+        if is_turned:
+            apart = u32(1) if adjacent else half
+            c, s = angles[t * angles_stride + i], angles[t * angles_stride + half + i]
+            b = source[apart]
+            a, b = a * c - b * s, b * c + a * s
+        if is_key:
+            row = u32((first_row + column // head_dim) * block_size + place)
+            keep_key(keys, row, head_dim, inside, a)
+            if apart > 0:
+                keep_key(keys, row, head_dim, u32(inside + apart), b)
+        else:
+            to = y + (t * y_stride + column)
+            to[0] = a
+            if apart > 0:
+                to[apart] = b
+
+    return _rope_write
+
+
+@functools.cache
+def _keeper(kind: str) -> DeviceFunction:
+    """keep(cache, row, size, column, value): a number of a row of the cache, which holds "f32" or "f16"."""
+
+    @device
+    def keep_float(cache, row, size, column, value):
+        as_floats(cache)[row * size + column] = value
+
+    @device
+    def keep_half(cache, row, size, column, value):
+        as_u16(cache)[row * size + column] = float_to_half(value)
+
+    return keep_half if kind == "f16" else keep_float

@@ -1,0 +1,136 @@
+"""Kernels and their helpers: Python functions over intrinsics, simulated as they are, compiled when a GPU wants them.
+
+    @kernel()
+    def _scale(y: f32.ptr, x: f32.ptr, count: u32, factor: f32):
+        i = block_x() * 256 + thread_index()
+        if i < count:
+            y[i] = x[i] * factor
+
+The annotations are the signature. Kernels that are specialised are made by a function whose arguments they close over;
+their `name` must tell them apart. `device` marks functions that kernels call.
+"""
+
+import functools
+import inspect
+import types as pytypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from numflow.cuda.lang.intrinsic import Intrinsic, LocalArray, SharedArray
+from numflow.cuda.lang.scalar import Pointer, Scalar
+
+REGISTRY: dict[str, "Kernel"] = {}
+_PLAIN: dict["DeviceFunction", Callable] = {}  # of the simulator
+
+
+class DeviceFunction:
+    """A function that kernels call; in the simulator it is just called."""
+
+    def __init__(self, body: Callable):
+        self.body, self.__name__, self.__doc__ = body, body.__name__, body.__doc__
+
+    def __call__(self, *args):
+        return self.body(*args)
+
+
+def device(body: Callable) -> DeviceFunction:
+    """Mark a function that kernels may call."""
+    return DeviceFunction(body)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry point. threads: of a block; blocks: that should fit on a multiprocessor, else 0, for its registers.
+
+    exact:  mathematics as IEEE has it, where approximations would show.
+    shared: declarations of shared memory are counted by the compiler; this names none.
+    """
+
+    name: str
+    body: Callable = field(repr=False)
+    signature: tuple[Scalar | Pointer, ...] = field(repr=False)
+    threads: int = 128
+    blocks: int = 0
+    exact: bool = False
+
+    @functools.cached_property
+    def plain(self) -> Callable:
+        """The body as the simulator runs it: what it calls are the twins themselves."""
+        return rewired(self.body, _twin, _PLAIN)
+
+    @property
+    def location(self) -> str:
+        """file:line."""
+        code = self.body.__code__
+        return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"
+
+
+def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = False) -> Callable[[Callable], Kernel]:
+    """Make a function a kernel; parameters as in Kernel, the name is the function's own if none is given."""
+    def wrap(body):
+        hints = body.__annotations__
+        signature = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
+        made = Kernel(name or body.__name__.lstrip("_"), body, signature, threads, blocks, exact)
+        found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
+        assert found is made or ingredients(found.body) == ingredients(body), f"two kernels are called {made.name}"
+        return found
+    return wrap
+
+
+def rewired(body: Callable, convert: Callable, seen: dict) -> Callable:
+    """A copy of a function in which intrinsics, types and device functions are others: what the compiler knows, say.
+
+    convert: maps an Intrinsic, a Scalar or a memory declaration, or a copied device function, to its stand-in.
+    seen:    stand-ins of device functions so far; copies that share it share these.
+    """
+
+    def stand_in(value):
+        if isinstance(value, DeviceFunction):
+            if value not in seen:
+                seen[value] = convert(rewired(value.body, convert, seen))
+            return seen[value]
+        if isinstance(value, Intrinsic | Scalar | SharedArray | LocalArray):
+            return convert(value)
+        return value
+
+    names = _names(body.__code__)
+    scope = {name: stand_in(value) for name, value in body.__globals__.items() if name in names}
+    cells = tuple(pytypes.CellType(stand_in(cell.cell_contents)) for cell in body.__closure__ or ())
+    copy = pytypes.FunctionType(body.__code__, {**scope, "__name__": body.__module__, "__builtins__": __builtins__},
+                                body.__name__, body.__defaults__, cells)
+    copy.__module__, copy.__qualname__ = body.__module__, body.__qualname__
+    return copy
+
+
+def _twin(thing):
+    """What the simulator calls for it."""
+    if isinstance(thing, Intrinsic):
+        return thing.twin
+    return thing.convert if isinstance(thing, Scalar) else thing
+
+
+def ingredients(body: Callable, seen: set | None = None) -> list[str]:
+    """What a function is made of, as text that is the same in every process: sources, types, intrinsics, constants."""
+    seen = set() if seen is None else seen
+    if body in seen:
+        return []
+    seen.add(body)
+    names = _names(body.__code__)
+    values = {name: value for name, value in body.__globals__.items() if name in names}
+    cells = zip(body.__code__.co_freevars, body.__closure__ or ())
+    parts = [inspect.getsource(body)]
+    for name, value in sorted((values | {name: cell.cell_contents for name, cell in cells}).items()):
+        if isinstance(value, DeviceFunction):
+            parts += [name, *ingredients(value.body, seen)]
+        elif isinstance(value, Intrinsic):
+            parts.append(f"{name} {value.how}")
+        elif isinstance(value, SharedArray | LocalArray):
+            parts.append(f"{name} {type(value).__name__} {value.scalar.name} {value.count}")
+        else:
+            parts.append(f"{name} {value!r}")
+    return parts
+
+
+def _names(code) -> set[str]:
+    """Global names that a function uses."""
+    return set(code.co_names).union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))

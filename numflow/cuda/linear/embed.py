@@ -1,0 +1,154 @@
+"""Rows of tables: token, position and token-type embeddings (ops `embed`, `embed_position`, `embed_type`).
+
+Of a table that begins with row `first` of a larger one, the rows of tokens that it does not have become -0.0.
+"""
+
+import functools
+
+import numpy as np
+
+from numflow.cuda.device.call import N_TOKENS, Call, Sizes, ceil, per_row
+from numflow.cuda.device.device import Launch
+from numflow.cuda.exchange.exchange import Meeting, copy_rows
+from numflow.cuda.lang.arithmetic import float_of, half_to_float
+from numflow.cuda.lang.intrinsic import LocalArray
+from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, stream4, thread_index
+from numflow.cuda.lang.kernel import Kernel, kernel
+from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.weights.decode import header, pair_header, reader
+from numflow.cuda.weights.layout import PAIR, SCHEMES, UNIT
+from numflow.cuda.weights.outliers import value_of
+from numflow.cuda.weights.pack import PARTS
+from numflow.formats.types import to_f32
+from numflow.ops import Step, param
+
+THREADS = 128
+_NOTHING = 0x80000000  # -0.0, which changes no number that it is added to
+
+
+def embed(step: Step, ctx) -> list[Call | Meeting]:
+    """table [V, D] in the type the file has -> y f32 [T, D]."""
+    y = step.outputs[0]
+    if ctx.host_embeddings:
+        return [_from_host(step, ctx)]
+    table = ctx.matrix(step.weights["table"])
+    batch = ctx.batch.ref("tokens"), ctx.batch.counts, param(step, "first"), table.shape[0]
+    if table.is_float:
+        return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
+                        table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
+    units = table.pitch // UNIT
+    return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), *ctx.view(y),
+                    *(table.parts.get(name) for name in PARTS), table.parts.get("outliers"), table.outliers, *batch,
+                    units, param(step, "scale"))]
+
+
+def _from_host(step: Step, ctx) -> Meeting:
+    """The rows of a batch are expanded by the host and brought; the table stays where it is."""
+    y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(param(step, "scale"))
+    (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
+
+    def act(sizes: Sizes) -> None:
+        ids = ctx.batch.host("tokens", sizes.rows[N_TOKENS]) - param(step, "first")
+        here = (ids >= 0) & (ids < len(table.rows))
+        rows = np.full((len(ids), y.width), -0.0, np.float32)
+        rows[here] = to_f32(table.rows[ids[here]], table.type) * scale
+        ctx.device.upload(room, rows)
+        ctx.device.launch(Launch(copy_rows, (len(rows), ceil(y.width, THREADS), 1), (
+            to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
+    return Meeting(step, act)
+
+
+def embed_position(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], table [P, D] -> y f32 [T, D]."""
+    return _add_rows(step, ctx, "positions", param(step, "offset"))
+
+
+def embed_type(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], table [types, D] -> y f32 [T, D]."""
+    return _add_rows(step, ctx, "types", 0)
+
+
+def _add_rows(step: Step, ctx, indices: str, offset: int) -> list[Call]:
+    (x,), (y,) = step.inputs, step.outputs
+    return [per_row(step, _add_row, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
+                    ctx.vector(step.weights["table"]), ctx.batch.ref(indices), ctx.batch.counts, y.width, offset)]
+
+
+@functools.cache
+def float_rows(kind: str) -> Kernel:
+    """A thread for each column of a table of plain numbers."""
+    full, half = kind == "f32", kind == "f16"
+
+    @kernel(f"embed_{kind}", THREADS)
+    def _embed(y: f32.ptr, y_stride: u32, table: f32.ptr, tokens: i32.ptr, counts: i32.ptr, first: u32, rows: u32,
+               width: u32, pitch: u32, scale: f32):
+        t, column = block_x(), block_y() * 128 + thread_index()
+        if t < counts[N_TOKENS] and column < width:
+            row, to = u32(u32(tokens[t]) - first), t * y_stride + column
+            if row < rows:
+                at = row * pitch + column
+                if full:
+                    value = table[at]
+                elif half:
+                    value = half_to_float(as_u16(table)[at])
+                else:
+                    value = float_of(u32(u32(as_u16(table)[at]) << u32(16)))
+                y[to] = value * scale
+            else:
+                y[to] = float_of(u32(_NOTHING))
+
+    return _embed
+
+
+@functools.cache
+def code_rows(kind: str) -> Kernel:
+    """A thread for each unit of a quantised table."""
+    scheme = SCHEMES[kind]
+    codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
+    paired, by_row = scheme.header == PAIR, "row" in scheme.parts
+
+    @kernel(f"embed_{kind}", 32)
+    def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
+               above: u32.ptr, per_row_: u32.ptr, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr,
+               first: u32, rows: u32, units: u32, scale: f32):
+        t, unit = block_x(), u32(block_y() * 32 + thread_index())
+        if t >= counts[N_TOKENS] or unit >= units:
+            return
+        row, words = u32(u32(tokens[t]) - first), codes()
+        to = y + (t * y_stride + unit * 32)
+        if row >= rows:
+            for i in range(32):
+                to[i] = float_of(u32(_NOTHING))
+            return
+        at = u32(row * units + unit)
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step, z_bits, dz_bits = stream4(per_row_, u32(4 * row))
+            z, dz = float_of(z_bits), float_of(dz_bits)
+        if paired:
+            p, q, _, _ = load4(low, u32(4 * at))
+            a, c = pair_header(p, q, base, step, z, dz)
+            a16, c16 = a, c
+        else:
+            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
+        read(words, low, high, two, one, at)
+        for g in range(8):
+            factor, shift = (a, c) if g < 4 else (a16, c16)
+            for i in range(4):
+                to[4 * g + i] = (factor * f32(words[g] >> u32(8 * i) & u32(255)) + shift) * scale
+        slot = u32(0)
+        while slot < outliers:
+            word = slots[row * outliers + slot]
+            if u32(word & u32(0xFFFF)) >> u32(5) == unit:
+                to[word & u32(31)] += value_of(word) * scale
+            slot = u32(slot + 1)
+
+    return _embed
+
+
+@kernel("embed_add", THREADS)
+def _add_row(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, table: f32.ptr, indices: i32.ptr, counts: i32.ptr,
+             width: u32, offset: u32):
+    t, column = block_x(), block_y() * 128 + thread_index()
+    if t < counts[N_TOKENS] and column < width:
+        y[t * y_stride + column] = x[t * x_stride + column] + table[(indices[t] + offset) * width + column]

@@ -1,0 +1,99 @@
+"""Products with matrices of plain numbers for a few tokens: one warp for each row of the matrix, 16 bytes a lane.
+
+x f32 [T, pitch], zero beyond K, weight f32, f16 or bf16 [N, pitch]. The row is read once for up to 8 tokens.
+"""
+
+import functools
+
+from numflow.cuda.lang.arithmetic import float_of, high_half, low_half
+from numflow.cuda.lang.intrinsic import LocalArray
+from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, shuffle, stream4, thread_index
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.reduce import warp_sum
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.gemv import late_scales
+
+
+@device
+def dot4(x, at, a, b, c, d):
+    """Product of 4 numbers with x[at ...]."""
+    x0, x1, x2, x3 = load4(x, at)
+    return a * x0 + b * x1 + c * x2 + d * x3
+
+
+@device
+def low_bfloat(word):
+    """f32 of the lower bfloat16 of a word."""
+    return float_of(u32(word << u32(16)))
+
+
+@device
+def high_bfloat(word):
+    """f32 of the upper one."""
+    return float_of(u32(word & u32(0xFFFF0000)))
+
+
+@functools.cache
+def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
+    """grid (N / 4, rows / tokens); parameters as in linear_gemv.gemv."""
+    sums, add_row, scales = LocalArray(f32, tokens), float_row_adder(kind, tokens), late_scales(tokens)
+
+    @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
+    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
+              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32, residual: f32.ptr,
+              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32):
+        lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
+        first, count = u32(block_y() * tokens), u32(counts[rows])
+        if row >= n or first >= count:
+            return
+        place, source = row, first
+        if routed:
+            if ids[first] < 0:  # an expert of another device
+                if lane == 0:
+                    y[first * y_stride + row] = f32(0)
+                return
+            place, source = u32(ids[first] * n + row), u32(first // routes)
+        acc = sums()
+        for t in range(tokens):
+            acc[t] = f32(0)
+        add_row(acc, x, x, x_pitch, weight, weight, weight, weight, weight, weight, weight, place, u32(lane), pitch,
+                source, count - first)
+        scale = f32(1)
+        if norm_parts != 0:
+            scale = scales(squares, first, u32(count - first), norm_parts, eps)
+        for t in range(tokens):
+            total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
+            if lane == 0 and first + t < count:
+                if has_bias != 0:
+                    total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
+                y[(first + t) * y_stride + row] = total
+
+    return _gemv
+
+
+@functools.cache
+def float_row_adder(kind: str, tokens: int) -> DeviceFunction:
+    """add_row as linear_gemv.row_adder has it, with the lane for `unit` and the columns of a row for `units`; of the
+    planes the first is the matrix, the others are not used."""
+    full, low_of, high_of = kind == "f32", *((low_half, high_half) if kind == "f16" else (low_bfloat, high_bfloat))
+    step = 128 if full else 256
+
+    @device
+    def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
+        k = u32(unit * (4 if full else 8))
+        words = low + (place * units if full else place * (units >> u32(1)))
+        while k < units:
+            a, b, c, d = stream4(words, k if full else k >> u32(1))
+            for t in range(tokens):
+                if tokens == 1 or t < left:
+                    at = (source + t) * x_pitch + k
+                    if full:
+                        acc[t] += dot4(x, at, float_of(a), float_of(b), float_of(c), float_of(d))
+                    else:
+                        acc[t] += dot4(x, at, low_of(a), high_of(a), low_of(b), high_of(b))
+                        acc[t] += dot4(x, at + 4, low_of(c), high_of(c), low_of(d), high_of(d))
+            k = u32(k + step)
+
+    return add_row

@@ -1,0 +1,293 @@
+"""Products with many tokens on tensor cores: tiles of 128 rows of the matrix times 16 to 128 tokens, 32 columns a step.
+
+Weights of any type become float16 (bfloat16 where the file has it) on their way into shared memory; activations are
+float16 as operand.py makes them. Sums are float32. While a tile is multiplied, the next one is on its way: activations
+by cp.async, weights in registers, a row for each thread.
+
+    y[t, n] = sum over k of (SCALE * w[n, k]) * (x[t, k] / s[t])  *  s[t] / SCALE + bias[n]
+
+SCALE keeps small weights away from the smallest float16. Where few tokens leave multiprocessors without work, the
+columns are cut into parts whose sums a second kernel adds, always in the same order.
+
+Outliers kept apart are added to the weights of a tile, as float16, by the thread that has their row (outliers.py).
+
+Grouped: the matrix is a stack of those of experts, and a block finds in `tiles` which expert's it is, and which of the
+routes in `order` are its tokens (moe/group.py).
+"""
+
+import functools
+
+from numflow.cuda.lang.arithmetic import (
+    float_of,
+    fma_halves,
+    load_matrices,
+    mma_bf16,
+    mma_f16,
+    pack_halves,
+    prmt,
+    sub_halves,
+)
+from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
+from numflow.cuda.lang.intrinsics import (
+    block_x,
+    block_y,
+    block_z,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    grid_z,
+    lane_index,
+    load2,
+    load4,
+    store4,
+    stream4,
+    sync_block,
+    thread_index,
+)
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.weights.decode import header, pair_header, reader
+from numflow.cuda.weights.layout import PAIR, SCHEMES, Scheme
+from numflow.cuda.weights.outliers import first_of, into_tile
+
+ROWS = 128              # of the matrix, of a block
+TOKENS = (16, 64, 128)  # of a block
+SCALE = 64.0
+PITCH = 20              # words from one row of a tile to the next: 16 of numbers, and 4 so that no banks collide
+BLOCKS = 264            # that keep a large GPU busy: two for each multiprocessor
+_MAGIC = 0x64006400     # two float16 of 1024, whose lowest bits count ones
+
+
+def split_of(n: int, rows: int, units: int) -> int:
+    """Parts that the columns are cut into."""
+    tiles = -(-n // ROWS) * -(-rows // tile_of(rows))
+    return max(1, min(BLOCKS // tiles, units // 8, 16))
+
+
+def tile_of(rows: int) -> int:
+    """Tokens of a block."""
+    return next((tokens for tokens in TOKENS if tokens >= rows), TOKENS[-1])
+
+
+@functools.cache
+def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> Kernel:
+    """grid (N / 128, rows / tokens, parts). parts > 1: sums go to `partial` f32 [parts, rows, N].
+
+    x: float16 or bfloat16 words [T][units][16]; scales f32 [T]. grouped: grid (N / 128, tiles, 1); x has a row for
+    each route, or (by_token) for each token. apart: whether the matrix has outliers, `outliers` slots in a row.
+    """
+    bfloat = kind == "bf16"
+    multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
+    inverse = 1.0 if kind in ("f16", "bf16") else 1.0 / SCALE
+    per_row_of = kind in SCHEMES and "row" in SCHEMES[kind].parts
+    across = 2 if tokens == 128 else 1       # warps side by side along the tokens
+    m_tiles, n_tiles = 2 * across, tokens // across // 8
+    w_words, x_words = ROWS * PITCH, tokens * PITCH
+    w_memory, x_memory = SharedArray(u32, 2 * w_words), SharedArray(u32, 2 * x_words)
+    sums, staged = LocalArray(f32, m_tiles * n_tiles * 4), LocalArray(u32, 16)
+    left, right = LocalArray(u32, 4 * m_tiles), LocalArray(u32, 2 * n_tiles)
+    put = _put_sums(m_tiles, n_tiles, inverse, grouped)
+    chunks = max(tokens * 4 // 128, 1)       # of 16 bytes of activations that each thread copies
+    sources, plus = LocalArray(u32, chunks), LocalArray(f32, 2 * m_tiles)
+
+    @kernel(f"gemm_{kind}_{tokens}{'_apart' * apart}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
+    def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
+              two: u32.ptr, one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr,
+              has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32, tiles: i32.ptr, order: i32.ptr,
+              by_token: u32, slots: u32.ptr, outliers: u32):
+        thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
+        first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(counts[rows])
+        above_row = u32(0)                   # rows of the matrix before the expert's
+        if grouped:
+            expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
+            if expert < 0:
+                return
+            first_token, count, above_row = u32(begin), u32(end), u32(expert * n)
+        elif first_token >= count:
+            return
+        parts = u32(grid_z())
+        share = u32((units + parts - 1) // parts)
+        unit = u32(block_z() * share)
+        last = u32(unit + share) if unit + share < units else units
+        w_tile, x_tile = w_memory(), x_memory()
+        acc, words, a, b = sums(), staged(), left(), right()
+        for i in range(m_tiles * n_tiles * 4):
+            acc[i] = f32(0)
+        row = u32(first_row + thread) if first_row + thread < n else u32(n - 1)
+        row = u32(above_row + row)
+        rows_of = sources()
+        for i in range(chunks):
+            at = u32(first_token + (thread + 128 * i >> 2))
+            at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
+            rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
+        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if per_row_of:
+            base, step, z_bits, dz_bits = stream4(per_row, u32(4 * row))
+            z, dz = float_of(z_bits), float_of(dz_bits)
+        slot, end, word = u32(row * outliers), u32((row + 1) * outliers), u32(0)
+        if apart:
+            slot, word = first_of(slots, slot, end, unit)
+        m_first, n_first = u32(warp // across * (16 * m_tiles)), u32(warp % across * (8 * n_tiles))
+        # Lane l names row l % 8 of matrix l // 8: of weights (rows, rows + 8) x (k, k + 8); of tokens the other way.
+        matrix, inside = lane >> u32(3), lane & u32(7)
+        w_lane = u32((m_first + inside + 8 * (matrix & u32(1))) * PITCH + 4 * (matrix >> u32(1)))
+        x_lane = u32((n_first + inside + 8 * (matrix >> u32(1))) * PITCH + 4 * (matrix & u32(1)))
+        if unit < last:
+            stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
+            _copy_tokens(x_tile, 0, x, rows_of, unit, units, thread, chunks, tokens)
+            _put(w_tile, u32(thread * PITCH), words)
+            if apart:
+                slot, word = into_tile(w_tile, u32(thread * PITCH), slots, slot, end, word, unit, f32(SCALE))
+            copy_wait()
+        sync_block()
+        turn = u32(0)
+        while unit < last:
+            more = unit + 1 < last
+            if more:
+                _copy_tokens(x_tile, u32((turn ^ u32(1)) * x_words), x, rows_of, u32(unit + 1), units, thread, chunks,
+                             tokens)
+                stage(words, low, high, two, one, head, above, row, u32(unit + 1), units, base, step, z, dz)
+            for k in range(2):
+                for m in range(m_tiles):
+                    at = u32(turn * w_words + w_lane + 16 * PITCH * m + 8 * k)
+                    a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3] = load_matrices(w_tile, at)
+                for pair in range(n_tiles // 2):
+                    at = u32(turn * x_words + x_lane + 16 * PITCH * pair + 8 * k)
+                    b[4 * pair], b[4 * pair + 1], b[4 * pair + 2], b[4 * pair + 3] = load_matrices(x_tile, at)
+                for m in range(m_tiles):
+                    for j in range(n_tiles):
+                        c = 4 * (m * n_tiles + j)
+                        acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = multiply(
+                            a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3], b[2 * j], b[2 * j + 1],
+                            acc[c], acc[c + 1], acc[c + 2], acc[c + 3])
+            turn = u32(turn ^ u32(1))
+            if more:
+                _put(w_tile, u32(turn * w_words + thread * PITCH), words)
+                if apart:
+                    slot, word = into_tile(w_tile, u32(turn * w_words + thread * PITCH), slots, slot, end, word,
+                                           u32(unit + 1), f32(SCALE))
+                copy_wait()
+            sync_block()
+            unit = u32(unit + 1)
+        lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
+        own, place = plus(), u32(first_token + lane_token)
+        _load_bias(own, bias + above_row if grouped and has_bias != 0 else bias, has_bias != 0 and parts == 1, lane_row,
+                   n, m_tiles)
+        if not grouped and parts > 1:
+            put(acc, partial + block_z() * count * n, n, scales, own, n, count, lane_row, place, order, by_token)
+        else:
+            put(acc, y, y_stride, scales, own, n, count, lane_row, place, order, by_token)
+
+    return _gemm
+
+
+@device
+def _copy_tokens(tile, at, x, rows_of, unit, units, thread, chunks, tokens):
+    """32 columns of each token into shared memory, 16 bytes a copy. rows_of: the rows of x of this thread's copies."""
+    for i in range(chunks):
+        place = u32(thread + 128 * i)
+        if place < tokens * 4:
+            token, part = place >> u32(2), place & u32(3)
+            copy_async(tile, u32(at + token * PITCH + 4 * part), x, u32((rows_of[i] * units + unit) * 16 + 4 * part))
+    copy_commit()
+
+
+@device
+def _put(tile, at, words):
+    """16 words of a row of the tile."""
+    for i in range(4):
+        store4(tile, u32(at + 4 * i), words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3])
+
+
+@device
+def _float_stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
+    """32 halves of a row; `low` is where they are."""
+    at = u32((row * units + unit) * 16)
+    for i in range(4):
+        words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = stream4(low, u32(at + 4 * i))
+
+
+@functools.cache
+def _code_stage(kind: str) -> DeviceFunction:
+    """32 weights of a row as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
+    scheme: Scheme = SCHEMES[kind]
+    codes, read, head_of, paired = LocalArray(u32, 8), reader(scheme), header(scheme), scheme.header == PAIR
+
+    @device
+    def stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
+        at, bytes_ = u32(row * units + unit), codes()
+        if paired:
+            p, q, _, _ = stream4(low, u32(4 * at))
+            a, c = pair_header(p, q, base, step, z, dz)
+            a16, c16 = a, c
+        else:
+            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
+        read(bytes_, low, high, two, one, at)
+        factor, shift = pack_halves(a * f32(SCALE), a * f32(SCALE)), pack_halves(c * f32(SCALE), c * f32(SCALE))
+        factor16 = pack_halves(a16 * f32(SCALE), a16 * f32(SCALE))
+        shift16 = pack_halves(c16 * f32(SCALE), c16 * f32(SCALE))
+        for g in range(8):
+            by, plus = (factor, shift) if g < 4 else (factor16, shift16)
+            even, odd = prmt(bytes_[g], u32(0x64646464), u32(0x4140)), prmt(bytes_[g], u32(0x64646464), u32(0x4342))
+            words[2 * g] = fma_halves(sub_halves(even, u32(_MAGIC)), by, plus)
+            words[2 * g + 1] = fma_halves(sub_halves(odd, u32(_MAGIC)), by, plus)
+
+    return stage
+
+
+@device
+def _load_bias(plus, bias, wanted, row, n, m_tiles):
+    """What is added to rows `row` and `row` + 8 of each m; zeros if none is wanted."""
+    for i in range(2 * m_tiles):
+        plus[i] = f32(0)
+        if wanted and row + 8 * i < n:
+            plus[i] = bias[row + 8 * i]
+
+
+def _put_sums(m_tiles: int, n_tiles: int, inverse: float, grouped: bool) -> DeviceFunction:
+    """Writes the sums of a warp. Made of a function for each j, whose indices are constants: sums stay in registers."""
+
+    def for_tokens(j: int) -> DeviceFunction:
+        @device
+        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
+            for i in range(2):
+                t = u32(token + 8 * j + i)
+                if t < count:
+                    source = t
+                    if grouped:
+                        route, token_of = load2(order, u32(2 * t))
+                        t = u32(route)
+                        source = u32(token_of) if by_token != 0 else t
+                    scale, to = scales[source] * f32(inverse), y + t * pitch
+                    for m in range(m_tiles):
+                        above, below = u32(row + 16 * m), u32(row + 16 * m + 8)
+                        if above < n:
+                            to[above] = acc[4 * (m * n_tiles + j) + i] * scale + plus[2 * m]
+                        if below < n:
+                            to[below] = acc[4 * (m * n_tiles + j) + 2 + i] * scale + plus[2 * m + 1]
+        return put
+
+    def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
+        @device
+        def put(acc, y, pitch, scales, plus, n, count, row, token, order, by_token):
+            first(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
+            second(acc, y, pitch, scales, plus, n, count, row, token, order, by_token)
+        return put
+
+    return functools.reduce(both, map(for_tokens, range(n_tiles)))
+
+
+@kernel("gemm_sum", 128)
+def gemm_sum(y: f32.ptr, y_stride: u32, partial: f32.ptr, parts: u32, bias: f32.ptr, has_bias: u32, counts: i32.ptr,
+             rows: u32, n: u32):
+    """Adds the parts of each sum: grid (N / 128, rows)."""
+    row, column, count = u32(block_y()), u32(block_x() * 128 + thread_index()), u32(counts[rows])
+    if row >= count or column >= n:
+        return
+    total, part = f32(0), u32(0)
+    while part < parts:
+        total += partial[(part * count + row) * n + column]
+        part = u32(part + 1)
+    if has_bias != 0:
+        total += bias[column]
+    y[row * y_stride + column] = total

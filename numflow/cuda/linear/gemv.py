@@ -1,0 +1,266 @@
+"""Products of quantised matrices with a few tokens: a warp or a block for each row, a lane for a unit of 32 columns.
+
+int8: x as made by operand.py; a unit is 8 times dp4a, then y += A * scale * dot + C * sum.
+f32:  x as it is; codes become floats.
+The row is read once for up to 8 tokens. Outliers kept apart meet float32 activations in both (outliers.py).
+"""
+
+import functools
+
+from numflow.cuda.lang.arithmetic import dp4a_us, float_of, sqrt
+from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
+from numflow.cuda.lang.intrinsics import (
+    as_words,
+    block_x,
+    block_y,
+    lane_index,
+    load4,
+    shuffle,
+    shuffle_xor,
+    stream4,
+    sync_block,
+    thread_index,
+)
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.reduce import warp_sum
+from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.weights.decode import header, pair_header, reader, sevenths
+from numflow.cuda.weights.layout import BY_16, PAIR, SCHEMES, Scheme
+from numflow.cuda.weights.outliers import outlier_adder
+
+WARPS = 4              # of a block
+TOKENS = (1, 4, 8)     # that one pass over the matrix serves
+UNROLL = {1: 4, 4: 2, 8: 1}  # units a lane loads before it works on the first, by tokens
+SPLIT_BELOW = 16384    # rows: matrices with fewer give the whole block to a row, so that all of the GPU has work
+
+
+def split_of(n: int, units: int) -> int:
+    """Warps that share a row."""
+    return WARPS if n < SPLIT_BELOW and units > 32 else 1
+
+
+@functools.cache
+def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bool = False) -> Kernel:
+    """grid (N * split / 4, rows / tokens). split: warps that share a row.
+
+    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. residual: see linear.gemv_args.
+    squares, parts, eps: of a norm that is taken late (unit.py), if there are parts.
+    apart: whether there are outliers; floats: x as float32 for them, slots and width: where and how many a row has.
+    """
+    sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
+    add_row, scales, add_apart = row_adder(kind, int8, tokens, split), late_scales(tokens), outlier_adder(tokens)
+    name = f"gemv_{kind}_{'int8' if int8 else 'f32'}_{tokens}{f'_split{split}' * (split > 1)}"
+    name += "_apart" * apart + "_routed" * routed
+
+    @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
+    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
+              one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
+              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32, residual: f32.ptr,
+              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32,
+              floats: f32.ptr, floats_stride: u32, slots: u32.ptr, width: u32):
+        lane, warp = lane_index(), u32(thread_index() >> u32(5))
+        row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
+        first, count = u32(block_y() * tokens), u32(counts[rows])
+        if row >= n or first >= count:
+            return
+        place, source = row, first
+        if routed:
+            if ids[first] < 0:  # an expert of another device
+                if lane == 0:
+                    y[first * y_stride + row] = f32(0)
+                return
+            place, source = u32(ids[first] * n + row), u32(first // routes)
+        acc = sums()
+        for t in range(tokens):
+            acc[t] = f32(0)
+        own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
+        if apart:
+            word = slots[place * width + own] if own < width else u32(0)
+        add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place, own, units, source,
+                count - first)
+        if apart:
+            add_apart(acc, word, floats, floats_stride, slots, place * width, own, 32 * split, width, source,
+                      count - first)
+        parts, scale = partial(), f32(1)
+        if norm_parts != 0:
+            scale = scales(squares, first, u32(count - first), norm_parts, eps)
+        for t in range(tokens):
+            total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
+            if split > 1:
+                if lane == 0:
+                    parts[t * 4 + warp] = total
+            elif lane == 0 and first + t < count:
+                if has_bias != 0:
+                    total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
+                y[(first + t) * y_stride + row] = total
+        if split > 1:
+            sync_block()
+            t = u32(thread_index())
+            if t < tokens and first + t < count:
+                total = (parts[4 * t] + parts[4 * t + 1]) + (parts[4 * t + 2] + parts[4 * t + 3])
+                if has_bias != 0:
+                    total += bias[place]
+                if has_residual != 0:
+                    total = residual[(first + t) * residual_stride + row] + factor * total
+                y[(first + t) * y_stride + row] = total
+
+    return _gemv
+
+
+@functools.cache
+def late_scales(tokens: int) -> DeviceFunction:
+    """scales(squares, first, left, parts, eps): 1 / sqrt(mean(x^2) + eps) of the tokens from `first` on, of the sums of
+    squares of each 32 columns. 32 / tokens neighbouring lanes have a token's; all lanes of a warp call it."""
+    group = 32 // tokens
+
+    @device
+    def scales(squares, first, left, parts, eps):
+        lane, total = u32(lane_index()), f32(0)
+        t, part = u32(lane // group), u32(lane % group)
+        while t < left and part < parts:
+            total += squares[(first + t) * parts + part]
+            part = u32(part + group)
+        for i in range(5):
+            if 1 << i < group:
+                total += shuffle_xor(total, 1 << i)
+        return f32(1) / sqrt(total / f32(32 * parts) + eps)
+
+    return scales
+
+
+@functools.cache
+def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
+    """add_row(acc, x, aux, x_pitch, planes .., place, unit, units, source, left): products of a row of the matrix with
+    the tokens, those of a lane from its `unit` on; x_pitch: not used here. left: tokens that are there."""
+    scheme = SCHEMES[kind]
+    codes, by_row, add_unit = LocalArray(u32, 8), "row" in scheme.parts, _unit(scheme, int8, tokens)
+    unroll, step = UNROLL[tokens], 32 * split
+    ahead, stride = step * (unroll - 1), step * unroll
+
+    @device
+    def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
+        base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
+        if by_row:
+            base, step_, z_bits, dz_bits = stream4(per_row, u32(4 * place))
+            z, dz = float_of(z_bits), float_of(dz_bits)
+        words, at = codes(), u32(place * units)
+        if unroll > 1:  # written out: a loop would be left as one
+            while unit + ahead < units:
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, left, base,
+                         step_, z, dz)
+                add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + step), units, source,
+                         left, base, step_, z, dz)
+                if unroll > 2:
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 2 * step), units,
+                             source, left, base, step_, z, dz)
+                    add_unit(acc, words, x, aux, low, high, two, one, head, above, at, u32(unit + 3 * step), units,
+                             source, left, base, step_, z, dz)
+                unit = u32(unit + stride)
+        while unit < units:
+            add_unit(acc, words, x, aux, low, high, two, one, head, above, at, unit, units, source, left, base, step_,
+                     z, dz)
+            unit = u32(unit + step)
+
+    return add_row
+
+
+@functools.cache
+def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
+    """Adds a unit of a row to the sums of all tokens."""
+    paired, head_of, read = scheme.header == PAIR, header(scheme), reader(scheme)
+    split = int8 and paired
+    add = _add_pairs if split else _add_int8(scheme) if int8 else _add_f32(scheme)
+
+    @device
+    def add_unit(acc, words, x, aux, low, high, two, one, head, above, begin, unit, units, source, left, base, step, z,
+                 dz):
+        at = u32(begin + unit)
+        p, q, r, o = u32(0), u32(0), u32(0), u32(0)
+        if paired:
+            p, q, r, o = stream4(low, u32(4 * at))
+            a, c = pair_header(p, q, base, step, z, dz)
+            a16, c16 = a, c
+        else:
+            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
+        if split:
+            words[0], words[1] = u32(p & u32(0x7F7F7F7F)), u32(q & u32(0x7F7F7F7F))
+            words[2], words[3] = u32(r & u32(0x7F7F7F7F)), u32(o & u32(0x7F7F7F7F))
+            for j in range(4):
+                words[4 + j] = sevenths(words[j])
+        else:
+            read(words, low, high, two, one, at)
+        for t in range(tokens):
+            if tokens == 1 or t < left:
+                acc[t] += add(words, x, aux, u32(source + t), unit, units, a, c, a16, c16)
+
+    return add_unit
+
+
+@device
+def _x_words(x, token, unit, units):
+    """The 8 words of int8 activations of a unit."""
+    words = as_words(x)
+    at = u32((token * 2 * units + unit) * 4)
+    x0, x1, x2, x3 = load4(words, at)
+    x4, x5, x6, x7 = load4(words, u32(at + 4 * units))
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@functools.cache
+def _add_int8(scheme: Scheme) -> DeviceFunction:
+    """What a unit adds to the sum of a token."""
+    halves = scheme.header in BY_16
+
+    @device
+    def add(words, x, aux, token, unit, units, a, c, a16, c16):
+        x0, x1, x2, x3, x4, x5, x6, x7 = _x_words(x, token, unit, units)
+        scale, total, first, _ = load4(aux, u32((token * units + unit) * 4))
+        dot = dp4a_us(words[0], x0, dp4a_us(words[1], x1, dp4a_us(words[2], x2, dp4a_us(words[3], x3, i32(0)))))
+        if halves:
+            more = dp4a_us(words[4], x4, dp4a_us(words[5], x5, dp4a_us(words[6], x6, dp4a_us(words[7], x7, i32(0)))))
+            return (scale * (a * f32(dot) + a16 * f32(more))) + (c * first + c16 * (total - first))
+        dot = dp4a_us(words[4], x4, dp4a_us(words[5], x5, dp4a_us(words[6], x6, dp4a_us(words[7], x7, dot))))
+        return a * (scale * f32(dot)) + c * total
+
+    return add
+
+
+@device
+def _add_pairs(words, x, aux, token, unit, units, a, c, a16, c16):
+    """v = first + 11 second, so first * x + second * x' = v * x + second * (x' - 11 x); words 4 .. 7 are 16 second."""
+    x0, x1, x2, x3, x4, x5, x6, x7 = _x_words(x, token, unit, units)
+    scale, total, _, _ = load4(aux, u32((token * units + unit) * 4))
+    dot = dp4a_us(words[0], x0, dp4a_us(words[1], x2, dp4a_us(words[2], x4, dp4a_us(words[3], x6, i32(0)))))
+    less = dp4a_us(words[4], x0, dp4a_us(words[5], x2, dp4a_us(words[6], x4, dp4a_us(words[7], x6, i32(0)))))
+    more = dp4a_us(words[4], x1, dp4a_us(words[5], x3, dp4a_us(words[6], x5, dp4a_us(words[7], x7, i32(0)))))
+    return a * (scale * f32(i32(dot + (i32(more - 11 * less) >> 4)))) + c * total
+
+
+@functools.cache
+def _add_f32(scheme: Scheme) -> DeviceFunction:
+    """The same in float32."""
+    halves = scheme.header in BY_16
+
+    @device
+    def half(words, first, x, at):
+        dot, total = f32(0), f32(0)
+        for g in range(4):
+            x0, x1, x2, x3 = load4(x, u32(at + 4 * g))
+            word = words[first + g]
+            dot += f32(word & u32(255)) * x0 + f32(word >> u32(8) & u32(255)) * x1
+            dot += f32(word >> u32(16) & u32(255)) * x2 + f32(word >> u32(24)) * x3
+            total += (x0 + x1) + (x2 + x3)
+        return dot, total
+
+    @device
+    def add(words, x, aux, token, unit, units, a, c, a16, c16):
+        at = u32((token * units + unit) * 32)
+        dot, total = half(words, 0, x, at)
+        more, rest = half(words, 4, x, u32(at + 16))
+        if halves:
+            return (a * dot + c * total) + (a16 * more + c16 * rest)
+        return a * (dot + more) + c * (total + rest)
+
+    return add

@@ -1,0 +1,137 @@
+"""Matrix products (op `linear`): y [T, N] = x [T, K] @ weight[N, K].T + bias[N].
+
+Up to 8 tokens every row of the matrix is read once by a matrix-vector kernel (linear_gemv, linear_float); more tokens
+go through tensor cores (linear_gemm), unless arithmetic is to be float32, which is again 8 tokens at a time.
+"""
+
+from numflow.cuda.device.call import Call, Sizes, ceil
+from numflow.cuda.device.device import Launch, Ref
+from numflow.cuda.elementwise import act
+from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.linear.float_gemv import float_gemv
+from numflow.cuda.linear.gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
+from numflow.cuda.linear.gemm import split_of as parts_of
+from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
+from numflow.cuda.weights.layout import Matrix
+from numflow.cuda.weights.operand import UNIT, Operand
+from numflow.cuda.weights.outliers import apart_args
+from numflow.cuda.weights.pack import PARTS
+from numflow.ops import Step, param
+
+FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
+
+
+def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
+    """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
+
+    add: y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
+    """
+    (x,), (y,) = step.inputs, step.outputs
+    weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
+    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
+    int8, exact = uses_int8(weight, ctx.activations), is_exact(weight, ctx)
+    operand = ctx.operand(x, *demands(step, ctx)[0])
+    to = ctx.view(add.outputs[0] if add else y)
+    residual = (*ctx.view(add.inputs[0]), param(add, "scale")) if add else None
+
+    late = ctx.lateness(x)
+
+    def few(sizes: Sizes) -> Launch:
+        rows = sizes.rows[field]
+        tile = next((t for t in TOKENS if t >= rows), FEW)
+        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late,
+                         ctx.view(x))
+        chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
+        return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
+
+    calls = [*operand.calls, Call(step, few)]
+    return calls if exact else [*limited(calls, "few", field), *many(step, ctx, add)]
+
+
+def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
+    """The calls of `linear` for more than a few tokens."""
+    weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(step.outputs[0])
+    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
+    return limited([*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())], "many", field)
+
+
+def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
+    """What a linear wants its input as: kind of operand and name of the runs (Context.operand)."""
+    weight = ctx.matrix(step.weights["weight"])
+    kind = "int8" if uses_int8(weight, ctx.activations) else "rows" if weight.is_float else "f32"
+    if is_exact(weight, ctx):
+        return ((kind, "all"),)
+    few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
+    return *few, ("bf16" if weight.kind == "bf16" else "f16", "many")
+
+
+def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
+    """The calls in runs of that name only: "few" tokens, "many", or "all"."""
+    if runs == "all":
+        return calls
+    return [call.only((lambda sizes: sizes.rows[field] <= FEW) if runs == "few" else
+                      (lambda sizes: sizes.rows[field] > FEW)) for call in calls]
+
+
+def is_exact(weight: Matrix, ctx) -> bool:
+    """Whether arithmetic is to be float32, whatever the number of tokens."""
+    return weight.kind == "f32" or ctx.activations == "f32"
+
+
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
+    """The calls on tensor cores."""
+    (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
+    operand = ctx.operand(x, *demands(step, ctx)[-1])
+    partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
+    args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
+            ctx.batch.counts, field, y.width, units, None, None, 0, weight.parts.get("outliers"), weight.outliers)
+
+    def parts(sizes: Sizes) -> int:
+        return parts_of(y.width, sizes.rows[field], units)
+
+    def multiply(sizes: Sizes) -> Launch:
+        rows = sizes.rows[field]
+        tile = tile_of(rows)
+        chosen = gemm(weight.kind, tile, apart=weight.outliers > 0)
+        return Launch(chosen, (ceil(y.width, ROWS), ceil(rows, tile), parts(sizes)), args)
+
+    def add(sizes: Sizes) -> Launch:
+        return Launch(gemm_sum, (ceil(y.width, 128), sizes.rows[field], 1), (
+            *ctx.view(y), partial, parts(sizes), bias, int(bias is not None), ctx.batch.counts, field, y.width))
+
+    return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
+
+
+def gemm_planes(weight: Matrix) -> list[Ref | None]:
+    """The parts of a matrix as `gemm` wants them."""
+    return [weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])]
+
+
+def uses_int8(weight: Matrix, activations: str) -> bool:
+    """Whether a matrix meets int8 activations: plain numbers never do."""
+    return activations == "int8" and not weight.is_float
+
+
+def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -> tuple[Kernel, int]:
+    """The kernel of a matrix with n rows for this many tokens at a time, and the blocks it needs for the rows."""
+    if weight.is_float:
+        return float_gemv(weight.kind, tokens, routed), ceil(n, WARPS)
+    split = split_of(n, weight.pitch // UNIT) if int8 else 1
+    return gemv(weight.kind, int8, tokens, split, routed, weight.outliers > 0), ceil(n * split, WARPS)
+
+
+def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
+              field: int, n: int, routes: int, residual: tuple | None = None, late: tuple = (None, 0, 0.0),
+              floats: tuple = (None, 0)) -> tuple:
+    """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
+
+    residual: (address, stride, factor): y = residual + factor * product. late: Context.lateness of x.
+    floats: address and stride of x in float32, for outliers.
+    """
+    added = (*(residual or (None, 0, 1.0)), int(residual is not None), *late)
+    tail = (bias, int(bias is not None), ids, counts, field, n)
+    if weight.is_float:
+        return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes, *added
+    planes = (weight.parts.get(name) for name in PARTS)
+    return (y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes, *added,
+            *apart_args(weight, floats))

@@ -1,0 +1,109 @@
+"""Mixture of experts (ops `moe_route`, `expert_linear`, `expert_combine`).
+
+As long as there are few routes, each multiplies with the matrix of its expert by the matrix-vector kernels of `linear`,
+whose rows name their matrix. Longer batches are put in the order of their experts (group.py), and tensor cores
+multiply tiles of routes of one expert each, in one launch for all experts.
+"""
+
+from numflow.cuda.device.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_row
+from numflow.cuda.device.device import Launch, Ref
+from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
+from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.gemm import ROWS, gemm
+from numflow.cuda.linear.linear import FEW, gemm_planes, gemv_args, gemv_kernel, uses_int8
+from numflow.cuda.moe.group import absent, groups, matrices_of_routes
+from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, route_kernel
+from numflow.cuda.weights.layout import Matrix
+from numflow.cuda.weights.operand import UNIT
+from numflow.errors import NetworkError
+from numflow.ops import Step, param
+
+THREADS = 128
+
+
+def moe_route(step: Step, ctx) -> list[Call]:
+    """logits f32 [T, X], bias f32 [X] -> ids i32 [T, S], gates f32 [T, S]."""
+    (logits,), (ids, gates) = step.inputs, step.outputs
+    if logits.width > MOST_EXPERTS or param(step, "groups") > MOST_GROUPS:
+        raise NetworkError(f"{step}: device 'cuda' routes to at most {MOST_EXPERTS} experts in {MOST_GROUPS} groups")
+    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
+    chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"))
+    return [per_row(step, chosen, N_TOKENS, 1, *ctx.view(ids), *ctx.view(gates), *ctx.view(logits), bias,
+                    ctx.batch.counts, logits.width, ids.width, param(step, "groups"), param(step, "top_groups"),
+                    param(step, "group_best"), int(param(step, "normalize")), param(step, "scale"))]
+
+
+def expert_linear(step: Step, ctx) -> list[Call]:
+    """x f32 [T or T * S, K], ids i32 [T, S], weight [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
+    weight, chosen = ctx.matrix(step.weights["weight"]), step.inputs[1].width
+    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
+    if weight.kind == "f32" or ctx.activations == "f32":
+        return _few(step, ctx, weight, bias, "all")
+    # While there are no more routes than experts, hardly any matrix is read twice.
+    limit = min(FEW, max(weight.groups // chosen, 1))
+    few, many = ("few", "many") if limit == FEW else (f"up to {limit}", f"above {limit}")
+    return [*(call.only(lambda sizes: sizes.rows[N_TOKENS] <= limit) for call in _few(step, ctx, weight, bias, few)),
+            *(call.only(lambda sizes: sizes.rows[N_TOKENS] > limit) for call in _many(step, ctx, weight, bias, many))]
+
+
+def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
+    """A pass over its expert's matrix for each route."""
+    (x, ids), (y,) = step.inputs, step.outputs
+    int8, routes = uses_int8(weight, ctx.activations), _routes_of(step, ctx)
+    operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", runs)
+    places, calls = matrices_of_routes(ctx, ids, param(step, "first"), weight.groups, runs)
+    chosen, blocks = gemv_kernel(weight, int8, 1, y.width, True)
+    args = gemv_args(*ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes,
+                     floats=ctx.view(x))
+
+    def multiply(sizes: Sizes) -> Launch:
+        return Launch(chosen, (blocks, sizes.rows[N_ROUTES], 1), args)
+
+    return [*operand.calls, *calls, Call(step, multiply)]
+
+
+def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[Call]:
+    """Tiles of routes of one expert each, on tensor cores."""
+    (x, ids), (y,), first = step.inputs, step.outputs, param(step, "first")
+    operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", runs)
+    found = groups(ctx, ids, first, weight.groups, runs)
+    args = (*ctx.view(y), None, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
+            ctx.batch.counts, N_ROUTES, y.width, weight.pitch // UNIT, found.tiles, found.order,
+            int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
+
+    def multiply(sizes: Sizes) -> Launch:
+        chosen = gemm(weight.kind, found.tile(sizes), True, weight.outliers > 0)
+        return Launch(chosen, (ceil(y.width, ROWS), found.most_tiles(sizes), 1), args)
+
+    calls = [*operand.calls, *found.calls, Call(step, multiply)]
+    if "first" in step.params:  # others have experts too
+        calls.append(per_row(None, absent, N_ROUTES, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(ids),
+                             ctx.batch.counts, ids.width, first, weight.groups, y.width))
+    return calls
+
+
+def _routes_of(step: Step, ctx) -> int:
+    """Rows of y for one of x."""
+    x, ids = step.inputs
+    return ids.width if ctx.rows(x) == ctx.rows(ids) else 1
+
+
+def expert_combine(step: Step, ctx) -> list[Call]:
+    """x f32 [T * S, D], gates f32 [T, S] -> y f32 [T, D]."""
+    (x, gates), (y,) = step.inputs, step.outputs
+    return [per_row(step, _combine, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gates),
+                    ctx.batch.counts, y.width, gates.width)]
+
+
+@kernel("expert_combine", THREADS)
+def _combine(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gates: f32.ptr, gates_stride: u32, counts: i32.ptr,
+             width: u32, routes: u32):
+    t, column = block_x(), block_y() * 128 + thread_index()
+    if t >= counts[N_TOKENS] or column >= width:
+        return
+    total, s = f32(0), u32(0)
+    while s < routes:
+        total += gates[t * gates_stride + s] * x[(t * routes + s) * x_stride + column]
+        s = u32(s + 1)
+    y[t * y_stride + column] = total

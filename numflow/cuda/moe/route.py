@@ -1,0 +1,134 @@
+"""Which experts a token goes to (op `moe_route`): a warp for each token, a lane for every 32nd expert."""
+
+import functools
+
+from numflow.cuda.device.call import N_TOKENS
+from numflow.cuda.elementwise.act import sigmoid
+from numflow.cuda.lang.arithmetic import exp
+from numflow.cuda.lang.intrinsic import SharedArray
+from numflow.cuda.lang.intrinsics import block_x, lane_index, sync_warp
+from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.lang.reduce import better_of_warp, warp_max, warp_sum
+from numflow.cuda.lang.scalar import f32, i32, u32
+
+MOST_EXPERTS = 1024
+MOST_GROUPS = 128
+LOWEST = -3.0e38
+KEPT = -3.3e38  # below what is ever chosen
+
+
+@functools.cache
+def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
+    """One warp for each token; equal scores: the lower expert first."""
+    score_memory, choice_memory = SharedArray(f32, MOST_EXPERTS), SharedArray(f32, MOST_EXPERTS)
+    group_memory = SharedArray(f32, MOST_GROUPS)
+    of_sigmoid, of_softmax, late = score == "sigmoid", score == "softmax", score == "softmax_topk"
+
+    @device
+    def take(values, count, lane):
+        """Index of the largest of `count` values, the first of equals, which is then struck out."""
+        value, index = f32(LOWEST), i32(0x7FFFFFFF)
+        i = u32(lane)
+        while i < count:
+            if values[i] > value:
+                value, index = values[i], i32(i)
+            i = u32(i + 32)
+        value, index = better_of_warp(value, index)
+        index = index if index < count else i32(0)  # nothing but NaN
+        sync_warp()
+        if lane == 0:
+            values[index] = f32(LOWEST)
+        sync_warp()
+        return value, index
+
+    @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}", 32)
+    def _route(ids: i32.ptr, ids_stride: u32, gates: f32.ptr, gates_stride: u32, logits: f32.ptr, logits_stride: u32,
+               bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32, groups: u32, top_groups: u32,
+               group_best: u32, normalize: u32, scale: f32):
+        t, lane = block_x(), u32(lane_index())
+        if t >= counts[N_TOKENS]:
+            return
+        scores, choice, per_group = score_memory(), choice_memory(), group_memory()
+        row = logits + t * logits_stride
+        peak, total = f32(LOWEST), f32(0)
+        i = lane
+        while i < experts:
+            peak = row[i] if row[i] > peak else peak
+            i = u32(i + 32)
+        peak = warp_max(peak)
+        i = lane
+        while i < experts:
+            value = row[i]
+            if of_softmax:
+                value = exp(value - peak)
+                total += value
+            elif of_sigmoid:
+                value = sigmoid(value)
+            scores[i] = value
+            i = u32(i + 32)
+        if of_softmax:
+            total = warp_sum(total)
+        i = lane
+        while i < experts:
+            if of_softmax:
+                scores[i] = scores[i] / total
+            choice[i] = scores[i] + bias[i] if has_bias else scores[i]
+            i = u32(i + 32)
+        sync_warp()
+        if grouped:
+            _keep_best_groups(choice, per_group, experts, groups, top_groups, group_best, lane)
+        total, s = f32(0), u32(0)
+        while s < chosen:
+            _, index = take(choice, experts, lane)
+            gate = scores[index]
+            if late:
+                gate = exp(gate - peak)
+            total += gate
+            if lane == 0:
+                ids[t * ids_stride + s] = index
+                gates[t * gates_stride + s] = gate
+            s = u32(s + 1)
+        factor = scale / total if late or normalize != 0 else scale
+        if lane == 0:
+            s = u32(0)
+            while s < chosen:
+                gates[t * gates_stride + s] = gates[t * gates_stride + s] * factor
+                s = u32(s + 1)
+
+    @device
+    def _keep_best_groups(choice, per_group, experts, groups, top_groups, group_best, lane):
+        """Strike out the experts of all groups but the best `top_groups`, by the sum of their best."""
+        size = u32(experts // groups)
+        group = lane
+        while group < groups:
+            total, last, last_at = f32(0), f32(3.0e38), i32(-1)
+            for_best = u32(0)
+            while for_best < group_best and for_best < size:
+                value, at = f32(LOWEST), i32(-1)
+                i = u32(0)
+                while i < size:
+                    here = choice[group * size + i]
+                    later = here == last and i32(i) > last_at
+                    if (here < last or later) and here > value:
+                        value, at = here, i32(i)
+                    i = u32(i + 1)
+                total, last, last_at = total + value, value, at
+                for_best = u32(for_best + 1)
+            per_group[group] = total
+            group = u32(group + 32)
+        sync_warp()
+        kept = u32(0)
+        while kept < top_groups:
+            _, index = take(per_group, groups, lane)
+            if lane == 0:
+                per_group[index] = f32(KEPT)
+            sync_warp()
+            kept = u32(kept + 1)
+        i = lane
+        while i < experts:
+            if per_group[i // size] != f32(KEPT):
+                choice[i] = f32(LOWEST)
+            i = u32(i + 32)
+        sync_warp()
+
+    return _route

@@ -1,0 +1,157 @@
+"""Views as the right-hand operand of a matrix, zero up to a whole number of units of 32 columns.
+
+f32   x f32 [T, pitch]
+f16   x words of two float16 [T, pitch / 2], each row divided by its own scale f32 [T], so that no number is too large
+bf16  the same in bfloat16, and all scales are 1
+int8  x 4-byte words [T][2][K / 32][4], columns 0 .. 15 of all units, then columns 16 .. 31; and for each unit 4 floats:
+      scale = max |v| / 127, scale * sum of its int8, scale * sum of the first 16, 0. A value is scale * int8.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from numflow.cuda.device.call import Call, ceil, per_row
+from numflow.cuda.device.device import Ref
+from numflow.cuda.lang.arithmetic import fabs, fmax, pack_bfloats, pack_halves, round_to_int
+from numflow.cuda.lang.intrinsics import block_x, block_y, shuffle_xor, store2, store4, thread_index
+from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.reduce import block_max
+from numflow.cuda.lang.scalar import f32, i32, u32
+
+UNIT = 32
+THREADS = 128
+_SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zeros
+
+
+@dataclass(frozen=True)
+class Operand:
+    """x, with `pitch` columns in a row, and what goes with its units. calls: what makes it; empty if it is made."""
+
+    x: Ref
+    aux: Ref | None
+    pitch: int
+    calls: tuple[Call, ...]
+
+
+def padded(columns: int) -> int:
+    """Columns up to whole units."""
+    return ceil(columns, UNIT) * UNIT
+
+
+def operand_bytes(rows: int, columns: int, kind: str) -> tuple[int, int]:
+    """Bytes of x and of what goes with it, for `rows` rows."""
+    pitch = padded(columns)
+    if kind in ("f16", "bf16"):
+        return rows * pitch * 2, rows * 4
+    return (rows * pitch, rows * pitch // UNIT * 16) if kind == "int8" else (rows * pitch * 4, 0)
+
+
+def bind_operand(ctx, view, kind: str, x: Ref, aux: Ref | None) -> Call:
+    """The call that makes the operand."""
+    pitch, source = padded(view.width), (*ctx.view(view), ctx.batch.counts, ctx.rows(view), view.width)
+    if kind == "int8":
+        return per_row(None, _int8, ctx.rows(view), ceil(pitch, 4 * THREADS), x, aux, pitch // UNIT, *source)
+    if kind in ("f16", "bf16"):
+        return per_row(None, _halves(kind == "bf16"), ctx.rows(view), 1, x, aux, pitch // 2, *source)
+    return per_row(None, _f32, ctx.rows(view), ceil(pitch, THREADS), x, pitch, *source)
+
+
+@kernel("operand_f32", THREADS)
+def _f32(y: f32.ptr, pitch: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < pitch:
+        y[row * pitch + column] = x[row * x_stride + column] if column < width else f32(0)
+
+
+@kernel("operand_int8", THREADS)
+def _int8(y: u32.ptr, aux: f32.ptr, units: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32):
+    """A thread for 4 columns."""
+    row, column = block_x(), u32(4 * (block_y() * 128 + thread_index()))
+    if row >= counts[rows]:
+        return
+    source = x + row * x_stride
+    a = source[column] if column < width else f32(0)
+    b = source[column + 1] if column + 1 < width else f32(0)
+    c = source[column + 2] if column + 2 < width else f32(0)
+    d = source[column + 3] if column + 3 < width else f32(0)
+    put_int8(y, aux, units, row, column, a, b, c, d)
+
+
+@device
+def put_int8(y, aux, units, row, column, a, b, c, d):
+    """4 columns of an int8 operand; 8 neighbouring lanes have a unit's, and all lanes of a warp must call it. Columns
+    beyond the units are left out."""
+    largest = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)))
+    largest = fmax(largest, shuffle_xor(largest, 1))
+    largest = fmax(largest, shuffle_xor(largest, 2))
+    largest = fmax(largest, shuffle_xor(largest, 4))
+    inverse = f32(127) / largest if largest > f32(_SMALLEST) else f32(0)
+    p, q = round_to_int(a * inverse), round_to_int(b * inverse)
+    r, s = round_to_int(c * inverse), round_to_int(d * inverse)
+    word = u32(u32(p & 255) | u32(q & 255) << u32(8) | u32(r & 255) << u32(16) | u32(s & 255) << u32(24))
+    total = i32(p + q + r + s)
+    total = i32(total + shuffle_xor(total, 1))
+    half = i32(total + shuffle_xor(total, 2))
+    total = i32(half + shuffle_xor(half, 4))
+    unit, part = u32(column >> u32(5)), u32(column >> u32(2) & u32(7))
+    if unit < units:
+        y[((row * 2 + (part >> u32(2))) * units + unit) * 4 + (part & u32(3))] = word
+        if part == 0:
+            scale = largest / f32(127)
+            store4(aux, u32((row * units + unit) * 4), scale, scale * f32(total), scale * f32(half), f32(0))
+
+
+@functools.cache
+def putter(kind: str) -> DeviceFunction:
+    """put(to, aux, row, column, width, inverse, a, b, c, d): 4 columns of an int8, f16 or bf16 operand whose width
+    fills units. All lanes of a warp must call it, with columns side by side; inverse: what 16-bit numbers are times.
+    """
+    pack = pack_bfloats if kind == "bf16" else pack_halves
+
+    @device
+    def put_bytes(to, aux, row, column, width, inverse, a, b, c, d):
+        put_int8(to, aux, width >> u32(5), row, column, a, b, c, d)
+
+    @device
+    def put_words(to, aux, row, column, width, inverse, a, b, c, d):
+        if column < width:
+            store2(to, u32((row * width + column) >> u32(1)), pack(a * inverse, b * inverse),
+                   pack(c * inverse, d * inverse))
+
+    return put_bytes if kind == "int8" else put_words
+
+
+LARGEST_HALF = 16384.0  # of a float16 operand; larger rows are scaled
+
+
+@functools.cache
+def _halves(bfloat: bool) -> Kernel:
+    """A block for each row."""
+
+    @kernel("operand_bf16" if bfloat else "operand_f16", THREADS)
+    def _operand(y: u32.ptr, scales: f32.ptr, words: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32,
+                 width: u32):
+        row, thread = block_x(), u32(thread_index())
+        if row >= counts[rows]:
+            return
+        source, to = x + row * x_stride, y + row * words
+        inverse, scale = f32(1), f32(1)
+        if not bfloat:
+            largest, column = f32(0), thread
+            while column < width:
+                largest = fmax(largest, fabs(source[column]))
+                column = u32(column + 128)
+            largest = block_max(largest, 4)
+            if largest > f32(LARGEST_HALF):
+                scale, inverse = largest / f32(LARGEST_HALF), f32(LARGEST_HALF) / largest
+        if thread == 0:
+            scales[row] = scale
+        word = thread
+        while word < words:
+            column = u32(2 * word)
+            a = source[column] * inverse if column < width else f32(0)
+            b = source[column + 1] * inverse if column + 1 < width else f32(0)
+            to[word] = pack_bfloats(a, b) if bfloat else pack_halves(a, b)
+            word = u32(word + 128)
+
+    return _operand

@@ -1,0 +1,346 @@
+"""A checked generation request, and how one is made of what a caller gives."""
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from numflow.decoding.constraints import Constraints
+from numflow.decoding.logprobs import TokenLogprob
+from numflow.decoding.sampler import Grammar, Sampler
+from numflow.decoding.settings import Sampling, is_count
+from numflow.decoding.speculative import StepTimes
+from numflow.decoding.structured import KINDS, Grammars
+from numflow.engine.request.ahead import check_writes
+from numflow.engine.request.beam import Beams
+from numflow.engine.request.budget import SALT_CHARACTERS, Budget
+from numflow.engine.request.defaults import Defaults
+from numflow.engine.request.prompt import Prompts
+from numflow.engine.request.settings import Settings
+from numflow.engine.runner.runner import Runner
+from numflow.engine.runner.scoring import prompt_logprobs
+from numflow.engine.speculate.draft import MAX_DRAFTS, Draft
+from numflow.engine.speculate.drafters import ModelDraft, NgramDraft
+from numflow.errors import RequestError, TokenizerError, quoted
+
+SPECULATIONS = ("ngram", "draft", "off")
+BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lists that are remembered
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate, checked.
+
+    prompt:    ids the (only or encoder) stack reads first. prefix: the decoder's first ids (the prompt itself where
+               there is no encoder), of which the last `counted` are forced ones.
+    stops:     texts that end the generation. continues: the new text goes on where the prompt ends.
+    beams:     None: tokens are picked one by one, as `sampling` says.
+    samples:   texts to generate. n: how many of them are wanted, the best.
+    grammar:   what the text must follow, at its beginning.
+    prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
+    drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
+    shared:    keys and values of its text are found again by requests that have the same here, and by no others.
+    ignored:   settings that were left out, as they have no effect -> why.
+    """
+
+    prompt: np.ndarray
+    prefix: np.ndarray
+    counted: int
+    stops: tuple[str, ...]
+    continues: bool
+    sampling: Sampling
+    beams: Beams | None
+    constraints: Constraints
+    samples: int = 1
+    n: int = 1
+    grammar: Grammar | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    echo: str | None = None
+    drafting: Callable[[Sampler], Draft] | None = None
+    shared: Hashable = ""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+
+    def sampler(self, index: int = 0) -> Sampler:
+        """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
+        grammar = None if self.grammar is None else self.grammar.copy()
+        return Sampler(self.sampling, self.constraints, self.prefix, index, grammar)
+
+
+class Requests:
+    """Makes requests for a model.
+
+    tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
+    ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
+    defaults:  function that reads what the model's own files say, called for the first request.
+    draft:     a smaller model that may guess tokens, or None.
+    """
+
+    def __init__(self, runner: Runner, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults):
+        self._runner = runner
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._bos = bos
+        self._defaults = defaults
+        self._grammars: Grammars | None = None
+        self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_with)
+        self._step_times = StepTimes()
+        self.draft: Any = None
+
+    @property
+    def context(self) -> int:
+        """Longest text in tokens."""
+        return self._runner.context
+
+    @cached_property
+    def defaults(self) -> Defaults:
+        """What the model's own files say."""
+        return self._defaults()
+
+    def make(self, prompt, settings: Settings, counted: int = 0, budget: Budget | None = None) -> Request:
+        """A request for a prompt: text, ids or messages.
+
+        counted: how many of the last decoder_ids are tokens that the model is forced to generate.
+        budget:  the most that it may ask for; None: anything.
+
+        Raises:
+            RequestError, TokenizerError: as Model.generate says.
+        """
+        runner = self._runner
+        check_writes(runner.network)
+        if budget is not None:
+            budget.check(settings)
+        max_tokens = None if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
+        stops = self._stops(settings.stop)
+        beams = self._beams(settings, stops)
+        text, ids = prompt, self._prompts.ids(prompt, settings.chat)
+        bos = self.bos_id if len(ids) == 0 else None
+        prefix = prompt = runner.check(ids if bos is None else [bos])
+        if runner.has_encoder:
+            given = settings.decoder_ids
+            first, counted = self._prefix() if given is None else (given, counted)
+            prefix = runner.check(first, "decoder_ids")
+        elif settings.decoder_ids is not None:
+            raise RequestError(f"{self._name} has no encoder: it takes no decoder_ids")
+        samples, n = self._samples(settings, beams)
+        if max_tokens is None:
+            max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
+        constraints = self._constraints(settings, max_tokens, len(prefix))
+        grammar = self._grammar(settings, constraints)
+        reach = len(prefix) + constraints.max_tokens
+        drafting = self._drafting(settings, beams, prompt, reach)
+        idle = {} if drafting or settings.draft_tokens is None else {
+            "draft_tokens": f"draft_tokens={settings.draft_tokens} has no effect without speculate"}
+        return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
+                       self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
+                       self._prompt_logprobs(settings, prompt, reach), self._echo(settings, text, prompt), drafting,
+                       _salt(settings.cache_salt), {**settings.ignored, **idle})
+
+    @property
+    def _name(self) -> str:
+        return self._runner.network.name
+
+    def _stops(self, stop) -> tuple[str, ...]:
+        stops = (stop,) if isinstance(stop, str) else tuple(_listed("stop", stop, "texts"))
+        if not all(isinstance(text, str) and text for text in stops):
+            raise RequestError(f"stop should be texts that are not empty, is {quoted(stop)}")
+        if stops:
+            self._tokenizer()  # stop strings need one: say so before anything runs
+        return stops
+
+    def _beams(self, settings, stops) -> Beams | None:
+        given = {key: getattr(settings, key) for key in ("length_penalty", "early_stopping")}
+        own = {key: getattr(self.defaults, key) if value is None else value for key, value in given.items()}
+        beams = Beams(settings.num_beams, **own)
+        if beams.num_beams == 1:
+            return None
+        if not settings.greedy:
+            name = "fsd" if settings.fsd else "temperature"
+            raise RequestError(f"a beam search does not sample: leave out {name} or num_beams")
+        if stops:
+            raise RequestError("a beam search does not look for stop strings: leave out stop or num_beams")
+        alone = ("logprobs", "eos_bypassing_max", "best_of", *KINDS)
+        for name in [name for name in alone if getattr(settings, name) not in (None, 0)]:
+            raise RequestError(f"a beam search does not go with {name}: leave out {name} or num_beams")
+        return beams
+
+    def _sampling(self, settings, ranked: bool) -> Sampling:
+        """ranked: the log-probabilities of several texts decide."""
+        changes: dict = {"logprobs": 0} if ranked and settings.logprobs is None else {}
+        texts = settings.dry_sequence_breakers
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
+            raise RequestError(f"dry_sequence_breakers should be texts that are not empty, is {quoted(texts)}")
+        if long := next((text for text in texts if len(text.encode("utf-8", "replace")) > BREAKER_BYTES), None):
+            raise RequestError(f"dry_sequence_breakers has a text of more than {BREAKER_BYTES} bytes: {quoted(long)}")
+        if settings.dry_multiplier:
+            some = self.tokenizer and texts
+            changes["dry_breakers"] = self._breakers(frozenset(texts)) if some else frozenset()
+        return settings.sampling(**changes)
+
+    def _tokens_with(self, texts: frozenset[str]) -> frozenset[int]:
+        """Tokens that have one of the texts in them. The whole vocabulary is looked at."""
+        tokenizer = self.tokenizer
+        wanted = re.compile(b"|".join(re.escape(text.encode("utf-8", "replace")) for text in sorted(texts)))
+        known = (id for id in range(tokenizer.vocab_size) if tokenizer.vocabulary.text(id) is not None)
+        return frozenset(id for id in known if wanted.search(tokenizer.token_bytes(id)))
+
+    def _grammar(self, settings, constraints) -> Grammar | None:
+        given = [(kind, getattr(settings, kind)) for kind in KINDS if getattr(settings, kind) is not None]
+        if not isinstance(settings.json_whitespace, bool):
+            raise RequestError(f"json_whitespace should be a switch, is {settings.json_whitespace!r:.80}")
+        if not given:
+            return None
+        if len(given) > 1:
+            raise RequestError(f"{given[0][0]} contradicts {given[1][0]}: leave out one of them")
+        (kind, content), = given
+        if self._grammars is None:
+            self._grammars = Grammars(self._tokenizer(), self._runner.vocabulary)
+        return self._grammars.compile(kind, content, constraints.ends, settings.json_whitespace)
+
+    def _samples(self, settings, beams) -> tuple[int, int]:
+        """How many texts to generate, and how many of them are wanted."""
+        n = settings.n
+        samples = n if settings.best_of is None else settings.best_of
+        for name, value, least in (("n", n, 1), ("best_of", samples, n)):
+            if not is_count(value, least):
+                raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
+        if beams is not None:
+            if n > beams.num_beams:
+                raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
+            return 1, n
+        return (n if settings.deterministic else samples), n  # several are the same text, which is what was asked for
+
+    def _prompt_logprobs(self, settings, ids, reach) -> list[TokenLogprob | None] | None:
+        top = settings.prompt_logprobs
+        if top is None and settings.echo:
+            top = settings.logprobs
+        if top is None:
+            return None
+        if self._runner.has_encoder:
+            raise RequestError("prompt_logprobs: an encoder-decoder gives its prompt no probabilities")
+        return prompt_logprobs(self._runner, ids, _count("prompt_logprobs", top), reach)
+
+    def _echo(self, settings, prompt, ids) -> str | None:
+        if not isinstance(settings.echo, bool):
+            raise RequestError(f"echo should be a switch, is {quoted(settings.echo)}")
+        if not settings.echo:
+            return None
+        if settings.chat or self._runner.has_encoder:
+            raise RequestError("echo is for prompts that the text continues, without chat and encoder")
+        return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
+
+    def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Draft] | None:
+        how, count = settings.speculate, settings.draft_tokens
+        if how is None:
+            how = "draft" if self.draft is not None and beams is None else "off"
+        if how not in SPECULATIONS:
+            raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
+        if how == "draft" and self.draft is None:
+            raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
+        if how != "off" and beams is not None:
+            raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
+        if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):
+            raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {quoted(count)}")
+        if how == "off":
+            return None
+        times, most = self._step_times, count or 0
+        if how == "ngram":
+            before = prompt if self._runner.has_encoder else None
+            return lambda sampler: NgramDraft(times, most, before)
+        runner = self.draft.runner
+        return lambda sampler: ModelDraft(runner, sampler, limit, times, most)
+
+    def first_ids(self) -> tuple[int, int | None]:
+        """The decoder's start token, and the token that is forced after it.
+
+        Raises:
+            RequestError: the model names no start token.
+        """
+        start, forced = (self._runner.network.facts.get(key) for key in ("decoder_start_token", "forced_bos_token"))
+        start = self.defaults.decoder_start if start is None else start
+        if start is None:
+            raise RequestError(f"{self._name} names no decoder start token; give decoder_ids")
+        return start, self.defaults.forced_first if forced is None else forced
+
+    def _prefix(self) -> tuple[list[int], int]:
+        """The decoder's first tokens, and how many of them count as generated."""
+        start, forced = self.first_ids()
+        return ([start], 0) if forced is None else ([start, forced], 1)
+
+    def _room(self, prefix: int, lanes: int) -> int:
+        """New tokens that context and KV memory hold, where a request gives no limit."""
+        room = self._runner.longest(lanes)
+        room -= prefix if room < self._runner.context else 0
+        return room if room > 0 else self._runner.context  # then it cannot run at all, and is told so
+
+    def _constraints(self, settings, max_tokens, prefix) -> Constraints:
+        own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
+        stops = _ids("stop_token_ids", settings.stop_token_ids, self._runner)
+        max_tokens = min(max_tokens, self._runner.context - prefix + 1)  # the last token is chosen, not run
+        min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
+        if min_tokens is None:
+            min_tokens = min(max(0, own.min_length - prefix), max_tokens)
+        if _count("min_tokens", min_tokens) > max_tokens:
+            raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
+        size = own.no_repeat_ngram if size is None else _count("no_repeat_ngram", size)
+        banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
+        banned += _banned(settings.banned_tokens, self._runner)
+        forced = own.forced_last if ends else None
+        if forced is not None:
+            self._runner.check([forced], "forced_eos_token_id of the model's files")
+        return Constraints(ends | frozenset(stops), size, min_tokens, max_tokens, forced, banned)
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer, or None: ids alone can do without one."""
+        try:
+            return self._tokenizer()
+        except TokenizerError:
+            return None
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that starts a text."""
+        return self.tokenizer.bos_id if self.tokenizer else self._bos
+
+    def _end_ids(self) -> frozenset[int]:
+        return self._ends | self.tokenizer.eos_ids if self.tokenizer else self._ends
+
+
+def _ids(name: str, ids, runner) -> tuple[int, ...]:
+    return tuple(runner.check(ids, name).tolist()) if len(_listed(name, ids, "token ids")) else ()
+
+
+def _banned(given, runner) -> tuple[tuple[int, ...], ...]:
+    """Sequences of ids, checked; a single id is one."""
+    listed = _listed("banned_tokens", given, "token ids, or of lists of them")
+    sequences = [[ids] if is_count(ids) else ids for ids in listed]
+    if all(isinstance(ids, (list, tuple)) and ids and all(is_count(id) for id in ids) for ids in sequences):
+        longest = max(map(len, sequences), default=0)
+        if longest <= runner.context and max((max(ids) for ids in sequences), default=0) < runner.vocabulary:
+            return tuple(tuple(map(int, ids)) for ids in sequences)
+    return tuple(tuple(runner.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
+
+
+def _listed(name: str, value, of: str):
+    """What should be a list."""
+    if not isinstance(value, Sized) or isinstance(value, (str, bytes, Mapping)):
+        raise RequestError(f"{name} should be a list of {of}, is {quoted(value)}")
+    return value
+
+
+def _salt(value) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not 0 < len(value) <= SALT_CHARACTERS:
+        raise RequestError(f"cache_salt should be a text of 1 .. {SALT_CHARACTERS} characters, is {quoted(value)}")
+    return value
+
+
+def _count(name: str, value) -> int:
+    if not is_count(value):
+        raise RequestError(f"{name} should be a whole number from 0, is {quoted(value)}")
+    return int(value)

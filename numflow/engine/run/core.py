@@ -1,0 +1,366 @@
+"""Runs what the scheduler plans: the steps of all requests of a model."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from numflow.decoding.choice import Choice
+from numflow.engine.run.forward_job import Reading
+from numflow.engine.run.generation import Piece
+from numflow.engine.run.job import Job
+from numflow.engine.runner.host_blocks import HostBlocks
+from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
+from numflow.engine.runner.runner import Part, Runner
+from numflow.engine.schedule.prefix import PrefixCache
+from numflow.engine.schedule.scheduler import Limits, Scheduler
+from numflow.engine.schedule.sequence import Group, Lane, Plan, Span
+from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
+from numflow.sizes import in_words
+
+MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
+MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
+Work = Job | Reading
+AnyWork = TypeVar("AnyWork", Job, Reading)
+COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
+          "cancelled": 0, "step_s": 0.0}
+IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
+NO_ROWS = np.zeros(0, np.int32)
+
+
+class Core:
+    """Steps the requests of a runner. Whoever waits for one may step; each step moves them all.
+
+    scheduler: who runs next. counts: totals since the beginning.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self.jobs: dict[Group, Work] = {}
+        self.counts = dict(COUNTS)
+        self.signal = threading.Condition()
+        self._inbox: deque[Work] = deque()
+        self._leaving: deque[Work] = deque()
+        self._stepping, self._losses, self._failure = False, 0, ""
+        several = len(runner.pools) > 1
+        self.hosts = [HostBlocks(runner.program, pool.size, pool.window if several else None) for pool in runner.pools]
+        self._open = False
+        self.scheduler = self._scheduler(self._plain(), False)
+
+    def open(self, limits: Limits, blocks: int | None = None, keep_up_to: int = 0) -> None:
+        """Set what steps and memory may hold, while no request is here.
+
+        blocks: KV blocks at most, reserved at once; None: what the machine has. keep_up_to: above 0 there is a prefix
+        cache; memory grows up to so many blocks before anything of it is forgotten.
+
+        Raises:
+            RequestError: it is open already, requests are running, or the memory is not to be had.
+        """
+        runner = self.runner
+        pools, cross = [pool.allocator for pool in runner.pools], runner.cross_blocks
+        with self.runner.lock:
+            self._sweep()
+            if self._open or self.busy:
+                raise RequestError("the model has an engine already, or requests are running")
+            if blocks is not None:
+                if max(runner.reserved, cross.capacity) > blocks:
+                    raise RequestError(f"{runner.reserved} KV blocks are reserved already, more than the {blocks} "
+                                       "that are allowed now: load the model anew")
+                try:
+                    if max(own.capacity for own in pools) <= blocks:  # else windows have shared them out already
+                        runner.reserve([blocks] * len(pools), blocks if runner.has_encoder else 0)
+                        for allocator in (*pools, *[cross] * runner.has_encoder):
+                            allocator.grow(blocks)
+                except MemoryError as error:
+                    size = in_words(blocks * block_bytes(self.runner.program))
+                    raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
+                                           f"reserved at once: give kv_memory less ({error})") from None
+            self._set(limits, blocks, keep_up_to)
+            self._open, self.counts = True, dict(COUNTS)
+
+    @property
+    def host(self) -> HostBlocks:
+        """Blocks in the host's memory, of the first pool."""
+        return self.hosts[0]
+
+    def plan(self, memory: MemoryPlan) -> None:
+        """Keep keys and values within a plan, unless `open` is told another number of blocks."""
+        with self.runner.lock:
+            self.runner.memory = memory
+            for host in self.hosts:
+                host.memory = memory
+            self._set(self._plain(), None, 0)
+
+    def close(self) -> None:
+        """As it was before `open`; requests that are here go on."""
+        with self.runner.lock:
+            self._open = False
+            if not self.busy:
+                self._set(self._plain(), None, 0)
+
+    def _plain(self) -> Limits:
+        return Limits(MODEL_LANES, max(MODEL_TOKENS, self.runner.chunk))
+
+    def _set(self, limits: Limits, blocks: int | None, keep_up_to: int) -> None:
+        for pool in self.runner.pools:
+            pool.allocator.forget_idle()
+            pool.allocator.keep_up_to = keep_up_to
+        if blocks is None and self.runner.memory is not None:
+            blocks = self.runner.memory.blocks
+        self.runner.limit(blocks)
+        self.scheduler = self._scheduler(limits, keep_up_to > 0)
+
+    def _scheduler(self, limits: Limits, prefix: bool) -> Scheduler:
+        runner = self.runner
+        size = runner.program.block_size
+        limits = replace(limits, chunk=runner.chunk)
+        allocators = [pool.allocator for pool in runner.pools]
+        return Scheduler(runner.pools, runner.cross_blocks, size, limits,
+                         PrefixCache(allocators[0], size, *allocators[1:]) if prefix and runner.causal else None,
+                         [host.allocator for host in self.hosts])
+
+    @property
+    def failure(self) -> str:
+        """Why no step can succeed any more; "" if all is well."""
+        return self._failure or self.runner.program.failure
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._inbox or self._leaving or self.scheduler.busy)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not started."""
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    def submit(self, job: AnyWork) -> AnyWork:
+        """Take a job in; from any thread.
+
+        Raises:
+            RequestError: it could not run even alone.
+        """
+        self.scheduler.check(job.group)
+        if found := self.runner.variant(job.group.limit):
+            job.group.root = job.group.root, found  # blocks with other frequencies are never shared
+        with self.signal:
+            self._inbox.append(job)
+            self.signal.notify_all()
+        return job
+
+    def cancel(self, job: Work) -> None:
+        """End a job as soon as the step that runs is over; from any thread."""
+        if job.done.is_set():
+            return
+        with self.signal:
+            self._leaving.append(job)
+            self.signal.notify_all()
+
+    def leave(self, jobs: Iterable[Work]) -> None:
+        """End jobs, and wait until they have."""
+        left = [job for job in jobs if not job.done.is_set()]
+        for job in left:
+            self.cancel(job)
+        if not left:
+            return
+        with self.runner.lock:
+            if not self._stepping:  # else a generator was collected in the midst of a step
+                self._sweep()
+
+    def drive(self, job: Work) -> None:
+        """Step until a job has ended."""
+        for _ in self.pieces(job, deque()):
+            pass
+
+    def pieces(self, job: Work, pieces: deque[Piece | None]) -> Iterator[Piece]:
+        """The pieces that the job's sink appends, stepping as long as there is none.
+
+        Raises:
+            whatever ended the job.
+        """
+        while not (job.done.is_set() and not pieces):
+            while pieces:
+                if (piece := pieces.popleft()) is not None:
+                    yield piece
+            if not job.done.is_set() and self.runner.lock.acquire(timeout=0.01):
+                try:
+                    idle = not pieces and not job.done.is_set() and not self.step()
+                finally:
+                    self.runner.lock.release()
+                if idle:
+                    time.sleep(IDLE_S)
+        if job.error is not None:
+            raise job.error
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to do. What goes wrong ends the requests concerned, not the others."""
+        with self.runner.lock:
+            self._sweep()
+            begin, self._stepping, plan = time.perf_counter(), True, None
+            try:
+                self._propose()
+                plan = self.scheduler.plan()
+                for group, tokens in plan.refused:
+                    self._end(self.jobs[group], error=OutOfMemoryError(_no_memory(tokens)))
+                if not plan:
+                    return False
+                self._run(plan)
+                self._losses = 0
+            except DeviceLostError as error:
+                self._start_again(error)
+            except DeviceFaultError as error:
+                self._failure = str(error)
+                for job in list(self.jobs.values()):
+                    self._end(job, error=error)
+            except BaseException as error:
+                for group in self._concerned(plan):
+                    self._end(self.jobs[group], error=error)
+                if plan is None or not isinstance(error, Exception):
+                    raise
+            finally:
+                for _, scratch in plan.encodes if plan else ():
+                    scratch.release()
+                self._stepping = False
+            self.counts["steps"] += 1
+            self.counts["tokens"] += plan.tokens if plan else 0
+            self.counts["step_s"] += time.perf_counter() - begin
+            return True
+
+    def _start_again(self, error: DeviceLostError) -> None:
+        """A device lost its keys and values: requests read their texts again, but not for ever."""
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            for job in list(self.jobs.values()):
+                self._end(job, error=error)
+        self.scheduler.lost()
+
+    def _propose(self) -> None:
+        """Let the running requests guess what comes next."""
+        for group in list(self.scheduler.running):
+            try:
+                self.jobs[group].propose()
+            except Exception as error:
+                self._end(self.jobs[group], error=error)
+
+    def _sweep(self) -> None:
+        """Take in what other threads have sent."""
+        while self._inbox:
+            job = self._inbox.popleft()
+            self.jobs[job.group] = job
+            self.scheduler.add(job.group)
+            if job.finished:
+                self._end(job)
+        while self._leaving:
+            self._end(self._leaving.popleft(), "cancelled")
+
+    def _concerned(self, plan: Plan | None) -> list[Group]:
+        """Whose work is lost when a step has failed: of those that took part; of all while blocks were moving."""
+        if plan is None:
+            return list(self.jobs)
+        return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
+                if group in self.jobs]
+
+    def _run(self, plan: Plan) -> None:
+        program, runner = self.runner.program, self.runner
+        for pool, moves in plan.moving.items():
+            host = self.hosts[pool]
+            if moves.saves:
+                host.save(moves.saves)
+            if moves.loads:
+                host.load(moves.loads)
+            if moves.copies:
+                program.copy_blocks(*map(list, zip(*moves.copies)), *host.only)
+        plan.moved = True
+        runner.trim()
+        if plan.encodes:
+            self._encode(plan)
+        parts = [self._part(span) for span in plan.spans]
+        if parts:
+            wanted, choices = any(span.rows for span in plan.spans), self._choices(plan)
+            self._deliver(plan, runner.sample(parts, choices) if choices else
+                          runner.execute(parts, "main", plan.output if wanted else None))
+
+    def _choices(self, plan: Plan) -> list[Choice] | None:
+        """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
+        if plan.output != "logits" or not hasattr(self.runner.program, "sample"):
+            return None
+        found = list[Choice]()
+        for span in plan.spans:
+            if span.rows:
+                some = self.jobs[span.lane.group].choices(span.lane, span.drafts)
+                if some is None:
+                    return None
+                found += some
+        return found
+
+    def _part(self, span: Span) -> Part:
+        lane, types = span.lane, self.jobs[span.lane.group].types
+        ids = np.array([*lane.ids[span.start:span.start + span.count], *span.drafts], np.int32)
+        rows = np.arange(span.rows.start, span.rows.stop, dtype=np.int32)
+        return Part(lane, ids, rows, None if types is None else types[span.start:span.start + span.count])
+
+    def _encode(self, plan: Plan) -> None:
+        """Let encoders read: for decoders that follow, and where their output is what is wanted."""
+        for output in (None, "encoder_hidden"):
+            reads = [(group, scratch) for group, scratch in plan.encodes
+                     if (group.output == "encoder_hidden") == (output is not None)]
+            if not reads:
+                continue
+            parts = [Part(EncoderSpan(group), np.asarray(self.jobs[group].encoder_ids),
+                          np.arange(group.encoder, dtype=np.int32) if output else NO_ROWS) for group, _ in reads]
+            result = self.runner.execute(parts, "encode", output, [scratch for _, scratch in reads])
+            if output:
+                ends = np.cumsum([group.encoder for group, _ in reads])
+                for (group, _), rows in zip(reads, np.split(result, ends[:-1])):
+                    self.jobs[group].take(rows)
+                    self._end(self.jobs[group])
+
+    def _deliver(self, plan: Plan, result: np.ndarray) -> None:
+        """Hand each request its rows; one that cannot use them ends alone."""
+        at, rows = 0, dict[Group, dict[Lane, tuple[np.ndarray, list[int]]]]()
+        for span in plan.spans:
+            count = len(span.rows)
+            if count:
+                rows.setdefault(span.lane.group, {})[span.lane] = result[at:at + count], span.drafts
+            at += count
+            self.scheduler.ran(span)
+        for group, own in rows.items():
+            job = self.jobs[group]
+            try:
+                job.advance(own, self.scheduler)
+            except Exception as error:
+                self._end(job, error=error)
+                continue
+            self._count(job)
+            if job.finished:
+                self._end(job)
+
+    def _end(self, job: Work, reason: str | None = None, error: BaseException | None = None) -> None:
+        if self.jobs.pop(job.group, None) is None:
+            return
+        self.scheduler.remove(job.group)
+        self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
+        job.end(reason, error)
+        self._count(job)
+
+    def _count(self, job: Work) -> None:
+        """Add what the job has done since the last time."""
+        for name, count in job.tally().items():
+            self.counts[name] += count
+
+
+def _no_memory(tokens: int) -> str:
+    return f"no memory for the keys and values of {tokens} tokens"
+
+
+class EncoderSpan:
+    """An encoder's text as a batch sees it: nothing has been read yet."""
+
+    __slots__ = ("cross", "encoded", "length")
+
+    def __init__(self, group: Group):
+        self.length, self.cross, self.encoded = 0, group.cross, group.encoder

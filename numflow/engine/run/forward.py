@@ -1,0 +1,34 @@
+"""Whole texts side by side: ragged batches, where no text notices the others."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from numflow.engine.run.core import Core
+from numflow.engine.run.forward_job import Reading
+from numflow.engine.runner.runner import ROW_VALUES
+from numflow.engine.runner.texts import BATCH_ROWS, Text
+
+AHEAD_ROWS = 4 * BATCH_ROWS  # tokens of texts that are under way before the first result is taken
+
+
+def outputs(core: Core, texts: Iterable[Text], output: str) -> Iterator[np.ndarray]:
+    """`output` at every position of each text, float32 [len(ids), N], in order."""
+    width = core.runner.network.outputs[output].width
+    ahead: deque[Reading] = deque()
+    try:
+        for text in texts:
+            job = Reading(text, output, width, max(1, ROW_VALUES // width), core.runner.causal)
+            ahead.append(core.submit(job))
+            while sum(len(job.result) for job in ahead) > AHEAD_ROWS:
+                yield _result(core, ahead)
+        while ahead:
+            yield _result(core, ahead)
+    finally:
+        core.leave(ahead)
+
+
+def _result(core: Core, ahead: deque[Reading]) -> np.ndarray:
+    core.drive(ahead[0])
+    return ahead.popleft().result

@@ -1,0 +1,57 @@
+"""Requests that only read: an output of the network at every position of a text."""
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from numflow.engine.runner.texts import Text
+from numflow.engine.schedule.sequence import Group, Lane
+
+
+class Reading:
+    """One text on its way; see Job for what the engine wants of it.
+
+    result: float32 [n, width], complete when it is done. rows: positions at most that a step may give.
+    """
+
+    def __init__(self, text: Text, output: str, width: int, rows: int, causal: bool):
+        self.encoder_ids = text.ids if output == "encoder_hidden" else text.encoder_ids
+        self.types = text.types
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.result = np.empty((len(text.ids), width), np.float32)
+        ids = [] if output == "encoder_hidden" else text.ids.tolist()
+        self.group = Group(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
+                           output=output, every_row=rows, whole=not causal, cached=False)
+        self._filled = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rows are there."""
+        return self._filled == len(self.result)
+
+    def propose(self) -> None:
+        """Nothing is guessed."""
+
+    def take(self, rows: np.ndarray, end: int | None = None) -> None:
+        """The rows float32 [n, width] of the positions before `end` (None: the last one's)."""
+        self._filled = len(self.result) if end is None else end
+        self.result[self._filled - len(rows):self._filled] = rows
+
+    def choices(self, lane: Lane, drafts) -> None:
+        """The rows themselves are wanted."""
+
+    def advance(self, rows: Mapping[Lane, tuple], scheduler) -> None:
+        """Take lane -> (rows, no drafts) of the only lane; it starts again where it had to make place."""
+        (lane, (found, _)), = rows.items()
+        self.take(found, lane.length)
+
+    def tally(self) -> dict[str, int]:
+        """Nothing to count."""
+        return {}
+
+    def end(self, reason: str | None = None, error: BaseException | None = None) -> None:
+        """It is over."""
+        self.error = error
+        self.done.set()

@@ -1,0 +1,225 @@
+"""A request on its way: its samples, their text, and what is told to whoever waits."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from numflow.decoding.choice import Choice
+from numflow.decoding.logprobs import TokenLogprob
+from numflow.engine.request.beam import BeamSearch, Hypothesis
+from numflow.engine.request.request import Request
+from numflow.engine.run.generation import Generation, Piece, TextStream, Timing
+from numflow.engine.run.search import Search, searches
+from numflow.engine.schedule.prefix import START
+from numflow.engine.schedule.sequence import Group, Lane
+from numflow.engine.speculate.draft import MAX_DRAFTS
+
+Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
+Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
+
+
+class Sample:
+    """One text of a request, with a lane for each hypothesis of its search."""
+
+    def __init__(self, search: Search, text: TextStream, timing: Timing, index: int, emit: Sink):
+        self.search, self.text, self.timing, self.index = search, text, timing, index
+        self.generation = Generation()
+        self.lanes: list[Lane] = []
+        self.done = search.done
+        self.drafts = self.accepted = 0
+        self._emit = emit
+
+    def propose(self, limit: int) -> None:
+        """Let the lane run drafts in the next step."""
+        if isinstance(self.search, BeamSearch) or self.done:
+            return
+        lane, = self.lanes
+        lane.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(lane.ids)))]
+
+    def choices(self, drafts: Sequence[int]) -> list[Choice] | None:
+        """How a device can pick the next tokens; None if it cannot."""
+        return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
+
+    def advance(self, rows: np.ndarray, drafts: Sequence[int], scheduler) -> None:
+        """Take the logits [n, V] of the lanes, or the tokens [n] picked by `choices`, and give each new hypothesis its
+        lane with its new token."""
+        self.timing.token()
+        if isinstance(self.search, BeamSearch):
+            self._branch(self.search.advance(rows), scheduler)
+        else:
+            before, picked = len(self.search.new), self.search.sampler.new
+            self.search.advance(rows, drafts)
+            self.drafts += len(drafts)
+            self.accepted += self.search.sampler.new - picked - 1
+            new, (lane,) = self.search.new[before:], self.lanes
+            lane.ids += new
+            self._write(new)
+            self.done = self.search.done or self.text.stopped
+            if len(drafts) and not self.done:
+                scheduler.accept(lane, len(new) - 1)
+        if self.done:
+            self.drop(scheduler)
+
+    def _branch(self, parents: Sequence[int], scheduler) -> None:
+        before, after = list(self.lanes), []
+        for at, parent in enumerate(parents):
+            if parent in parents[:at]:
+                self.lanes.append(scheduler.fork(before[parent]))  # before it gets its next token
+                after.append(self.lanes[-1])
+            else:
+                after.append(before[parent])
+        for lane in self.lanes:
+            if lane not in after:
+                scheduler.drop(lane)
+        self.lanes, self.done = after, self.search.done
+        for lane, hypothesis in zip(after, self.search.running, strict=True):
+            lane.ids.append(hypothesis.ids[-1])
+
+    def drop(self, scheduler) -> None:
+        """Give the lanes back."""
+        for lane in self.lanes:
+            scheduler.drop(lane)
+        self.lanes = []
+
+    def _write(self, ids: Sequence[int]) -> None:
+        """Add ids and their text to the generation, up to a stop string."""
+        for id in ids:
+            if self.text.stopped:
+                break
+            logprob = self._logprob(len(self.generation.ids))
+            self.generation.ids.append(id)
+            self._emit(self.generation.add(Piece(self.text.push(id), id, self.index, logprob)))
+
+    def _logprob(self, place: int) -> TokenLogprob | None:
+        if isinstance(self.search, BeamSearch) or self.search.sampler.settings.logprobs is None:
+            return None
+        found = self.search.sampler.logprobs[place]
+        self.generation.logprobs = [*(self.generation.logprobs or []), found]
+        return found
+
+    def finish(self, request: Request, reason: str | None = None) -> Generation:
+        """The finished generation; `reason` in place of its own."""
+        best, result = self.search.result, self.generation
+        if isinstance(self.search, BeamSearch):
+            if reason is None:
+                self._write(best.ids)
+                result.score = best.score
+        else:
+            self.search.close()
+        if result.finish_reason is None:
+            result.prompt, result.prompt_logprobs = request.echo, request.prompt_logprobs
+            result.ignored = request.ignored
+            self._emit(result.add(Piece(self.text.flush(), None, self.index)))
+            result.finish_reason = reason or ("stop_string" if self.text.stopped else reason_of(best, request))
+            result.stats = self.timing.stats(result)
+            if self.drafts:
+                result.stats |= {"drafts": self.drafts, "accepted_drafts": self.accepted,
+                                 "acceptance_rate": self.accepted / self.drafts}
+        return result
+
+
+def reason_of(hypothesis: Hypothesis, request: Request) -> str:
+    """Why a text ended that no stop string ended."""
+    limits = request.constraints
+    forced = limits.forced_last is not None and len(hypothesis.ids) + 1 == limits.max_tokens
+    return "stop" if hypothesis.ended and not forced else "length"
+
+
+class Job:
+    """A request for `count` samples.
+
+    sink: called from the thread that runs the steps, with each piece as it comes and with None at the end.
+    done: set when it has ended. error: what ended it, if it was no good end.
+    """
+
+    def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
+                 sink: Sink = lambda piece: None, encoder: bool = False):
+        self.request, self.decoder, self.sink = request, decoder, sink
+        self.error: BaseException | None = None
+        self.encoder_ids, self.types = request.prompt, None
+        self.done, self._tallied = threading.Event(), [0, 0, 0]
+        self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
+                               sink) for index, search in enumerate(searches(request, count))]
+        self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
+        prefix = request.prefix.tolist()
+        width = request.beams.num_beams if request.beams else count
+        self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
+                           len(request.prompt) if encoder else 0,
+                           root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
+
+    def take(self, rows: np.ndarray, end: int | None = None) -> None:
+        """An encoder's output is not for it."""
+        raise TypeError("a job has no use for an encoder's output")
+
+    @property
+    def results(self) -> list[Generation]:
+        """What there is of each sample; of a beam search, the best texts that were asked for, best first."""
+        return [*(sample.generation for sample in self.samples), *self._others]
+
+    def tally(self) -> dict[str, int]:
+        """New tokens, drafts that ran and drafts that were right, since the last call."""
+        now = [sum(len(sample.generation.ids) for sample in self.samples),
+               sum(sample.drafts for sample in self.samples), sum(sample.accepted for sample in self.samples)]
+        before, self._tallied = self._tallied, now
+        return dict(zip(("new_tokens", "drafts", "accepted_drafts"), (a - b for a, b in zip(now, before))))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.done for sample in self.samples)
+
+    def propose(self) -> None:
+        """Let the samples guess what comes next."""
+        for sample in self.samples:
+            if sample.lanes:
+                sample.propose(self.group.limit)
+
+    def choices(self, lane: Lane, drafts: Sequence[int]) -> list[Choice] | None:
+        """How a device can pick the tokens of a lane, one for its last token and one for each draft; None if it
+        cannot, or several samples start from the same row."""
+        found = [sample for sample in self.samples if lane in sample.lanes] or self.samples
+        return found[0].choices(drafts) if len(found) == 1 else None
+
+    def advance(self, rows: Mapping[Lane, tuple[np.ndarray, Sequence[int]]], scheduler) -> None:
+        """Take lane -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all lanes of the
+        request."""
+        if not any(sample.lanes for sample in self.samples):  # the prompt has run: every sample starts from it
+            root, = rows
+            lanes = [root, *(scheduler.fork(root) for _ in self.samples[1:])]
+            rows = dict.fromkeys(lanes, rows[root])
+            for sample, lane in zip(self.samples, lanes):
+                sample.lanes = [lane]
+        for sample in self.samples:
+            if sample.lanes:
+                own = [rows[lane] for lane in sample.lanes]
+                logits = own[0][0] if len(own) == 1 else np.concatenate([logits for logits, _ in own])
+                sample.advance(logits, own[0][1], scheduler)
+
+    def end(self, reason: str | None = None, error: BaseException | None = None) -> None:
+        """Complete the results and wake whoever waits. reason: why, if the samples did not end by themselves."""
+        if self.done.is_set():
+            return
+        self.error = error
+        for sample in self.samples:
+            sample.finish(self.request, None if sample.done else reason).stats["cached_tokens"] = self.group.reused
+        if self._others:
+            self._finish_others()
+        self.done.set()
+        self.sink(None)
+
+    def _finish_others(self) -> None:
+        """Write the texts of a beam search behind the best one; there may be fewer than were asked for."""
+        sample, = self.samples
+        assert isinstance(sample.search, BeamSearch)
+        best = sample.generation
+        del self._others[max(0, len(sample.search.finished) - 1):]
+        for index, (result, hypothesis) in enumerate(zip(self._others, sample.search.finished[1:]), 1):
+            text = TextStream(self.decoder(self.request))
+            if sample.done:
+                result.ids, result.score = list(hypothesis.ids), hypothesis.score
+                for id in (*result.ids, None):
+                    self.sink(result.add(Piece(text.flush() if id is None else text.push(id), id, index)))
+            result.finish_reason = reason_of(hypothesis, self.request) if sample.done else best.finish_reason
+            result.stats, result.prompt, result.ignored = best.stats, best.prompt, best.ignored

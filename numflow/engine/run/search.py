@@ -1,0 +1,90 @@
+"""What picks the tokens of a text: one after the other, or by a beam search. The engine runs them, and nothing else.
+
+A search has
+    running                  hypotheses whose next token is wanted; the engine keeps a sequence for each
+    done, result             whether there is no more to run, and the Hypothesis that was found
+    propose(limit)           tokens that may come next, for speculation (see numflow.engine.speculate.draft)
+    choices(drafts)          how a device can pick the tokens behind the last one and the drafts, None if it cannot
+    advance(rows, drafts)    takes float32 [n, V], a row of logits for each running hypothesis (or, of one, the rows of
+                             its drafts too), or int32 [n], the tokens picked by `choices`; returns for each new
+                             hypothesis which of the old ones it continues
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.decoding.choice import Choice
+from numflow.engine.request.beam import BeamSearch, Hypothesis
+from numflow.engine.request.request import Request
+from numflow.engine.speculate.draft import Draft
+
+
+class OneByOne:
+    """Picks one token after the other, greedily or at random: a BeamSearch with one beam that ends at an end token.
+
+    new: ids so far, without an end token. ended: whether one came. done: whether there is no more to pick.
+    index: which of a request's samples this is. draft: proposes tokens, if there is any speculation.
+    """
+
+    def __init__(self, request: Request, index: int = 0, draft: Draft | None = None):
+        self.new: list[int] = []
+        self.ended, self.done = False, request.constraints.max_tokens == 0
+        self._constraints, self.sampler = request.constraints, request.sampler(index)
+        self._draft = request.drafting(self.sampler) if draft is None and request.drafting else draft
+
+    @property
+    def running(self) -> list[Hypothesis]:
+        """What to run next."""
+        return [self.result]
+
+    @property
+    def result(self) -> Hypothesis:
+        """What there is."""
+        return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
+
+    def propose(self, limit: int) -> list[int]:
+        """At most `limit` tokens that may come next."""
+        return self._draft.propose(self.sampler.ids, limit) if self._draft is not None and limit > 0 else []
+
+    def choices(self, drafts: Sequence[int] = ()) -> list[Choice] | None:
+        """How a device can pick the tokens behind the last one and behind each draft; None if it cannot."""
+        if self._draft is not None and any(self._draft.drawn_from(at) is not None for at in range(len(drafts))):
+            return None
+        found = [self.sampler.choice(ahead) for ahead in range(1 + len(drafts))]
+        return [one for one in found if one is not None] if None not in found else None
+
+    def advance(self, rows: np.ndarray, drafts: Sequence[int] = ()) -> list[int]:
+        """Take the logits float32 [1 + len(drafts), V] behind the last token and behind each draft, or the tokens
+        int32 [1 + len(drafts)] that a device has picked there by `choices`."""
+        pick = self.sampler.pick if rows.ndim == 2 else self.sampler.picked
+        for count, row in enumerate(rows if rows.ndim == 2 else rows.tolist()):
+            source = self._draft.drawn_from(count) if self._draft is not None and count < len(drafts) else None
+            self.take(pick(row) if source is None else self.sampler.check(row, drafts[count], source))
+            if self.done or count == len(drafts) or self.new[-1] != drafts[count]:
+                break
+        if self._draft is not None:
+            self._draft.accepted(len(drafts), count)
+        return [0]
+
+    def take(self, id: int) -> None:
+        """The sampler has picked `id`."""
+        self.ended = id in self._constraints.ends
+        if not self.ended:
+            self.new.append(id)
+        self.done = self.ended or self.sampler.complete or self.sampler.new == self._constraints.max_tokens
+
+    def close(self) -> None:
+        """The text has ended, or is wanted no more."""
+        if self._draft is not None:
+            self._draft.close()
+
+
+Search = OneByOne | BeamSearch
+
+
+def searches(request: Request, count: int = 1) -> list[Search]:
+    """The searches of `count` samples of a request."""
+    if request.beams is not None:
+        return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted, request.sampling)]
+    return [OneByOne(request, index) for index in range(count)]

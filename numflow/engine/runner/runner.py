@@ -1,0 +1,345 @@
+"""Sequences on a program: token ids in, rows of its output back, with KV blocks taken as the text grows."""
+
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from numflow.decoding.choice import Choice
+from numflow.engine.runner.fair_lock import Turns
+from numflow.engine.runner.kv_memory import MemoryPlan
+from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
+from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
+from numflow.errors import OutOfMemoryError, RequestError
+from numflow.network.by_length import variant
+from numflow.network.windows import windows
+from numflow.ops import Batch, TraceRow
+
+REWINDS = 32  # tokens that are taken back without running others again: more than are guessed at a time
+ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
+
+
+@dataclass
+class Part:
+    """What one sequence adds to a batch: its next tokens.
+
+    sequence: a Sequence, or what has its length, tables, cross, encoded and reach (a Lane of the scheduler).
+    ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
+    """
+
+    sequence: Any
+    ids: np.ndarray
+    rows: np.ndarray
+    types: np.ndarray | None = None
+
+
+class Runner:
+    """Owns a program and its KV blocks. Each batch runs under `lock`, so sequences of several threads may alternate.
+
+    chunk: rows of a prompt that run at once, where the network lets a prompt be cut (causal attention).
+    pools: its KV blocks, by the window of the layers that they are for; blocks: those of the first.
+    memory: what keys and values may take, None: all that there is.
+    """
+
+    def __init__(self, network, program, chunk: int = 512):
+        self.network = network
+        self.program = program
+        self.context = network.facts["context"]
+        self.vocabulary = network.facts["vocabulary"]
+        self.has_encoder = "encode" in network.entries
+        self.causal = network.facts["type"] != "encoder"
+        self.chunk = chunk if self.causal else self.context
+        found = windows(network)
+        sizes = {found[0]: program.block_bytes} if len(found) == 1 else program.window_bytes
+        self.pools = [Pool(BlockAllocator(), window, sizes[window]) for window in found]
+        self.blocks = self.pools[0].allocator
+        self.cross_blocks = BlockAllocator()
+        self.lock = Turns()
+        self.memory: MemoryPlan | None = None
+        self._there: list[int] = []  # blocks of each pool in the program's memory
+        for pool in self.pools:
+            pool.allocator.on_grow = partial(self._grow, pool.allocator)
+        self.cross_blocks.on_grow = partial(self._grow, self.cross_blocks)
+
+    def _grow(self, allocator: BlockAllocator, blocks: int) -> None:
+        """Let the program hold so many KV blocks of an allocator.
+
+        Raises:
+            MemoryError: there is no memory for them, or too little would be left.
+        """
+        if allocator.common is not None:
+            allocator.common.make_way(allocator, blocks)
+        there = [pool.allocator.capacity for pool in self.pools]
+        counts = [blocks if pool.allocator is allocator else max(count, pool.allocator.pinned)
+                  for pool, count in zip(self.pools, there)]
+        cross_blocks = blocks if allocator is self.cross_blocks else self.cross_blocks.capacity
+        if self.memory is not None:
+            before = max(self._average(there), self.cross_blocks.capacity)
+            self.memory.check(before, max(self._average(counts), cross_blocks) - before)
+        self.reserve(counts, cross_blocks)
+
+    def reserve(self, counts: Ids[int], cross_blocks: int) -> None:
+        """Let the program hold so many blocks of each pool."""
+        self._there = list(counts)
+        if len(counts) == 1:
+            self.program.reserve(counts[0], cross_blocks)
+        else:
+            own = {pool.window: count for pool, count in zip(self.pools, counts, strict=True)}
+            self.program.reserve(counts[0], cross_blocks, own)
+
+    def trim(self) -> None:
+        """Planned moves are made: what was there for their sake only is given back."""
+        counts = [pool.allocator.capacity for pool in self.pools]
+        for pool in self.pools:
+            pool.allocator.pinned = 0
+        if any(there > count for there, count in zip(self._there, counts)):
+            self.reserve(counts, self.cross_blocks.capacity)
+
+    def _average(self, counts: Ids[int]) -> int:
+        """Blocks of all layers that take as much memory as so many of each pool."""
+        whole = sum(pool.size for pool in self.pools)
+        if len(counts) == 1 or not whole:
+            return max(counts)
+        return -(-sum(pool.size * count for pool, count in zip(self.pools, counts, strict=True)) // whole)
+
+    @property
+    def reserved(self) -> int:
+        """Blocks of all layers that take as much memory as those that are reserved."""
+        return self._average([pool.allocator.capacity for pool in self.pools])
+
+    def limit(self, blocks: int | None) -> None:
+        """Let keys and values take no more than so many blocks of all layers, shared out as pools need them."""
+        whole = sum(pool.size for pool in self.pools)
+        shared = len(self.pools) > 1 and whole > 0
+        common = CommonMemory(self.pools, blocks * whole) if blocks is not None and shared else None
+        for pool in self.pools:
+            pool.allocator.common = common
+            pool.allocator.limit = blocks if common is None or not pool.size else common.nbytes // pool.size
+        self.cross_blocks.limit = blocks
+
+    def kv_bytes(self, used: bool = False) -> int:
+        """Bytes of keys and values that are reserved, or of those that requests hold."""
+        cross = self.program.cross_block_bytes if self.has_encoder else 0
+        held = [(pool.allocator, pool.size) for pool in self.pools] + [(self.cross_blocks, cross)]
+        return sum((allocator.used if used else allocator.capacity) * size for allocator, size in held)
+
+    def longest(self, texts: int) -> int:
+        """Tokens of each of so many texts side by side that the context and the memory for keys and values hold."""
+        size, limit, common = self.program.block_size, self.blocks.limit, self.blocks.common
+        if limit is None:
+            return self.context
+        if common is None:
+            return min(self.context, limit // texts * size)
+        least, most = 0, self.context
+        while least < most:
+            middle = (least + most + 1) // 2
+            fits = texts * text_bytes(self.pools, middle, self.chunk, size) <= common.nbytes
+            least, most = (middle, most) if fits else (least, middle - 1)
+        return least
+
+    def check(self, ids, what: str = "prompt") -> np.ndarray:
+        """Ids as i32 [n].
+
+        Raises:
+            RequestError: no ids, not whole numbers, out of the vocabulary, or more than the context.
+        """
+        try:
+            array = np.asarray(ids)
+        except ValueError as error:  # a ragged list
+            raise RequestError(f"{what} should be a list of token ids: {error}") from None
+        if array.size == 0:
+            raise RequestError(f"{what} is empty: at least one token is needed")
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise RequestError(f"{what} should be a list of token ids, is {array.dtype} {list(array.shape)}")
+        outside = array[(array < 0) | (array >= self.vocabulary)]
+        if len(outside):
+            raise RequestError(f"{what} has token id {outside[0]}; the vocabulary is 0 .. {self.vocabulary - 1}")
+        if len(array) > self.context:
+            raise RequestError(f"{what} has {len(array)} tokens; the model's context is {self.context} tokens")
+        return array.astype(np.int32)
+
+    def variant(self, reach: int) -> Hashable:
+        """What keys and values of a text that may come to hold so many tokens depend on beside its tokens."""
+        return variant(self.network, min(reach, self.context))
+
+    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "Sequence":
+        """A new sequence of at most `limit` tokens, after the encoder has read `encoder_ids`, if given."""
+        sequence = Sequence(self, limit, reach)
+        if encoder_ids is not None:
+            try:
+                self.encode([Part(sequence, encoder_ids, np.zeros(0, np.int32))], None)
+            except BaseException:
+                sequence.close()
+                raise
+        return sequence
+
+    def encode(self, parts: Ids[Part], output: str | None = "encoder_hidden") -> np.ndarray:
+        """Let the encoder read whole texts, each for its sequence, which is still empty. Returns what `run` does.
+
+        The texts' keys and values for the decoder stay with the sequences; the encoder's own lie in blocks that are
+        free again afterwards.
+        """
+        scratch = [BlockTable(self.blocks, self.program.block_size) for _ in parts]
+        with self.lock:
+            try:
+                counts = [len(part.ids) for part in parts]
+                self._reserve(self.pools[:1], [(table,) for table in scratch], counts, counts)
+                cross = Pool(self.cross_blocks)
+                self._reserve([cross], [(part.sequence.cross,) for part in parts], counts, counts)
+                for part in parts:
+                    part.sequence.encoded = len(part.ids)
+                return _copied(self.program.run(self._batch(parts, scratch), "encode", output))
+            finally:
+                for table in scratch:
+                    table.release()
+
+    def run(self, parts: Ids[Part], output: str | None) -> np.ndarray:
+        """One batch. Returns the wanted rows of `output`, part by part, float32 [R, N]; R = 0 if it is None."""
+        with self.lock:
+            self._reserve(self.pools, [part.sequence.tables for part in parts],
+                          [part.sequence.length + len(part.ids) for part in parts],
+                          [part.sequence.limit for part in parts])
+            result = _copied(self.program.run(self._batch(parts), "main", output))
+            for part in parts:
+                part.sequence.went_on(len(part.ids))
+            return result
+
+    def execute(self, parts: Ids[Part], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
+        """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
+        return self.program.run(self._batch(parts, tables), entry, output)
+
+    def sample(self, parts: Ids[Part], choices: Ids[Choice]) -> np.ndarray:
+        """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
+        return self.program.sample(self._batch(parts), choices)
+
+    def trace(self, sequence, ids) -> list[TraceRow]:
+        """As `run` for one token, with a row per step of the network."""
+        with self.lock:
+            self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
+            return self.program.trace(self._batch([Part(sequence, ids, np.zeros(1, np.int32))]))
+
+    def _batch(self, parts: Ids[Part], tables: Ids[BlockTable] | None = None) -> Batch:
+        """The parts side by side, without padding. tables: instead of the sequences' own."""
+        counts = [len(part.ids) for part in parts]
+        starts = np.cumsum([0, *counts], dtype=np.int32)
+        sequences = [part.sequence for part in parts]
+        own = [tables] if tables else list(zip(*(sequence.tables for sequence in sequences), strict=True))
+        blocks = [_rows_of([table.blocks for table in some]) for some in own]
+        narrow = {pool.window: rows for pool, rows in zip(self.pools, blocks) if pool.window and not tables}
+        batch = Batch(
+            tokens=np.concatenate([part.ids for part in parts], dtype=np.int32),
+            positions=np.concatenate([s.length + np.arange(n, dtype=np.int32) for s, n in zip(sequences, counts)]),
+            starts=starts, blocks=blocks[0], windows=narrow or None,
+            logit_rows=np.concatenate([start + part.rows for start, part in zip(starts, parts)], dtype=np.int32),
+            types=np.concatenate([np.zeros(n, np.int32) if part.types is None else part.types
+                                  for n, part in zip(counts, parts)]),
+            # An encoder reads whole texts. No text holds more than the context: its last token is not run.
+            limits=np.array(counts if tables else [min(s.reach, self.context) for s in sequences], np.int32))
+        if self.has_encoder:
+            batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
+            batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)
+        return batch
+
+    def _reserve(self, pools: Ids[Pool], tables: Ids[Ids[BlockTable]], tokens: Ids[int], limits: Ids[int]) -> None:
+        """Let the tables of each text, one for each pool, hold its tokens; the program's KV memory grows in steps of up
+        to `limits` tokens."""
+        size = self.program.block_size
+        missing = [sum(map(BlockTable.missing, some, tokens)) for some in zip(*tables, strict=True)]
+        wanted = [sum(max(0, pool.most(limit, self.chunk, size) - len(own[at].held))
+                      for own, limit in zip(tables, limits, strict=True)) for at, pool in enumerate(pools)]
+        if any(missing) and not room(pools, missing, wanted, size):
+            raise OutOfMemoryError(f"no memory for the keys and values of {sum(tokens)} tokens")
+        for own, count in zip(tables, tokens, strict=True):
+            for table in own:
+                table.extend(count)
+
+
+def _copied(result) -> np.ndarray:
+    """The program's buffer is used again by its next run."""
+    return np.empty((0, 0), np.float32) if result is None else np.array(result)
+
+
+def _rows_of(tables: Ids[list[int]]) -> np.ndarray:
+    """i32 [B, M]; -1, which no block has, beyond a sequence's own."""
+    table = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, blocks in zip(table, tables):
+        row[:len(blocks)] = blocks
+    return table
+
+
+class Sequence:
+    """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`.
+
+    encoded: tokens that the encoder has read for it. reach: tokens of the request that it is a part of, which choose
+    what depends on the length; 0: the limit. kept: tokens that it can be taken back to (`rewind`) whatever comes.
+    """
+
+    def __init__(self, runner: Runner, limit: int, reach: int = 0):
+        self.runner = runner
+        self.limit, self.reach = limit, reach or limit
+        self.length = 0
+        self.encoded = 0
+        self.kept: int | None = None
+        self.tables = tuple(pool.table(runner.program.block_size) for pool in runner.pools)
+        self.cross = BlockTable(runner.cross_blocks, runner.program.block_size)
+
+    @property
+    def table(self) -> BlockTable:
+        """The blocks of the first pool."""
+        return self.tables[0]
+
+    def went_on(self, count: int) -> None:
+        """So many tokens have been run: what no token to come sees is given back."""
+        self.length += count
+        for table in self.tables:
+            table.slide(self.length - REWINDS if self.kept is None else min(self.length, self.kept))
+
+    def rewind(self, length: int) -> int:
+        """Forget the tokens behind the first `length`. Returns how many are left: none where the blocks of a window
+        were given back that the next token would see."""
+        if any(table.reaches(length) < table.first for table in self.tables):
+            with self.runner.lock:
+                for table in self.tables:
+                    table.release()
+            length = 0
+        self.length = length
+        return length
+
+    def last(self, ids: Ids, output: str = "logits") -> np.ndarray:
+        """Run `ids` in chunks; float32 [N], the output's row of the last one."""
+        rest = self.advance(np.asarray(ids, np.int32))
+        return self.runner.run([Part(self, rest, np.array([len(rest) - 1], np.int32))], output)[0]
+
+    def advance(self, ids: np.ndarray) -> np.ndarray:
+        """Run all `ids` but the last chunk, which is returned."""
+        chunk = self.runner.chunk
+        while len(ids) > chunk:
+            self.runner.run([Part(self, ids[:chunk], np.zeros(0, np.int32))], None)
+            ids = ids[chunk:]
+        return ids
+
+    def rows(self, ids: np.ndarray, output: str = "logits", types=None,
+             every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+        """Run `ids` in chunks; yields (start, float32 [n, N]), the output's rows start, start + every, ..."""
+        width = self.runner.network.outputs[output].width
+        chunk = max(1, min(self.runner.chunk // every, ROW_VALUES // width)) * every if self.runner.causal else len(ids)
+        for start in range(0, len(ids), chunk):
+            part = ids[start:start + chunk]
+            part_types = None if types is None else types[start:start + chunk]
+            yield start, self.runner.run([Part(self, part, np.arange(0, len(part), every), part_types)], output)
+
+    def close(self) -> None:
+        """Give the KV blocks back; may be called twice."""
+        with self.runner.lock:
+            for table in self.tables:
+                table.release()
+            self.cross.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,105 @@
+"""How probable given tokens are: of a prompt, and of continuations, as evaluation harnesses ask for them."""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
+from numflow.engine.runner.runner import ROW_VALUES, Part, Runner
+from numflow.engine.runner.texts import BATCH_ROWS, groups
+from numflow.errors import RequestError
+
+NO_ROWS = np.zeros(0, np.int32)
+Ids = Sequence[int] | np.ndarray
+
+
+class Likelihood(NamedTuple):
+    """Of a continuation: the sum of its tokens' log-probabilities, and whether each is the most probable one."""
+
+    logprob: float
+    is_greedy: bool
+
+
+class Pair(NamedTuple):
+    """A context and what follows, int32 [n] and [m]; `ids` is what runs."""
+
+    context: np.ndarray
+    continuation: np.ndarray
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.concatenate([self.context, self.continuation[:-1]])
+
+
+def prompt_logprobs(runner: Runner, ids: np.ndarray, top: int, reach: int) -> list[TokenLogprob | None]:
+    """Of each token of a text, given those before it; None for the first. top: as many of the most probable ones.
+    reach: tokens of the text and of what is to follow it."""
+    found: list[TokenLogprob | None] = [None]
+    with runner.open(len(ids), reach=reach) as sequence:
+        for start, rows in sequence.rows(ids[:-1]):
+            found += token_logprobs(rows, ids[start + 1:start + 1 + len(rows)], top)
+    return found
+
+
+def loglikelihoods(runner: Runner, pairs: Sequence[tuple[Ids, Ids]], bos: int | None) -> list[Likelihood]:
+    """See Model.loglikelihoods; bos: stands for an empty context."""
+    by_context: dict[Hashable, list[int]] = {}
+    checked = [_checked(runner, *pair, bos) for pair in pairs]
+    for place, pair in enumerate(checked):
+        key = pair.context.tobytes(), runner.variant(len(pair.ids))
+        by_context.setdefault(key, []).append(place)
+    limit = max(1, min(BATCH_ROWS, ROW_VALUES // runner.vocabulary))
+    found: dict[int, Likelihood] = {}
+    single: list[int] = []
+    for places in by_context.values():
+        if len(places) > 1 or len(checked[places[0]].ids) > limit:
+            scores = _one_context(runner, checked[places[0]].context, [checked[place].continuation for place in places])
+            found |= zip(places, scores, strict=True)
+        else:
+            single += places
+    done = 0
+    for group in groups((checked[place] for place in single), limit):
+        found |= zip(single[done:done + len(group)], _side_by_side(runner, group), strict=True)
+        done += len(group)
+    return [found[place] for place in range(len(pairs))]
+
+
+def _checked(runner, context, continuation, bos) -> Pair:
+    if len(context) == 0 and bos is None:
+        raise RequestError("the context is empty, and the model has no token that starts a text")
+    pair = Pair(runner.check(context if len(context) else [bos], "context"),
+                runner.check(continuation, "continuation"))
+    if len(pair.ids) > runner.context:
+        raise RequestError(f"context and continuation have {len(pair.ids) + 1} tokens; the model's context is "
+                           f"{runner.context} tokens")
+    return pair
+
+
+def _one_context(runner, context, continuations) -> list[Likelihood]:
+    """The context runs once, and every continuation after it."""
+    results, before = [], len(context) - 1
+    with runner.open(before + max(map(len, continuations))) as sequence:
+        sequence.kept = before
+        if before:
+            rest = sequence.advance(context[:-1])
+            runner.run([Part(sequence, rest, NO_ROWS)], None)
+        for ids in continuations:
+            sequence.rewind(before)  # what an earlier one has left behind is written over
+            run = np.concatenate([context[-1:], ids[:-1]])
+            parts = [log_likelihood(rows, ids[start:start + len(rows)]) for start, rows in sequence.rows(run)]
+            results.append(Likelihood(sum(logprob for logprob, _ in parts), all(greedy for _, greedy in parts)))
+    return results
+
+
+def _side_by_side(runner, pairs) -> list[Likelihood]:
+    sequences = [runner.open(len(pair.ids)) for pair in pairs]
+    try:
+        y = runner.run([Part(sequence, pair.ids, np.arange(len(pair.context) - 1, len(pair.ids), dtype=np.int32))
+                        for sequence, pair in zip(sequences, pairs, strict=True)], "logits")
+    finally:
+        for sequence in sequences:
+            sequence.close()
+    ends = np.cumsum([len(pair.continuation) for pair in pairs])
+    return [Likelihood(*log_likelihood(rows, pair.continuation))
+            for rows, pair in zip(np.split(y, ends[:-1]), pairs, strict=True)]

@@ -1,0 +1,168 @@
+"""Who guesses the tokens of a text: its own past, or a smaller model. See numflow.engine.speculate.draft."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from numflow.decoding.lookup import lookup
+from numflow.decoding.sampler import Sampler
+from numflow.decoding.select import draw
+from numflow.decoding.speculative import Distribution, DraftLength, StepTimes
+from numflow.engine.speculate.draft import MAX_DRAFTS
+from numflow.errors import NumflowError, RequestError
+
+RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # how often guesses are right, by how many tokens agree, before anything is known
+GUESSES = 1 << 32  # added to a sample's index: the random numbers of its guesses are others than those of its tokens
+
+
+class Paced:
+    """A Draft that guesses as many tokens as pay.
+
+    times: what steps take, shared by all texts. most: always so many guesses; 0: as many as pay.
+    guess_s: seconds that a guess takes.
+    """
+
+    def __init__(self, times: StepTimes, most: int = 0):
+        self._times, self._most = times, most
+        self._length = DraftLength(MAX_DRAFTS)  # of the latest guesses
+        self._since: float | None = None  # when the step of the latest guesses began
+        self.guess_s = 0.0
+
+    def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
+        """At most `limit` tokens that may follow `ids`."""
+        self._times.enter(self)
+        guesses = self.guess(np.asarray(ids, np.int32), limit)
+        self._since = time.perf_counter()
+        return guesses
+
+    def count(self, limit: int) -> int:
+        """How many tokens to guess now."""
+        return min(limit, self._most or self._length.choose(self._times, self.guess_s))
+
+    def accepted(self, proposed: int, accepted: int) -> None:
+        """Of so many guesses that ran the first `accepted` were right."""
+        if self._since is not None:  # else the prompt has run
+            self._times.observe(proposed, time.perf_counter() - self._since)
+            self._since = None
+        self._length.update(proposed, accepted)
+
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        """At most `limit` tokens."""
+        raise NotImplementedError
+
+    def drawn_from(self, place: int) -> Distribution | None:
+        """What the latest guess at `place` was drawn from; None: it was not drawn."""
+        return None
+
+    def close(self) -> None:
+        """The text has ended."""
+        self._times.leave(self)
+
+
+class NgramDraft(Paced):
+    """Guesses that the text goes on as it did after an earlier occurrence of its latest tokens.
+
+    before: tokens that the text may repeat too, such as those an encoder has read.
+
+    The more tokens agree, the more often the guess is right: each such length has its own count.
+    """
+
+    def __init__(self, times: StepTimes, most: int = 0, before: np.ndarray | None = None):
+        super().__init__(times, most)
+        self._before = np.zeros(0, np.int32) if before is None else before
+        self._lengths = [DraftLength(MAX_DRAFTS, rate) for rate in RATES]
+
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        found, agree = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
+        self._length = self._lengths[agree]
+        return found[:self.count(limit)].tolist() if agree else []
+
+
+class ModelDraft(Paced):
+    """Guesses with a smaller model of the same vocabulary, in a sequence of its own.
+
+    runner: of that model. sampler: the text's own, whose strategies and random numbers the guesses are drawn with.
+    """
+
+    def __init__(self, runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
+        super().__init__(times, most)
+        self._runner, self._sampler = runner, sampler
+        self._sequence = runner.open(min(limit, runner.context))
+        self._held = np.zeros(0, np.int32)  # tokens in the sequence
+        self._from: list[Distribution | None] = []
+
+    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+        count = min(self.count(limit), self._sequence.limit - len(ids))
+        self._from = []
+        if count <= 0:
+            return []
+        logits = self._catch_up(ids)
+        begin, guesses = time.perf_counter(), []
+        sampler = self._sampler.copy()
+        sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + GUESSES
+        while True:
+            try:
+                guesses.append(self._next(sampler, logits))
+            except RequestError:  # the text's own sampler will say what is wrong, if it comes that far
+                break
+            if len(guesses) == count or guesses[-1] in sampler.constraints.ends or sampler.complete:
+                break
+            logits = self._run(guesses[-1:])
+        self.guess_s = (time.perf_counter() - begin) / count
+        return guesses
+
+    def _next(self, sampler: Sampler, logits: np.ndarray) -> int:
+        if sampler.settings.deterministic:
+            self._from.append(None)
+            return sampler.pick(logits)
+        source = Distribution(*sampler.distribution(logits))
+        id = draw(*source, sampler.uniform())
+        sampler.accept(id)
+        self._from.append(source)
+        return id
+
+    def drawn_from(self, place: int) -> Distribution | None:
+        return self._from[place]
+
+    def _catch_up(self, ids: np.ndarray) -> np.ndarray:
+        """Logits [V] behind `ids`, of which only those run that differ from what the sequence holds."""
+        common = min(len(ids) - 1, len(self._held))
+        differs = np.flatnonzero(ids[:common] != self._held[:common])
+        self._held = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
+        return self._run(ids[self._sequence.length:])
+
+    def _run(self, ids) -> np.ndarray:
+        ids = np.asarray(ids, np.int32)
+        logits = self._sequence.last(ids)
+        self._held = np.concatenate([self._held, ids])
+        return logits[:self._runner.vocabulary]
+
+    def close(self) -> None:
+        super().close()
+        self._sequence.close()
+
+
+def check_draft(model, draft) -> None:
+    """That a model can guess for another.
+
+    Raises:
+        RequestError: it is no decoder, or its vocabulary is another one.
+    """
+    name = draft.network.name
+    if draft.runner.has_encoder or not draft.runner.causal or "logits" not in draft.network.outputs:
+        raise RequestError(f"{name} cannot guess tokens: a draft model is a decoder with an output head")
+    if model.runner.has_encoder:
+        raise RequestError(f"{model.network.name} is an encoder-decoder: a draft model cannot guess for it")
+    if draft.vocabulary != model.vocabulary:
+        raise RequestError(f"the draft model {name} has {draft.vocabulary} token ids, {model.network.name} "
+                           f"{model.vocabulary}: they need one vocabulary")
+    try:
+        ours, theirs = model.tokenizer, draft.tokenizer
+    except NumflowError:
+        return  # ids alone; whoever uses them has to know
+    for id in range(min(ours.vocab_size, theirs.vocab_size)):
+        if ours.vocabulary.text(id) != theirs.vocabulary.text(id):
+            raise RequestError(f"the draft model {name} has another vocabulary than {model.network.name}: token {id} "
+                               f"is {theirs.vocabulary.text(id)!r}, not {ours.vocabulary.text(id)!r}")

@@ -1,0 +1,149 @@
+"""Embeddings of texts: hidden states, pooled as the model's own files say."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numflow.decoding.settings import is_count
+from numflow.engine.request.prompt import SHRINKS, check_size
+from numflow.engine.run.forward import Text, outputs
+from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, Recipe
+from numflow.errors import RequestError, did_you_mean, quoted
+
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+def embed(model, recipe: Recipe, texts: Texts, normalize: bool | None, pooling: str | None, truncate: bool,
+          prompt: str | None) -> np.ndarray:
+    """See Model.embed."""
+    single = isinstance(texts, str) or (len(texts) > 0 and all(map(is_count, texts)))
+    several: Sequence = [texts] if single else texts
+    if not (all(isinstance(text, str) for text in several) or all(map(_is_ids, several))):
+        raise RequestError(f"embed needs a text or a list of texts, or ids or a list of such, has {quoted(texts)}")
+    modes = poolings(model.network.name, recipe, pooling)
+    layers = _layers(recipe, normalize)
+    before = _prompt(model, recipe, prompt) if isinstance(next(iter(several), ""), str) else _no_prompt(prompt)
+    skipped = 0 if recipe.pool_prompt or not before else _prompt_tokens(model, recipe, before)
+    ids = _ids(model, recipe, several, before, truncate)
+    output = "encoder_hidden" if model.runner.has_encoder else "hidden"
+    vectors = []
+    for hidden in outputs(model.core, map(Text, ids), output):
+        vector = np.concatenate([pool(hidden, mode, skipped) for mode in modes])
+        for layer in layers:
+            vector = layer(vector)
+        vectors.append(vector.astype(np.float32))
+    if single:
+        return vectors[0]
+    width = len(modes) * model.network.outputs[output].width
+    width = next((len(layer.weight) for layer in reversed(layers) if isinstance(layer, Dense)), width)
+    return np.array(vectors, np.float32).reshape(len(vectors), width)
+
+
+def pool(hidden: np.ndarray, mode: str, skipped: int = 0) -> np.ndarray:
+    """One vector float64 [D] of hidden states [n, D]; the first `skipped` tokens do not count (but for "cls")."""
+    if mode == "cls":
+        return hidden[0].astype(np.float64)
+    counted = hidden[min(skipped, len(hidden) - 1):].astype(np.float64)
+    if mode == "last":
+        return counted[-1]
+    if mode == "max":
+        return counted.max(0)
+    if mode == "weighted_mean":
+        weights = np.arange(len(hidden) - len(counted) + 1, len(hidden) + 1)
+        return weights @ counted / weights.sum()
+    return counted.sum(0) / (len(counted) if mode == "mean" else len(counted) ** 0.5)
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    """The vector divided by its length."""
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def poolings(name: str, recipe: Recipe, pooling: str | None) -> tuple[str, ...]:
+    """How hidden states become one vector: as asked for, or as the model's own files say.
+
+    Raises:
+        RequestError: neither says so, there is no such pooling, or it does not fit what comes after it.
+    """
+    if pooling is None:
+        if not recipe.pooling:
+            raise RequestError(f"{name} does not say how embeddings are pooled (it has no modules.json, "
+                               f"and its specification no pooling): name a pooling, one of {', '.join(POOLINGS)}")
+        return recipe.pooling
+    if pooling not in POOLINGS:
+        raise RequestError(f"no pooling {quoted(pooling)}{did_you_mean(pooling, POOLINGS)}")
+    first = next((layer.weight.shape[1] for layer in recipe.layers if isinstance(layer, Dense)), None)
+    if first is not None and len(recipe.pooling) != 1:
+        raise RequestError(f"{name} has a layer after its pooling that needs {first} columns: pooling "
+                           f"{quoted(pooling)} alone does not make them")
+    return (pooling,)
+
+
+def _layers(recipe, normalize) -> list:
+    """normalize None: as the files say. True: the result has length 1. False: it is not normalised."""
+    layers = [unit if layer == "normalize" else layer for layer in recipe.layers
+              if layer != "normalize" or normalize is not False]
+    return [*layers, unit] if normalize and layers[-1:] != [unit] else layers
+
+
+def _prompt(model, recipe, prompt) -> str:
+    """The text to put in front."""
+    if prompt is None:
+        return "" if recipe.prompt is None else recipe.prompts[recipe.prompt]
+    if prompt not in recipe.prompts:
+        raise RequestError(f"{model.network.name} has no prompt {quoted(prompt)}{did_you_mean(prompt, recipe.prompts)}")
+    return recipe.prompts[prompt]
+
+
+def _no_prompt(prompt) -> str:
+    """Ids run as they are: nothing is put in front."""
+    if prompt is not None:
+        raise RequestError(f"prompt {quoted(prompt)} is for texts: ids run as they are")
+    return ""
+
+
+def _is_ids(value) -> bool:
+    return not isinstance(value, str) and isinstance(value, (Sequence, np.ndarray)) and all(map(is_count, value))
+
+
+def _clean(recipe, text) -> str:
+    text = text.strip() if recipe.strip else text
+    return text.lower() if recipe.lower else text
+
+
+def _prompt_tokens(model, recipe, before) -> int:
+    """Tokens of a prompt, with those in front of it."""
+    tokenizer = model.tokenizer
+    return len(tokenizer.wrapping.prefix) + len(tokenizer.encode(_clean(recipe, before), add_special=False))
+
+
+def _within(tokenizer, text: str, limit: int, truncate: bool, number: int) -> str:
+    """A text, or as much of it as could have so many tokens."""
+    if truncate and len(text) > SHRINKS * limit:
+        return text[:SHRINKS * limit * tokenizer.longest]
+    check_size(tokenizer, text, limit, f"text {number}")
+    return text
+
+
+def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
+    """Checked ids of each text, none longer than the model's limit."""
+    found: list[np.ndarray] = []
+    limit = min(recipe.max_tokens or model.context, model.context)
+    if all(not isinstance(text, str) for text in texts):
+        tokenizer, around = None, 0  # ids alone need none
+    else:
+        tokenizer = model.tokenizer
+        around = len(tokenizer.wrapping.apply([])[0])
+    for number, text in enumerate(texts, 1):
+        whole = not isinstance(text, str)
+        ids = text if whole else tokenizer.encode(_within(tokenizer, _clean(recipe, before + text), limit, truncate,
+                                                          number), add_special=False)
+        added = 0 if whole else around
+        if len(ids) + added > limit and not truncate:
+            source = f" in {recipe.limit_from}" if limit == recipe.max_tokens else ""
+            raise RequestError(f"text {number} has {len(ids) + added} tokens; the model's limit{source} is {limit}. "
+                               "Shorten it, or have what is beyond dropped (truncate)")
+        ids = ids[:max(0, limit - added)]
+        ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
+        found.append(model.runner.check(ids, f"text {number}"))
+    return found

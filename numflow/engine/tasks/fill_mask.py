@@ -1,0 +1,51 @@
+"""What stands in the gaps of a text, by a masked language model."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numflow.decoding.select import largest
+from numflow.engine.request.ahead import check_masked
+from numflow.engine.request.prompt import check_size
+from numflow.errors import RequestError, quoted
+
+
+class Filling(NamedTuple):
+    """A token for one gap: its text, its id, its probability, and the whole text with this gap filled."""
+
+    token: str
+    id: int
+    probability: float
+    text: str
+
+
+def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
+    """See Model.fill_mask."""
+    check_masked(model.network)
+    if not isinstance(top_k, (int, np.integer)) or isinstance(top_k, bool) or not 1 <= top_k <= model.vocabulary:
+        raise RequestError(f"top_k should be a whole number 1 .. {model.vocabulary}, is {quoted(top_k)}")
+    tokenizer = model.tokenizer
+    if tokenizer.mask_id is None:
+        raise RequestError(f"the tokenizer of {model.network.name} has no mask token")
+    check_size(tokenizer, text, model.context, "the text")
+    content = tokenizer.encode(text, add_special=False)
+    gaps = [at for at, id in enumerate(content) if id == tokenizer.mask_id]
+    if not gaps:
+        mask = tokenizer.token_text(tokenizer.mask_id)
+        raise RequestError(f"the text has no gap; write {mask} where a word is missing")
+    ids, types = tokenizer.wrapping.apply(content)
+    logits = model.logits(ids, token_type_ids=types if any(types) else None)
+    places = [at for at, id in enumerate(ids) if id == tokenizer.mask_id]
+    return [_fillings(tokenizer, content, gap, logits[place], top_k) for gap, place in zip(gaps, places, strict=True)]
+
+
+def _fillings(tokenizer, content, gap, logits, top_k) -> list[Filling]:
+    """The top_k most probable tokens for the gap, best first."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    probabilities = np.exp(scores)
+    probabilities /= probabilities.sum()
+    best = largest(scores, np.arange(len(scores)), top_k)
+    best = best[np.argsort(-scores[best], kind="stable")]
+    return [Filling(tokenizer.decode([id], skip_special=False), int(id), float(probabilities[id]),
+                    tokenizer.decode([*content[:gap], int(id), *content[gap + 1:]], skip_special=False)) for id in best]

@@ -1,0 +1,123 @@
+"""Translation: which languages a model knows, and where it wants their tokens."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from numflow.engine.request.prompt import check_size
+from numflow.engine.request.request import Request, Requests, Settings
+from numflow.errors import RequestError, did_you_mean, quoted
+
+MAX_TOKENS = 256  # of a translation, where the model's files say nothing
+
+# How vocabularies write a language. The last one stands in the text to translate and names the target; the others
+# name the source beside the text, and are the target's first token.
+FORMS = tuple(map(re.compile, (r"__([a-z]{2,8})__", r"([a-z]{3}_[A-Z][a-z]{3})", r"([a-z]{2,3}_[A-Z]{2})")))
+IN_TEXT = re.compile(r">>([\w-]+)<<")
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Language codes and the ids of their tokens. in_text: the target's token stands before the text to translate."""
+
+    ids: Mapping[str, int]
+    in_text: bool = False
+
+    def id(self, code: str) -> int:
+        """Id of a language: by its code, or by the part before "_" where that names one language only.
+
+        Raises:
+            RequestError: not among the languages.
+        """
+        if code in self.ids:
+            return self.ids[code]
+        alike = [known for known in self.ids if known.partition("_")[0] == code]
+        if len(alike) != 1:
+            hint = f"; it could be {', '.join(alike)}" if alike else did_you_mean(code, self.ids)
+            raise RequestError(f"the model knows no language {quoted(code)}{hint}")
+        return self.ids[alike[0]]
+
+
+def languages(tokenizer) -> Languages:
+    """The languages of a vocabulary, none if it has no tokens for them."""
+    added = tokenizer.vocabulary.added
+    for form in FORMS:
+        found = {match[1]: id for text, id in added.items() if (match := form.fullmatch(text))}
+        if found:
+            return Languages(found)
+    texts = ((tokenizer.vocabulary.text(id), id) for id in range(tokenizer.vocab_size))
+    return Languages({match[1]: id for text, id in texts if text and (match := IN_TEXT.fullmatch(text))}, in_text=True)
+
+
+def chosen(known: Languages, source: str | None, target: str | None) -> tuple[int | None, int | None]:
+    """Ids of the language tokens for the encoder and for the decoder, None where there is none.
+
+    Raises:
+        RequestError: a language is missing, unknown, or cannot be chosen.
+    """
+    if not known.ids:
+        if source is not None or target is not None:
+            raise RequestError("the vocabulary names no languages, so there is none to choose: leave out source and "
+                               "target (a task may have to be named in the text)")
+        return None, None
+    if known.in_text and source is not None:
+        raise RequestError("the model reads one language only, or finds out itself: leave out source, and give target")
+    if target is None or (source is None and not known.in_text):
+        wanted = "target" if known.in_text else "source and target"
+        raise RequestError(f"give {wanted}: the model knows {', '.join(sorted(known.ids))}")
+    return (known.id(target), None) if source is None else (known.id(source), known.id(target))
+
+
+def encoder_ids(tokenizer, known: Languages, text: str, language: int | None, most: int | None = None) -> list[int]:
+    """What the encoder reads: the text with the tokens around it, and that of a language.
+
+    The language takes the place of the one that the tokenizer puts around texts; where it puts none, the first place.
+    most: tokens that the text may have.
+    """
+    check_size(tokenizer, text, most, "the text")
+    content = tokenizer.encode(text, add_special=False, parse_special=False)
+    if language is None:
+        return tokenizer.wrapping.apply(content)[0]
+    if known.in_text:
+        return tokenizer.wrapping.apply([language, *content])[0]
+    before, after = _around(tokenizer)
+    of_language = set(known.ids.values())
+    if of_language.isdisjoint([*before, *after]):
+        return [language, *before, *content, *after]
+    before, after = ([language if id in of_language else id for id in ids] for ids in (before, after))
+    return [*before, *content, *after]
+
+
+def _around(tokenizer) -> tuple[list[int], list[int]]:
+    """Ids before and after a text."""
+    slots = [what for what, _ in tokenizer.wrapping.single]
+    at = next(n for n, what in enumerate(slots) if not isinstance(what, int))
+    return slots[:at], slots[at + 1:]
+
+
+def decoder_ids(known: Languages, start: int, language: int) -> tuple[list[int], int]:
+    """The decoder's first ids and how many of them count as generated.
+
+    start: the model's own decoder start token. Where that is a language, the wanted one takes its place.
+    """
+    return ([language], 0) if start in known.ids.values() else ([start, language], 1)
+
+
+def translations(tokenizer, known: Languages, requests: Requests, texts, source, target, settings,
+                 budget) -> list[Request]:
+    """A request for each text; see Model.translate."""
+    texts = [texts] if isinstance(texts, str) else texts
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"translate needs a text or a list of texts, has {quoted(texts)}")
+    own, (reads, writes), counted = requests.defaults, chosen(known, source, target), 0
+    given = dict(settings)
+    if writes is not None:
+        if settings.get("decoder_ids") is not None:
+            raise RequestError("the target language decides the decoder's first tokens: leave out decoder_ids")
+        given["decoder_ids"], counted = decoder_ids(known, requests.first_ids()[0], writes)
+    given.setdefault("max_tokens", MAX_TOKENS if own.max_length is None else max(1, own.max_length - 1 - counted))
+    if not {"temperature", "stop"} & settings.keys():
+        given.setdefault("num_beams", own.num_beams)
+    chosen_settings = Settings.of(given)
+    sources = [encoder_ids(tokenizer, known, text, reads, requests.context) for text in texts]
+    return [requests.make(ids, chosen_settings, counted, budget) for ids in sources]

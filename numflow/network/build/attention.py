@@ -1,0 +1,249 @@
+"""The attention block: projections, q/k norms, rotation, cache, attention, output projection."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.errors import SpecError
+from numflow.network.build.builder import Builder
+from numflow.network.build.rope import Rotary, alibi_slopes, check_rotary, rotary
+from numflow.ops import Cache, View
+from numflow.spec.schema import SECTIONS
+
+
+@dataclass(frozen=True)
+class Heads:
+    """H query heads, G key/value heads, columns of a query/key head and of a value head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+def self_attention(b: Builder, x: View) -> View:
+    """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, D]."""
+    shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
+    if shape.heads % shape.kv_heads:
+        raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
+                        f"found {shape.heads}")
+    y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
+    if b.option("attention", "gate"):
+        gate = b.linear("attn_gate", x, b.view("attention_gate", y.width))
+        b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+    return b.linear("attn_output", y, b.view("branch", x.width))
+
+
+def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int) -> None:
+    """Attention of `heads` query heads over a cache, as the spec has it."""
+    weights = _position_biases(b, heads)
+    b.emit("attention", (q,), (y,), "attention", weights, cache=cache.name, heads=heads,
+           **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
+           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}))
+
+
+def _heads(b: Builder, x: View, shape: Heads) -> View:
+    """Keys and values of every key/value head are stored; what all query heads found, side by side."""
+    q, k, v = _projections(b, x, shape)
+    _clip(b, (q, k, v))
+    if not b.option("attention", "norm_after_rope"):
+        _qk_norms(b, q, k, shape)
+    if b.option("rope", "enabled"):
+        rotate(b, q, shape.heads, shape.head_dim, "rope_q")
+        rotate(b, k, shape.kv_heads, shape.head_dim, "rope_k")
+    if b.option("attention", "norm_after_rope"):
+        _qk_norms(b, q, k, shape)
+    name = f"{b.prefix}self"
+    cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+    b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
+    y = b.view("attention", shape.heads * shape.value_dim)
+    _attend(b, q, y, cache, shape.heads)
+    return y
+
+
+def cross_memory(b: Builder, memory: View) -> None:
+    """In the "encode" entry: keys and values of the encoder's output for one decoder layer's cross-attention."""
+    shape = _cross_shape(b)
+    kv = b.view("cross_kv", shape.kv_heads * (shape.head_dim + shape.value_dim))
+    k = View(kv.buffer, 0, shape.kv_heads * shape.head_dim)
+    v = View(kv.buffer, k.width, shape.kv_heads * shape.value_dim)
+    b.linear("cross_k", memory, k)
+    b.linear("cross_v", memory, v)
+    cache = f"{b.prefix}cross"
+    b.caches[cache] = Cache(cache, shape.kv_heads, shape.head_dim, shape.value_dim, kind="cross")
+    b.emit("cache_write", (k, v), (), "cross_write", cache=cache)
+
+
+def cross_attention(b: Builder, x: View) -> View:
+    """Attention of the decoder over the encoder's output. Returns [T, D]."""
+    shape = _cross_shape(b)
+    q = b.linear("cross_q", x, b.view("qkv", shape.heads * shape.head_dim))
+    y = b.view("attention", shape.heads * shape.value_dim)
+    b.emit("attention", (q,), (y,), "cross_attention", cache=f"{b.prefix}cross", heads=shape.heads,
+           scale=b.option("attention", "scale"), causal=False)
+    return b.linear("cross_output", y, b.view("branch", x.width))
+
+
+def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str) -> None:
+    """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
+    options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
+    check_rotary(options, head_dim, b.where)
+    angles = _angles(b, rotary(options, *_divisors(b, options["dims"] // 2)))
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"])
+
+
+def _angles(b: Builder, how: Rotary) -> View:
+    """Cosines and sines of each row's position; the step that makes them is emitted where an entry has none yet."""
+    weights = {"inv_freq": _constant(b, how.inv_freq)}
+    params: dict[str, float] = {"scale": how.scale}
+    if how.border:
+        params |= {"border": how.border, "long_scale": how.long_scale}
+        if how.long is None:
+            params["stretch"] = how.stretch
+        else:
+            weights["long"] = _constant(b, how.long)
+    words = [*weights.values(), *(f"{value:g}" for value in params.values())]
+    angles = b.view(".".join(("angles", *words)), 2 * len(how.inv_freq))
+    if not any(step.op == "rope_angles" and step.outputs == (angles,) for step in b.entries.get(b.entry, [])):
+        b.emit("rope_angles", (), (angles,), "angles", weights, **params)
+    return angles
+
+
+def _constant(b: Builder, inv_freq: np.ndarray) -> str:
+    known = [name for name in b.weights if name.startswith("rope.")]
+    name = next((name for name in known if np.array_equal(b.weights[name].constant, inv_freq)), None)
+    return name or b.constant(f"rope.{len(known)}", inv_freq)
+
+
+def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
+    """Factors that some files carry as a tensor: one, or one for each side of the original context.
+
+    Raises:
+        SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
+    """
+    tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
+    divisors: list[np.ndarray | None] = []
+    for tensor in tensors:
+        found = None if tensor is None else tensor.f32().reshape(-1)[:count]
+        if found is not None and not (len(found) == count and (found > 0).all() and np.isfinite(found).all()):
+            raise SpecError(f"{b.where}: tensor {tensor.name!r}: expected {count} positive divisors of frequencies")
+        divisors.append(found)
+    return divisors
+
+
+def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
+    """q [T, H*E], k [T, G*E], v [T, G*Ev], side by side in one buffer whatever the file's layout."""
+    widths = (s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim)
+    qkv = b.view("qkv", sum(widths))
+    starts = (0, widths[0], widths[0] + widths[1])
+    q, k, v = (View(qkv.buffer, start, width) for start, width in zip(starts, widths, strict=True))
+    layout = b.option("attention", "qkv")
+    if layout == "separate":
+        for module, view in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
+            b.linear(module, x, view)
+        return q, k, v
+    if layout == "concat":
+        chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
+    else:
+        b.expect_rows("attn_qkv", sum(widths))
+        chosen = _grouped_rows(s)
+    for view, rows, part in zip((q, k, v), chosen, (".q", ".k", ".v"), strict=True):
+        b.linear("attn_qkv", x, view, select=rows, suffix=part)
+    return q, k, v
+
+
+def _clip(b: Builder, views: tuple[View, ...]) -> None:
+    limit = b.option("attention", "clip")
+    for view in views if limit else ():
+        b.emit("clamp", (view,), (view,), "qkv_clip", limit=limit)
+
+
+def _grouped_rows(s: Heads) -> list[np.ndarray]:
+    """Rows of q, k and v in a fused matrix that goes [q .. q k v] per key/value head."""
+    per_group = s.heads // s.kv_heads
+    size = (per_group + 1) * s.head_dim + s.value_dim
+    first = np.arange(s.kv_heads)[:, None] * size
+    q = first + np.arange(per_group * s.head_dim)[None]
+    k = first + per_group * s.head_dim + np.arange(s.head_dim)[None]
+    v = first + (per_group + 1) * s.head_dim + np.arange(s.value_dim)[None]
+    return [rows.reshape(-1) for rows in (q, k, v)]
+
+
+def _qk_norms(b: Builder, q: View, k: View, s: Heads) -> None:
+    kind = b.option("attention", "q_norm")
+    if kind == "none":
+        return
+    for module, view, heads in (("attn_q_norm", q, s.heads), ("attn_k_norm", k, s.kv_heads)):
+        b.norm(module, view, view, groups=heads if kind == "head" else 1)
+
+
+def _position_biases(b: Builder, heads: int) -> dict[str, str]:
+    weights = {}
+    if b.option("attention", "alibi"):
+        slopes = alibi_slopes(heads, b.option("attention", "alibi_max")) * b.option("attention", "alibi_scale")
+        weights["slopes"] = b.constant(f"alibi.{heads}", slopes.astype(np.float32))
+    if b.option("attention", "sinks"):
+        weights["sinks"] = b.vector("attn_sinks", "weight", heads)
+    if b.option("attention", "buckets"):
+        layer, b.layer = b.layer, 0
+        weights["buckets"] = b.matrix("attn_rel_b", b.option("attention", "buckets"), heads)
+        b.layer = layer
+    return weights
+
+
+def _cross_shape(b: Builder) -> Heads:
+    heads, head_dim = b.option("attention", "heads"), b.option("attention", "head_dim")
+    return Heads(heads, heads, head_dim, b.option("attention", "value_dim"))
+
+
+def _latent_heads(b: Builder, x: View, s: Heads) -> View:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), its matrices absorbed.
+
+    The compressed keys and values c [rank] and a rotated part that all heads share are all that is stored of a token:
+    one key, whose first columns are its value. Instead of expanding c to the keys W_k c and the values W_v c of a head,
+    queries are multiplied with W_k^T, and what a head finds with W_v: q . (W_k c) = (W_k^T q) . c.
+    """
+    rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "rope_dim", "nope_dim"))
+    plain, rotated = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
+    row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
+    low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
+    b.norm("attn_kv_a_norm", low, low)
+    rotate(b, rotated, s.heads, rope_dim, "rope_q")
+    rotate(b, k_rope, 1, rope_dim, "rope_k")
+    name = f"{b.prefix}self"
+    cache = b.caches[name] = Cache(name, 1, rank + rope_dim, 0, prefix=rank)
+    b.emit("cache_write", (row,), (), "cache_write", cache=name)
+    to_latent, from_latent = _latent_matrices(b, s, rank, nope_dim)
+    in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
+    b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
+    b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
+    _attend(b, q, in_latent, cache, s.heads)
+    y = b.view("attention", s.heads * s.value_dim)
+    b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
+    return y
+
+
+def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View]:
+    """The columns of all heads that are not rotated [T, H * nope_dim], and those that will be [T, H * rope_dim]."""
+    if q_rank := b.option("latent", "q_rank"):
+        low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
+        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low)
+    else:
+        module = "attn_q"
+    b.expect_rows(module, heads * (nope_dim + rope_dim))
+    both = b.view("q", heads * (nope_dim + rope_dim))
+    views = View(both.buffer, 0, heads * nope_dim), View(both.buffer, heads * nope_dim, heads * rope_dim)
+    first = np.arange(heads)[:, None] * (nope_dim + rope_dim)
+    for view, start, size, suffix in zip(views, (0, nope_dim), (nope_dim, rope_dim), (".nope", ".rope"), strict=True):
+        b.linear(module, x, view, (first + start + np.arange(size)).reshape(-1), suffix)
+    return views
+
+
+def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:
+    """Of every head the matrix [rank, nope_dim] for queries and the one [value_dim, rank] for what was found."""
+    if b.has("attn_k_b.weight"):  # files that have the matrices of each head apart, the first turned already
+        return (b.stack_of_matrices("attn_k_b", s.heads, rank, nope_dim),
+                b.stack_of_matrices("attn_v_b", s.heads, s.value_dim, rank))
+    size, rows = nope_dim + s.value_dim, range(nope_dim)
+    return (b.head_matrices("attn_kv_b", s.heads, size, rows, rank, ".k", turned=True),
+            b.head_matrices("attn_kv_b", s.heads, size, range(nope_dim, size), rank, ".v"))

@@ -1,0 +1,212 @@
+"""The hand that writes a network: makes buffers and weights, and appends steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import SpecError
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.build.names import TensorNames
+from numflow.ops import Buffer, Cache, Network, Part, Step, View, Weight
+from numflow.spec.resolve import Resolved
+
+
+class Builder:
+    """Collects the parts of a network. Blocks call `linear`, `norm`, `emit`; `network` closes it."""
+
+    def __init__(self, resolved: Resolved, names: TensorNames, checkpoint: Checkpoint):
+        self.resolved, self.names, self.checkpoint = resolved, names, checkpoint
+        self.buffers: dict[str, Buffer] = {}
+        self.weights: dict[str, Weight] = {}
+        self.caches: dict[str, Cache] = {}
+        self.entries: dict[str, list[Step]] = {}
+        self.outputs: dict[str, View] = {}
+        self.entry = "main"
+        self._whole: dict[tuple, str] = {}
+        naming = resolved.spec.section(checkpoint.naming)
+        transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
+        self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
+
+    # Where we stand: entry, stack ("", "encoder", "decoder") and layer are set by the stack being built.
+    stack: str = ""
+    layer: int | None = None
+
+    @property
+    def prefix(self) -> str:
+        """ "blk.3." or "enc.blk.3.", how labels, weights and caches of this place begin."""
+        stack = {"": "", "encoder": "enc.", "decoder": "dec."}[self.stack]
+        return stack if self.layer is None else f"{stack}blk.{self.layer}."
+
+    @property
+    def where(self) -> str:
+        """What messages on the spec's values begin with."""
+        return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
+
+    def option(self, section: str, key: str) -> Any:
+        return self.resolved.option(section, key, self.layer, self.stack)
+
+    def has(self, name: str) -> bool:
+        return self.names.has(name, self.layer, self.stack)
+
+    def view(self, buffer: str, width: int, rows: str = "tokens", dtype: str = "f32") -> View:
+        """The first `width` columns of a buffer, made or widened as needed; encoder entries have their own."""
+        name = buffer if self.entry == "main" else f"{self.entry}.{buffer}"
+        old = self.buffers.get(name)
+        self.buffers[name] = Buffer(name, rows, max(width, old.width if old else 0), dtype)
+        return View(name, 0, width)
+
+    def emit(self, op: str, inputs: tuple[View, ...], outputs: tuple[View, ...], label: str,
+             weights: Mapping[str, str] | None = None, **params: Any) -> None:
+        step = Step(op, inputs, outputs, dict(weights or {}), params, self.prefix + label)
+        self.entries.setdefault(self.entry, []).append(step)
+
+    # Weights
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        self.weights[name] = Weight(name, value.shape, constant=value, types=("F32",))
+        return name
+
+    def vector(self, module: str, role: str, width: int | None = None, rows: Any = None, add: float = 0.0,
+               flat: bool = False, suffix: str = "") -> str:
+        """A vector weight of `width` elements (any, if None); `rows` picks elements of the stored one."""
+        tensor = self.names.need(module, role, self.layer, self.stack)
+        if not tensor.shape:
+            raise self._wrong_shape(tensor, f"[{'any' if width is None else width}]")
+        count = int(np.prod(tensor.shape)) if flat else tensor.shape[-1]
+        found = count if rows is None else len(rows)
+        if (len([n for n in tensor.shape if n != 1]) > 1 and not flat) or (width is not None and found != width):
+            raise self._wrong_shape(tensor, f"[{width}]")
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.{role}", (found,), (Part(tensor.name, rows),), add=add,
+                                types=(tensor.type.name,)))
+
+    def matrix(self, module: str, rows: int | None, columns: int, select: Any = None, suffix: str = "",
+               normalize_rows: bool = False) -> str:
+        """A matrix [rows, columns]; `select` are the stored rows it consists of, else all."""
+        tensor = self.names.need(module, "weight", self.layer, self.stack)
+        transpose = module in self.transposed and not tensor.turned
+        stored = (tensor.columns, tensor.rows) if transpose else (tensor.rows, tensor.columns)
+        expected = stored[0] if rows is None else rows
+        if stored[1] != columns or not _covers(stored[0], expected, select):
+            wanted = expected if select is None else f">= {max(int(select[0]), int(select[-1])) + 1}"
+            raise self._wrong_shape(tensor, f"[{columns}, {wanted}]" if transpose else f"[{wanted}, {columns}]")
+        part = Part(tensor.name, select, transpose)
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (expected, columns), (part,),
+                                normalize_rows=normalize_rows, types=(tensor.type.name,)))
+
+    def stack_of_matrices(self, module: str, groups: int, rows: int, columns: int, select: Any = None,
+                          transpose: bool = False, suffix: str = "") -> str:
+        """`groups` matrices [rows, columns]: one stored stack [groups, N, columns] or one tensor per group.
+
+        select: rows taken of each stored matrix, None = all.
+        """
+        whole, tensors = self._grouped_tensors(module, "weight", groups)
+        count = groups if whole else 1
+        parts = []
+        for tensor in tensors:
+            shape = tensor.shape if len(tensor.shape) == 3 else (1, *tensor.shape)
+            other_way = transpose and not tensor.turned
+            stored = (shape[0], shape[2], shape[1]) if other_way else shape
+            if len(shape) != 3 or stored[0] != count or stored[2] != columns or not _covers(stored[1], rows, select):
+                raise self._wrong_shape(tensor, f"{[count] if whole else ''}[{rows}, {columns}]")
+            chosen = select
+            if select is not None and count > 1:
+                chosen = (np.arange(count)[:, None] * stored[1] + np.asarray(select)[None]).reshape(-1)
+            parts.append(Part(tensor.name, chosen, other_way))
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.weight", (groups * rows, columns), tuple(parts),
+                                groups=groups, types=tuple(t.type.name for t in tensors)))
+
+    def head_matrices(self, module: str, heads: int, size: int, rows: range, columns: int, suffix: str,
+                      turned: bool = False) -> str:
+        """A matrix for each head: `rows` of the `size` stored rows that a head has; turned: [columns, rows]."""
+        self.expect_rows(module, heads * size)
+        name = self.matrix(module, heads * size, columns, range(heads * size), suffix)
+        whole = self.weights[name]
+        parts = tuple(Part(whole.parts[0].tensor, range(size * head + rows.start, size * head + rows.stop),
+                           turned=turned) for head in range(heads))
+        shape = (heads * columns, len(rows)) if turned else (heads * len(rows), columns)
+        self.weights[name] = Weight(name, shape, parts, groups=heads, types=whole.types * heads)
+        return name
+
+    def stack_of_vectors(self, module: str, role: str, groups: int, rows: int, select: Any = None, suffix: str = "",
+                         add: float = 0.0) -> str:
+        """`groups` vectors of `rows` elements, stored as one tensor [groups, rows] or one per group."""
+        whole, tensors = self._grouped_tensors(module, role, groups)
+        parts = []
+        for tensor in tensors:
+            stored, count = tensor.columns, groups if whole else 1
+            if tensor.rows != count or not _covers(stored, rows, select):
+                raise self._wrong_shape(tensor, f"[{count}, {rows}]")
+            chosen = None if select is None else (
+                np.arange(count)[:, None] * stored + np.asarray(select)[None]).reshape(-1)
+            parts.append(Part(tensor.name, chosen))
+        return self._add(Weight(f"{self.prefix}{module}{suffix}.{role}", (groups * rows,), tuple(parts), groups=groups,
+                                add=add, types=tuple(t.type.name for t in tensors)))
+
+    def _grouped_tensors(self, module: str, role: str, groups: int) -> tuple[bool, list[Tensor]]:
+        """Whether all groups are in one tensor; that one, or one for each."""
+        place = (module, role, self.layer, self.stack)
+        whole = self.names.find(*place)
+        return (True, [whole]) if whole else (False, [self.names.need(*place, group) for group in range(groups)])
+
+    def expect_rows(self, module: str, count: int) -> None:
+        """Before rows are chosen from a stored matrix one by one: it has so many, so that the choice is no larger."""
+        tensor = self.names.need(module, "weight", self.layer, self.stack)
+        stored = tensor.columns if module in self.transposed and not tensor.turned else tensor.rows
+        if count > stored:
+            raise self._wrong_shape(tensor, f">= {count} rows")
+
+    def _add(self, weight: Weight) -> str:
+        """Keep a weight; one made of the same whole tensors as an earlier one is that one (shared embeddings)."""
+        if all(part.rows is None for part in weight.parts):
+            same = (*(part.tensor for part in weight.parts), weight.shape, weight.add, weight.normalize_rows)
+            first = self._whole.setdefault(same, weight.name)
+            if first != weight.name:
+                return first
+        self.weights[weight.name] = weight
+        return weight.name
+
+    def _wrong_shape(self, tensor: Tensor, expected: str) -> SpecError:
+        return SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, "
+                         f"but spec {self.resolved.spec.name!r} expects {expected}")
+
+    # Steps that many blocks use
+
+    def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "") -> View:
+        """y = x W^T + b, with a bias where the file has one."""
+        weights = {"weight": self.matrix(module, y.width, x.width, select, suffix)}
+        if self.has(f"{module}.bias"):
+            weights["bias"] = self.vector(module, "bias", y.width, select, suffix=suffix)
+        self.emit("linear", (x,), (y,), module + suffix, weights)
+        return y
+
+    def norm(self, module: str, x: View, y: View, groups: int = 1) -> View:
+        """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
+        kind, eps, offset = (self.option("norm", key) for key in ("kind", "eps", "offset"))
+        weights = {"weight": self._norm_vector(module, "weight", groups, x, offset)} if self._weighted(module) else {}
+        if kind == "layer" and self.has(f"{module}.bias"):
+            weights["bias"] = self._norm_vector(module, "bias", groups, x)
+        self.emit(f"{kind}_norm", (x,), (y,), module, weights, eps=eps, groups=groups)
+        return y
+
+    def _norm_vector(self, module: str, role: str, groups: int, x: View, add: float = 0.0) -> str:
+        """A norm's weight or bias: one for x, one per group in one tensor, or a tensor for each group."""
+        if any(self.names.candidates(module, role, self.layer, self.stack)):
+            return self.vector(module, role, add=add, flat=groups > 1)
+        return self.stack_of_vectors(module, role, groups, x.width // groups, add=add)
+
+    def _weighted(self, module: str) -> bool:
+        """Norms without weights exist (a spec says so by naming no tensor for them)."""
+        place = (module, "weight", self.layer, self.stack)
+        return any(self.names.candidates(*place)) or any(self.names.candidates(*place, 0))
+
+    def network(self, name: str, facts: Mapping[str, Any]) -> Network:
+        return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,
+                       self.caches, self.outputs, dict(facts))
+
+
+def _covers(stored: int, rows: int, select: Any) -> bool:
+    """Whether `stored` rows are the ones wanted, or have all that `select`, in order or backwards, takes of them."""
+    if select is None:
+        return stored == rows
+    return len(select) == rows and (not rows or max(int(select[0]), int(select[-1])) < stored)

@@ -1,0 +1,156 @@
+"""A stack: embeddings, layers, head. One function per part, in the order the data flows."""
+
+from numflow.network.build.attention import cross_attention, cross_memory, self_attention
+from numflow.network.build.builder import Builder
+from numflow.network.build.feed_forward import feed_forward
+from numflow.network.build.rope import sinusoids
+from numflow.ops import View
+
+
+def decoder_or_encoder(b: Builder) -> None:
+    """The only stack of a model: entry "main", outputs "hidden" and "logits"."""
+    x = embeddings(b)
+    for layer in range(b.option("stack", "layers")):
+        b.layer = layer
+        x = transformer_layer(b, x)
+    b.layer = None
+    head(b, x)
+
+
+def encoder_and_decoder(b: Builder) -> None:
+    """Entry "encode" (the encoder and the decoder's cross keys and values) and entry "main" (the decoder)."""
+    b.entry, b.stack = "encode", "encoder"
+    x = embeddings(b)
+    for layer in range(b.option("stack", "layers")):
+        b.layer = layer
+        x = transformer_layer(b, x)
+    b.layer = None
+    memory = b.norm("output_norm", x, b.view("memory", x.width)) if b.option("head", "norm") else x
+    selected = b.view("selected", x.width, "logits")
+    b.stack = "decoder"
+    for layer in range(b.option("stack", "layers")):
+        b.layer = layer
+        cross_memory(b, memory)
+    b.layer = None
+    b.emit("select_rows", (memory,), (selected,), "select_rows")
+    b.outputs["encoder_hidden"] = selected
+    b.entry = "main"
+    x = embeddings(b)
+    for layer in range(b.option("stack", "layers")):
+        b.layer = layer
+        x = transformer_layer(b, x, cross=True)
+    b.layer = None
+    head(b, x)
+
+
+def embeddings(b: Builder) -> View:
+    """Token, position and type embeddings, norm and projection, as the spec has them. Returns x [T, D]."""
+    width, table_width = b.option("stack", "width"), b.option("embedding", "width")
+    x = b.view("x", width)
+    table = x if table_width == width else b.view("embedded", table_width)
+    b.emit("embed", (), (table,), "token_embd", {"table": b.matrix("token_embd", None, table_width)},
+           scale=b.option("embedding", "scale"))
+    if table is x:
+        return _add_embeddings(b, x)
+    if b.option("embedding", "project") == "last":
+        return b.linear("project_in", _add_embeddings(b, table), x)
+    return _add_embeddings(b, b.linear("project_in", table, x))
+
+
+def _add_embeddings(b: Builder, x: View) -> View:
+    """Positions and types added to x in place, then the norm."""
+    width = x.width
+    position, offset = b.option("embedding", "position"), b.option("embedding", "position_offset")
+    if position == "learned":
+        table = b.matrix("position_embd", None, width)
+        b.emit("embed_position", (x,), (x,), "position_embd", {"table": table}, offset=offset)
+    elif position == "sinusoidal":
+        waves = sinusoids(b.option("stack", "context") + offset, width, b.option("embedding", "sinusoid"),
+                          b.option("embedding", "sinusoid_span"))
+        b.emit("embed_position", (x,), (x,), "position_embd", {"table": b.constant("sinusoids", waves)}, offset=offset)
+    if b.option("embedding", "token_types"):
+        b.emit("embed_type", (x,), (x,), "token_types", {"table": b.matrix("token_types", None, width)})
+    if b.option("embedding", "norm"):
+        b.norm("token_embd_norm", x, x)
+    return x
+
+
+def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
+    """x + attention(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
+    if b.option("block", "parallel"):
+        return _parallel_layer(b, x)
+    _residual_branch(b, x, "attn", self_attention)
+    if cross:
+        _residual_branch(b, x, "cross", cross_attention)
+    _residual_branch(b, x, "ffn", feed_forward)
+    return x
+
+
+def _residual_branch(b: Builder, x: View, name: str, block) -> None:
+    pre = b.option("block", "pre_norm") and (name != "attn" or b.option("block", "attention_norm"))
+    h = b.norm(f"{name}_norm", x, b.view("normed", x.width)) if pre else x
+    y = block(b, h)
+    post = b.option("block", "post_norm")
+    if post == "branch":
+        b.norm(f"{name}_post_norm", y, y)
+    b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", "residual_scale"))
+    if post == "residual":
+        b.norm(f"{name}_post_norm", x, x)
+
+
+def _parallel_layer(b: Builder, x: View) -> View:
+    """Attention and feed-forward read the same x; each through its own norm where there are two."""
+    h = b.norm("attn_norm", x, b.view("normed", x.width))
+    two = b.has("ffn_norm.weight") and b.names.find("ffn_norm", layer=b.layer) is not b.names.find(
+        "attn_norm", layer=b.layer)  # a file may call the only one by both names
+    h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if two else h
+    attended = b.view("attended", x.width)
+    y = self_attention(b, h)
+    b.emit("copy", (y,), (attended,), "attn_keep")
+    y = feed_forward(b, h_ffn)
+    scale = b.option("block", "residual_scale")
+    b.emit("add", (x, attended), (x,), "attn_add", scale=scale)
+    b.emit("add", (x, y), (x,), "ffn_add", scale=scale)
+    return x
+
+
+def head(b: Builder, x: View) -> None:
+    """Rows that are wanted, final norm, output matrix; outputs "hidden" and "logits"."""
+    hidden = b.view("hidden", x.width, "logits")
+    b.emit("select_rows", (x,), (hidden,), "select_rows")
+    if b.option("head", "norm"):
+        b.norm("output_norm", hidden, hidden)
+    b.outputs["hidden"] = hidden
+    if not b.option("head", "enabled"):
+        return
+    h, table_width = hidden, b.option("embedding", "width")
+    if b.option("head", "transform") != "none":
+        width = table_width if b.option("embedding", "project") == "last" else x.width
+        h = b.linear("head_dense", h, b.view("transformed", width, "logits"))
+        b.emit("act", (h,), (h,), "head_act", kind=b.option("head", "transform"))
+        b.norm("head_norm", h, h)
+    if table_width != h.width:
+        h = b.linear("project_out", h, b.view("projected", table_width, "logits"))
+    if b.option("head", "scale") != 1.0:
+        scaled = b.view("head_scaled", h.width, "logits")
+        b.emit("scale", (h,), (scaled,), "head_scale", scale=b.option("head", "scale"))
+        h = scaled
+    _logits(b, h)
+
+
+def _logits(b: Builder, h: View) -> None:
+    tied = b.option("head", "tied")
+    module = "token_embd" if tied else "output"
+    if tied and b.has("output.weight"):
+        b.names.find("output")
+    suffix = ".normalized" if b.option("head", "normalize") else ""
+    weight = b.matrix(module, None, h.width, suffix=suffix, normalize_rows=bool(suffix))
+    logits = b.view("logits", b.weights[weight].shape[0], "logits")
+    weights = {"weight": weight}
+    if b.has("output.bias"):
+        weights["bias"] = b.vector("output", "bias", logits.width)
+    b.emit("linear", (h,), (logits,), "output", weights)
+    cap = b.option("head", "softcap")
+    if cap:
+        b.emit("softcap", (logits,), (logits,), "softcap", cap=cap)
+    b.outputs["logits"] = logits

@@ -1,0 +1,258 @@
+"""A first spec for a checkpoint that none describes: nearest family, and names for the tensors with a known part."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from numflow.errors import NumflowError
+from numflow.formats.checkpoint import Checkpoint
+from numflow.network.build.names import SUFFIXES, TensorNames
+from numflow.network.new_spec_keys import Recorded, mapped, to_confirm, unread, with_tables
+from numflow.spec.detect import names_it
+from numflow.spec.reader import Spec, list_specs
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A spec as TOML text. problem: what still keeps it from running, "" if it runs as it is."""
+
+    text: str
+    problem: str
+
+
+def draft(checkpoint: Checkpoint) -> Draft:
+    """Try every shipped family as it is, then with tensor names guessed from the names other families use.
+
+    A family fits when its network builds: every tensor found, of the right shape, and none left over. If none fits, the
+    draft extends the nearest and says which tensors have no place. Keys of the configuration that a fitting family does
+    not read are mapped, or keep the draft from running until somebody has confirmed them.
+    """
+    from numflow.network import build
+
+    fitting, failing = [], []
+    for spec in _families():
+        for renamed in ({}, _guessed_names(spec, checkpoint)):
+            candidate = _with_names(spec, checkpoint.naming, renamed)
+            merit = (
+                not names_it(spec.section("detect"), checkpoint),
+                -len(_keys_read(spec, checkpoint)),
+                len(renamed),
+                len(spec.chain),
+                spec.name,
+            )
+            try:
+                build(candidate, checkpoint)
+            except NumflowError as error:
+                failing.append((len(_unplaced(candidate, checkpoint)), *merit, spec, renamed, str(error)))
+                continue
+            fitting.append((*merit, spec, renamed))
+            break
+    if fitting:
+        *_, spec, renamed = min(fitting, key=lambda a: a[:-2])
+        others = [s.name for *_, s, _ in sorted(fitting, key=lambda a: a[:-2]) if s is not spec]
+        added, left = _mapped(_with_names(spec, checkpoint.naming, renamed), checkpoint)
+        return Draft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
+    *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
+    candidate = _with_names(spec, checkpoint.naming, renamed)
+    left = unread(spec, checkpoint.config, checkpoint.naming, _keys_named(spec, checkpoint))
+    return Draft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
+
+
+def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Tables by which the spec reads more keys of the configuration, and the keys that are left."""
+    added: dict[str, dict[str, Any]] = {}
+    read = _keys_used(spec, checkpoint)
+    for key in unread(spec, checkpoint.config, checkpoint.naming, read) if checkpoint.naming == "hf" else ():
+        within = spec.section("hf").get("within", "")
+        tables = mapped(key.removeprefix(f"{within}."), spec, _families(), read)
+        if tables is None:
+            continue
+        candidate = with_tables(spec, tables)
+        try:
+            further = _keys_used(candidate, checkpoint)
+        except NumflowError:
+            continue
+        if key in further and read <= further:
+            spec, read = candidate, further
+            for section, values in tables.items():
+                added[section] = added.get(section, {}) | values
+    return added, unread(spec, checkpoint.config, checkpoint.naming, read)
+
+
+def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:
+    """Keys of the configuration that building the network asks for."""
+    from numflow.network import build
+
+    config = Recorded(checkpoint.config)
+    build(spec, replace(checkpoint, config=config))
+    return config.read
+
+
+def _keys_named(spec: Spec, checkpoint: Checkpoint) -> set[str]:
+    """Keys that a spec which does not build may read: those it names."""
+    return _keys_read(spec, checkpoint, whole=True)
+
+
+@cache
+def _families() -> list[Spec]:
+    """Shipped specs that describe more than one model: those that detection may choose."""
+    return [spec for spec in list_specs() if spec.section("detect")]
+
+
+def _keys_read(spec: Spec, checkpoint: Checkpoint, whole: bool = False) -> set[str]:
+    """Keys of the checkpoint's configuration that the spec names; whole: with the keys inside an object."""
+    role = {"hf": "config"}.get(checkpoint.naming, checkpoint.naming)
+    architecture = checkpoint.config.get("general.architecture", "")
+    keys: set[str] = set()
+
+    def visit(table):
+        for key, value in table.items():
+            if key == role and isinstance(value, (str, list)):
+                found = [value] if isinstance(value, str) else value
+                keys.update((k if whole else k.split(".")[0]) if checkpoint.naming == "hf" else f"{architecture}.{k}"
+                            for k in found)
+            elif isinstance(value, dict):
+                visit(value)
+
+    visit({name: table for name, table in spec.table.items() if isinstance(table, dict)})
+    return keys if whole else keys & set(checkpoint.config)
+
+
+def _patterns(spec: Spec, naming: str) -> dict[str, list[str]]:
+    tables = {**spec.section("tensors"), **spec.section(naming).get("tensors", {})}
+    return {module: [p] if isinstance(p, str) else list(p) for module, p in tables.items()}
+
+
+def _guessed_names(spec: Spec, checkpoint: Checkpoint) -> dict[str, str]:
+    """Module -> pattern, from the last words of stored names ("attn.q_proj" is a query wherever it stands)."""
+    shapes = _stored_patterns(checkpoint)
+    modules = {}
+    known = _known_endings(checkpoint.naming)
+    wanted = _patterns(spec, checkpoint.naming)
+    for pattern in shapes:
+        words = pattern.split(".")
+        for count in range(min(3, len(words)), 0, -1):
+            module = known.get((".".join(words[-count:]), "{layer}" in pattern))
+            if module in wanted and module not in modules:
+                modules[module] = pattern
+                break
+    return {m: p for m, p in modules.items() if not any(_matches(q, p) for q in wanted[m])}
+
+
+def _matches(known: str, pattern: str) -> bool:
+    return pattern == known or pattern.endswith("." + known)
+
+
+def _stored_patterns(checkpoint: Checkpoint) -> list[str]:
+    """Stored module names with their numbers replaced: "model.layers.{layer}.mlp.experts.{expert}.w1"."""
+    found: Counter[str] = Counter()
+    for name in checkpoint.tensors:
+        for suffix in (*SUFFIXES["weight"][:2], *SUFFIXES["bias"]):
+            if name.endswith(suffix):
+                name = name[: -len(suffix)]
+                break
+        for place in ("{layer}", "{expert}"):
+            name = _NUMBER.sub(place, name, count=1)
+        found[name] += 1
+    return list(found)
+
+
+@cache
+def _known_endings(naming: str) -> dict[tuple[str, bool], str]:
+    """(last words of a pattern, whether it is per layer) -> module, where all shipped specs agree."""
+    votes: dict[tuple[str, bool], set[str]] = {}
+    for spec in _families():
+        if spec.type != "decoder":
+            continue
+        for module, patterns in _patterns(spec, naming).items():
+            for pattern in patterns:
+                words = [w for w in pattern.split(".") if w]
+                for count in range(1, min(3, len(words)) + 1):
+                    votes.setdefault((".".join(words[-count:]), "{layer}" in pattern), set()).add(module)
+    return {ending: modules.pop() for ending, modules in votes.items() if len(modules) == 1}
+
+
+def _with_names(spec: Spec, naming: str, renamed: dict[str, str]) -> Spec:
+    if not renamed:
+        return spec
+    section = dict(spec.section(naming))
+    section["tensors"] = {**section.get("tensors", {}), **renamed}
+    return Spec(spec.name, spec.chain, {**spec.table, naming: section})
+
+
+def _unplaced(spec: Spec, checkpoint: Checkpoint) -> list[str]:
+    """Stored patterns that no name of the spec covers."""
+    names = TensorNames(spec, checkpoint)
+    covered = {
+        prefix + p
+        for patterns in _patterns(spec, checkpoint.naming).values()
+        for p in patterns
+        for prefix in names.prefixes
+    }
+    ignored = [p.strip("*") for p in names.ignored]
+    return [p for p in _stored_patterns(checkpoint) if p not in covered and not any(i in p for i in ignored)]
+
+
+def _text(spec: Spec, checkpoint: Checkpoint, renamed: dict[str, str], unplaced: list[str], others: list[str],
+          added: Mapping[str, Mapping[str, Any]], left: list[str]) -> str:
+    config = checkpoint.config
+    if checkpoint.naming == "gguf":
+        identity = f'gguf = ["{config.get("general.architecture", "unknown")}"]'
+        title = config.get("general.name", checkpoint.path.stem)
+    else:
+        identity = "\n".join(
+            f"{key} = [{', '.join(_quoted(v) for v in values)}]"
+            for key, values in (
+                ("architectures", config.get("architectures") or []),
+                ("model_type", [config.get("model_type", "")]),
+            )
+            if any(values)
+        )
+        title = checkpoint.path.name
+    lines = [f"# Drafted from {checkpoint.path.name}; the nearest shipped family is {spec.name!r}."]
+    if others:
+        lines.append(
+            f"# The tensors alone also fit {', '.join(others)}: compare their options before you trust the draft."
+        )
+    lines += [f'extends = "{spec.name}"', "", "[model]", f"title = {_quoted(title)}", "", "[detect]", identity]
+    for section, values in sorted(added.items()):
+        lines += ["", f"[{section}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+    if left:
+        lines += ["", "# Keys of the configuration that nothing above reads. The draft does not run before this list",
+                  "# is empty: find out what each does, give an option to each that matters, and take its name out.",
+                  "[unconfirmed]", f"keys = [{', '.join(map(_quoted, left))}]"]
+    if renamed:
+        lines += ["", f"[{checkpoint.naming}.tensors]"]
+        lines += [f'"{module}" = {_quoted(pattern)}' for module, pattern in sorted(renamed.items())]
+    if unplaced:
+        lines += [
+            "",
+            "# These tensors have no place yet: name them above, or in `ignore` if the model does not need them.",
+        ]
+        lines += [f"#   {pattern}" for pattern in unplaced]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value of a spec as TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
+
+
+def _quoted(value: object) -> str:
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else " " for c in text) + '"'

@@ -1,0 +1,213 @@
+"""A checkpoint seen through quantisation: its matrices in other types, each quantised when it is read.
+
+    plan = plan_of(network, checkpoint, recipe)     # which tensor becomes what, and why others stay
+    quantised(checkpoint, plan)                     # a Checkpoint whose tensors have those types
+
+Whatever reads a checkpoint then finds the new types: networks are built and fused for them, executors pack them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from numflow.errors import RequestError
+from numflow.formats import gguf_writer
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import tensor_type
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.kept import KeptTensors
+from numflow.ops import Network
+from numflow.quant import encode, find, takes_calibration
+from numflow.quant.recipe import KEEP, Recipe
+
+_PRODUCTS = ("linear", "expert_linear", "head_linear")
+SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the matrices of a checkpoint, by tensor name.
+
+    schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
+    modules: names in the network of the tensors in `schemes` and `kept`.
+    idle: patterns of the recipe that fit no matrix. multiplied: those of all that linears multiply with.
+    """
+
+    recipe: Recipe
+    schemes: Mapping[str, str]
+    kept: Mapping[str, str]
+    modules: Mapping[str, tuple[str, ...]]
+    idle: tuple[str, ...] = ()
+    multiplied: frozenset[str] = frozenset()
+
+    def says(self) -> str:
+        """One line about where the recipe's word has no effect, "" if it has everywhere."""
+        against = {name: why for name, why in self.kept.items() if why}
+        lines = [f"the recipe's pattern {pattern!r} fits no matrix" for pattern in self.idle]
+        if against:
+            name, why = next(iter(against.items()))
+            lines.append(f"{len(against)} of {len(self.modules)} matrices stay as they are, such as {name}: {why}")
+        return "; ".join(lines)
+
+
+def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+    """The plan of a recipe for a network that was built with fuse=False.
+
+    Matrices are what linears multiply with, and tables of tokens. Norms, biases, tables of positions and whatever
+    routes tokens to experts are not; small matrices, and those with columns that no block divides, are kept.
+    """
+    modules = matrices(network)
+    schemes, kept = {}, {}
+    for name, found in modules.items():
+        scheme = recipe.scheme(*found, name)
+        if scheme == KEEP:
+            kept[name] = ""
+        elif why := _obstacle(network, checkpoint.tensors[name], found, scheme):
+            kept[name] = why
+        else:
+            schemes[name] = scheme
+    linears = {step.weights["weight"] for steps in network.entries.values() for step in steps
+               if step.op in _PRODUCTS}
+    return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]),
+                frozenset(part.tensor for name in linears for part in network.weights[name].parts))
+
+
+def matrices(network: Network) -> dict[str, tuple[str, ...]]:
+    """Tensor name -> names in the network, of all matrices that may be quantised."""
+    found: dict[str, list[str]] = {}
+    other: set[str] = set()
+    routers = {view for steps in network.entries.values() for step in steps if step.op == "moe_route"
+               for view in step.inputs}
+    for steps in network.entries.values():
+        for step in steps:
+            for role, name in step.weights.items():
+                wanted = (role == "weight" and step.op in _PRODUCTS) or (role, step.op) == ("table", "embed")
+                router = step.op == "linear" and step.outputs[0] in routers
+                for part in network.weights[name].parts:
+                    if wanted and not router:
+                        names = found.setdefault(part.tensor, [])
+                        module = name.removesuffix(".weight")
+                        names += [] if module in names else [module]
+                    else:
+                        other.add(part.tensor)
+    return {name: tuple(modules) for name, modules in found.items() if name not in other}
+
+
+def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme: str) -> str:
+    """Why a tensor cannot have a scheme, "" if it can."""
+    uses = [network.weights[key] for module in modules if (key := f"{module}.weight") in network.weights]
+    if any(part.transpose for weight in uses for part in weight.parts if part.tensor == tensor.name):
+        return "its file has columns where rows are wanted"
+    if any(weight.normalize_rows for weight in uses):
+        return "its rows are normalised when they are read"
+    if tensor.rows * tensor.columns < SMALLEST:
+        return f"it has less than {SMALLEST} weights"
+    kind = tensor_type(scheme)
+    if tensor.columns % kind.block:
+        return f"{scheme} has blocks of {kind.block} weights, which do not divide {tensor.columns} columns"
+    try:
+        kind.row_bytes(tensor.columns)
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
+def already_quantised(checkpoint: Checkpoint) -> str:
+    """One line about matrices of a source that have few bits already, "" if there are none."""
+    matrices = [tensor for tensor in checkpoint.tensors.values()
+                if len(tensor.shape) > 1 and tensor.rows * tensor.columns >= SMALLEST]
+    few = [tensor for tensor in matrices if tensor.type.block > 1 and tensor.nbytes < tensor.rows * tensor.columns]
+    if not few:
+        return ""
+    kinds = ", ".join(sorted({tensor.type.name for tensor in few}))
+    return (f"{len(few)} of {len(matrices)} matrices of {checkpoint.path} are quantised already ({kinds}): what that "
+            "lost stays lost, and rounding them again adds to it; take the float weights where there are any")
+
+
+def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoint) -> None:
+    """Refuse a calibration that would be of no use or do harm.
+
+    Raises:
+        RequestError: it knows none of the matrices, or inputs of another width; or no scheme of the plan uses any.
+    """
+    if plan.schemes and not any(takes_calibration(find(scheme)) for scheme in set(plan.schemes.values())):
+        raise RequestError(f"{', '.join(sorted(set(plan.schemes.values())))}: Inferflow's schemes have one way to find "
+                           f"codes, which uses no calibration; leave it out")
+    of = f"the calibration is of another model ({calibration.facts.get('model', 'unknown')})"
+    known = [name for name in plan.schemes if calibration.importance(name) is not None]
+    if plan.schemes and not known:
+        raise RequestError(f"{of}: it knows none of {len(plan.schemes)} matrices, such as {next(iter(plan.schemes))}")
+    for name in known:
+        columns, found = checkpoint.tensors[name].columns, calibration.importances[name].shape[-1]
+        if found != columns:
+            raise RequestError(f"{of}: {name} has {columns} columns, the calibration {found}")
+
+
+def uncalibrated(calibration: Calibration | None, plan: Plan) -> str:
+    """One line about matrices that a calibration could be of use for and knows nothing of, "" if there are none."""
+    names = [] if calibration is None else [
+        name for name, scheme in plan.schemes.items()
+        if name in plan.multiplied and takes_calibration(find(scheme)) and calibration.importance(name) is None]
+    if not names:
+        return ""
+    return f"{len(names)} of {len(plan.schemes)} matrices are unknown to the calibration, such as {names[0]}"
+
+
+def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,
+              threads: int | None = None, kept: KeptTensors | None = None,
+              told: Callable[[Tensor, bool], None] = lambda tensor, there: None) -> Checkpoint:
+    """The checkpoint with the tensors of `plan` in other types.
+
+    A tensor is quantised each time its bytes are asked for, except for the one that was asked for last, so that the
+    parts of a fused one cost no more than the whole, and for what is kept on disk.
+
+    kept: quantised before, of the same checkpoint and calibration. told: called with each that is to be quantised now
+    and False, and with each that is there and True.
+    """
+    last: dict[str, np.ndarray] = {}
+
+    def read(tensor: Tensor, scheme: str) -> np.ndarray:
+        found = None if kept is None else kept.take(tensor, scheme)
+        if found is None:
+            told(tensor, False)
+            found = encoded(tensor, scheme, calibration, threads)
+            if kept is not None:
+                kept.keep(tensor, scheme, found)
+        told(tensor, True)
+        return found
+
+    def lazy(tensor: Tensor, scheme: str) -> Tensor:
+        def read_once() -> np.ndarray:
+            if tensor.name not in last:
+                last.clear()
+                last[tensor.name] = read(tensor, scheme)
+            return last[tensor.name]
+
+        return Tensor(tensor.name, tensor.shape, tensor_type(scheme), read_once, tensor.turned)
+
+    tensors = {name: lazy(tensor, plan.schemes[name]) if name in plan.schemes else tensor
+               for name, tensor in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors)
+
+
+def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
+            threads: int | None = None) -> np.ndarray:
+    """A tensor quantised, to a scheme or a GGUF type: uint8 [rows, row_bytes], with all that the calibration knows of
+    it where that is of use.
+
+    Raises:
+        RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.
+    """
+    x = tensor.f32().reshape(tensor.rows, tensor.columns)
+    if scheme in gguf_writer.WRITTEN.values():
+        return gguf_writer.encode(x, scheme, tensor.name, threads)
+    importance = moment = None
+    if calibration is not None and takes_calibration(find(scheme)):
+        moment = calibration.moment(tensor.name)
+        importance = None if moment is not None else calibration.importance(tensor.name)
+    if importance is not None and importance.ndim == 2:  # one row per expert
+        if tensor.rows % len(importance):
+            raise RequestError(f"{tensor.name}: {tensor.rows} rows, but importances of {len(importance)} experts")
+        importance = np.repeat(importance, tensor.rows // len(importance), axis=0)
+    return encode(x, find(scheme), importance, moment, tensor.name, threads)

@@ -1,0 +1,64 @@
+"""The Ray cluster that actors run on: the one that RAY_ADDRESS names, or one on this machine."""
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from numflow.distribution import install
+from numflow.errors import DeviceError
+
+CONNECT_S = 5.0
+# Read by Ray as it is imported; named for other systems. Without it, one's own cluster listens on all addresses.
+_OF_SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def connected() -> Any:
+    """The module ray, connected to the cluster.
+
+    Raises:
+        DeviceError: ray is not installed, or no cluster answers at RAY_ADDRESS.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        os.environ.setdefault(_OF_SEVERAL_MACHINES, "0")
+    try:
+        import ray
+    except ImportError:
+        raise DeviceError(f"actors need the package ray: {install('ray')}") from None
+    if not ray.is_initialized():
+        logging.getLogger("ray").addHandler(logging.NullHandler())  # it has files of its own
+        where = {"address": address} if address else {"include_dashboard": False}
+        _check(address or "")
+        try:
+            ray.init(**where, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, ValueError) as error:
+            raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {' '.join(str(error).split())}") from None
+    return ray
+
+
+def _check(address: str) -> None:
+    """HOST:PORT answers; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        except OSError as error:
+            raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {error.strerror or error}") from None
+
+
+def environment() -> dict[str, Any]:
+    """`runtime_env` of actors: they import this numflow, with the same settings."""
+    package = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {name: value for name, value in os.environ.items() if name.startswith("NUMFLOW_")}
+    return {"env_vars": {**settings, "PYTHONPATH": path}}
+
+
+def room(ray: Any) -> str:
+    """What the cluster has, for messages."""
+    have, free = ray.cluster_resources(), ray.available_resources()
+    kinds = ("CPU", "GPU") if have.get("GPU") else ("CPU",)
+    return "it has " + " and ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free"
+                                    for kind in kinds)

@@ -1,0 +1,175 @@
+"""One group of a plan as a Ray actor: its devices run in the actor's process, its values travel through Ray.
+
+Inside a group, devices are threads that share memory, with the native exchanges; between groups, what a device sends
+becomes a call of the receiving group's actor, whose array Ray carries (within a machine through its object store). What
+a GPU sends goes there through pinned memory of the host.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError, NumflowError
+from numflow.mailboxes import Mailboxes
+from numflow.ops import Batch, Network
+from numflow.partition.cluster.resources import visible_gpus
+from numflow.partition.cut.plan import Plan
+from numflow.partition.run.program import PlanProgram
+from numflow.partition.run.workers import portable
+
+IO = "io"  # the concurrency group of methods that run beside a run of the devices
+
+
+class ActorMailboxes(Mailboxes):
+    """Mailboxes that reach the devices of other actors.
+
+    groups: number of the group of each device. peers: actor of each group; set once all actors are there.
+    run: number of the run, which goes with every value: what is left of a run that was broken off is dropped.
+    """
+
+    def __init__(self, groups: Mapping[int, int]):
+        super().__init__()
+        self.groups, self.run = groups, 0
+        self.peers: Mapping[int, Any] = {}
+        self._later = ThreadPoolExecutor(1, "numflow-parcels")
+
+    def put(self, sender: int, receiver: int, x: Any) -> None:
+        """x: an array, or what becomes one once a GPU is done with it: a thread waits for that, and not the sender."""
+        self.progress += 1
+        if isinstance(x, np.ndarray):
+            self._hand_over(self.run, sender, receiver, x)
+        else:
+            self._later.submit(self._hand_over, self.run, sender, receiver, x)
+
+    def take(self, sender: int, receiver: int) -> np.ndarray:
+        """As of Mailboxes; if the sender's GPU has failed, its error."""
+        x = super().take(sender, receiver)
+        if isinstance(x, Exception):
+            raise x
+        return x
+
+    def arrived(self, run: int, sender: int, receiver: int, x: np.ndarray) -> None:
+        """A value from another actor."""
+        if run >= self.run:
+            super().put(sender, receiver, x)
+
+    def _hand_over(self, run: int, sender: int, receiver: int, x: Any) -> None:
+        try:
+            x = np.asarray(x)
+        except NumflowError as error:
+            x = portable(error)
+        actor = self.peers[self.groups[receiver]]
+        actor.deliver.options(concurrency_group=IO).remote(run, sender, receiver, x)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor is. node: of the Ray cluster. visible: what its driver shows of that machine's GPUs
+    (CUDA_VISIBLE_DEVICES). gpus: by name of a device, which of these it is; devices of a processor are not there."""
+
+    node: str
+    visible: str | None
+    gpus: Mapping[str, int]
+
+
+class Stage:
+    """What the actor is made of. `deliver` and `abort` are called in the concurrency group IO.
+
+    executors: by name, module with the Program and World of its devices. source: gives weights, from files.
+
+    What goes wrong in the beginning is told by `connect`: Ray would wrap it into an error of its own.
+    """
+
+    def __init__(self, plan: Plan, group: int, executors: Mapping[str, str], source: Callable[[Network], Any],
+                 timeout: float, options: Mapping[str, Any]):
+        self.group = group
+        self.gpus: Mapping[str, int] = {}
+        self.mailboxes = ActorMailboxes({part.index: part.group for part in plan.devices})
+        self.program: Any = None
+        self._failure: NumflowError | None = None
+        try:
+            self.gpus = _given_gpus(plan, group)
+            self.program = self._made(plan, executors, source, timeout, options)
+        except NumflowError as error:
+            self._failure = error
+
+    def _made(self, plan, executors, source, timeout, options) -> PlanProgram:
+        executor: Any = import_module(executors[plan.devices[plan.groups[self.group][0]].executor])
+        if len({part.executor for part in plan.devices}) > 1:  # each takes the options that it knows
+            known = {*inspect.signature(executor.Program).parameters, "threads"}
+            options = {name: value for name, value in options.items() if name in known}
+        executor = _on_gpus(executor, self.gpus) if self.gpus else executor
+        return PlanProgram(plan, executor, source, "threads", timeout, group=self.group, remote=self.mailboxes,
+                           **options)
+
+    def place(self) -> Place:
+        """Where this actor is."""
+        import ray
+
+        return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)
+
+    def connect(self, peers: Mapping[int, Any], blocks: tuple) -> None:
+        """Get to know the other actors; memory as it was reserved before, where this one is new.
+
+        Raises:
+            DeviceError: Ray has given no GPU to devices that want one. What PlanProgram raises.
+        """
+        if self._failure is not None:
+            raise portable(self._failure)
+        self.mailboxes.peers = peers
+        if any(blocks):
+            self.program.reserve(*blocks)
+
+    def run_many(self, run: int, batches: Sequence[Batch], entry: str,
+                 output: str | None) -> list[np.ndarray | None]:
+        """As PlanProgram.run_many; None for each batch where another group has the output. run: its number."""
+        self.mailboxes.run = run
+        return self.program.run_many(batches, entry, output)
+
+    def rest(self, run: int) -> None:
+        """Runs before this one are over, whatever became of them."""
+        self.mailboxes.run = run
+        self.program.rest()
+
+    def call(self, name: str, args: Sequence[Any]) -> Any:
+        """A method of the program, or an attribute to read."""
+        found = getattr(self.program, name)
+        return found(*args) if callable(found) else found
+
+    def deliver(self, run: int, sender: int, receiver: int, x: np.ndarray) -> None:
+        """A value for one of this group's devices."""
+        self.mailboxes.arrived(run, sender, receiver, x)
+
+    def abort(self) -> None:
+        """Let the devices wait no longer."""
+        self.program.abort()
+
+
+def _given_gpus(plan: Plan, group: int) -> dict[str, int]:
+    """By name of each device of the group that is a GPU: which of the GPUs that the driver shows here."""
+    wanted = [plan.devices[index].name for index in plan.groups[group] if plan.devices[index].executor == "cuda"]
+    if not wanted:
+        return {}
+    import ray
+
+    hidden = os.environ.get("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "0").lower() not in ("0", "false", "")
+    found = visible_gpus(wanted, ray.get_gpu_ids(), shown=not hidden)
+    if not found:
+        raise DeviceError(f"Ray has given no GPU to the actor of devices {', '.join(wanted)}")
+    return found
+
+
+def _on_gpus(executor: Any, numbers: Mapping[str, int]) -> Any:
+    """The executor, with devices on these GPUs, by name, in the place of those that their names say."""
+    def world(networks, threads=None, shared=False, remote=None, names=None):
+        return executor.World(networks, threads, shared, remote,
+                              names={index: str(numbers[name]) for index, name in names.items()})
+
+    return SimpleNamespace(Program=executor.Program, World=world)

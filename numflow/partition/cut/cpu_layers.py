@@ -1,0 +1,43 @@
+"""Layers that stay on the processor while GPUs have the others: a placement like any other, told by one number.
+
+The first layers are the better ones to leave: the table of tokens is where only its rows are read, and the output
+matrix, which is read whole for each token, stays on the GPU with the logits.
+"""
+
+from numflow.errors import DeviceError
+from numflow.ops import Network
+from numflow.partition.cut.devices import CPU, Device, Devices, parse_devices
+from numflow.partition.cut.plan import layers_by_stack
+from numflow.partition.cut.spans import layer_spans
+
+
+def with_cpu_layers(network: Network, devices: str | None, count: int) -> tuple[Devices, dict[str, tuple[int, ...]]]:
+    """Devices with the processor among them.
+
+    devices: which share the other layers; None: GPU 0.
+    count:   layers of the processor, of each stack ("enc." and "dec." count alone): the first ones; of a negative
+             count the last ones.
+
+    Returns:
+        The placement, and how many layers of each stack every group takes (`layers` of partition.cut.partition).
+
+    Raises:
+        DeviceError: the processor is among the devices already, or there are not that many layers.
+    """
+    given = parse_devices("0" if devices is None else devices)
+    sizes = {stack: len(found) for stack, found in layers_by_stack(network).items()}
+    if any(device.name == CPU for device in given):
+        raise DeviceError(f"cpu_layers={count} puts the processor among the devices, but {str(given)!r} names it "
+                          "already: give only one of the two")
+    most = min(sizes.values(), default=0) - len(given.groups)
+    if not 1 <= abs(count) <= most:
+        have = " and ".join(f"{n} layers{f' in {stack[:-1]}' if stack else ''}" for stack, n in sizes.items())
+        range_ = f"1 .. {most}, or -{most} .. -1 for the last ones" if most > 0 else "0"
+        raise DeviceError(f"cpu_layers should be {range_}, is {count}: {network.name} has {have or 'no layers'}, of "
+                          f"which devices {given} take at least {len(given.groups)}; --device cpu keeps all of them on "
+                          "the processor")
+    cpu, layers = ((Device(CPU),),), {}
+    for stack, total in sizes.items():
+        rest = tuple(end - begin for begin, end in layer_spans(total - abs(count), given.group_shares))
+        layers[stack] = (count, *rest) if count > 0 else (*rest, -count)
+    return Devices((*cpu, *given.groups) if count > 0 else (*given.groups, *cpu)), layers

@@ -1,0 +1,114 @@
+"""From a network and a device string to a Plan: by layer, each stage by tensor, then a network for each device."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from numflow.errors import DeviceError
+from numflow.network.build.checks import verify
+from numflow.network.cost import all_floats
+from numflow.network.passes.merge_linears import fuse_linears
+from numflow.ops import Buffer, Network, Step, View
+from numflow.partition.cut.by_layer import cut_by_layer
+from numflow.partition.cut.by_tensor import PIECES, DeviceSteps, cut_by_tensor
+from numflow.partition.cut.choose import cut_caches
+from numflow.partition.cut.devices import Devices, parse_devices
+from numflow.partition.cut.plan import DevicePart, Plan, layers_by_stack
+
+PLACES = ("split", "placed")
+
+
+def partition(network: Network, devices: str | Devices, executor: str | Mapping[str, str] = "cpu", *,
+              layers: Mapping[str, tuple[int, ...]] | None = None, embedding: str = "split", head: str = "split",
+              fuse: bool = True) -> Plan:
+    """Cut a network for devices.
+
+    network:   with every matrix product on its own (`network.build(..., fuse=False)`): q, k and v that are one step
+               cannot be cut between heads.
+    executor:  who runs the devices, for all or by the device's name; the devices of a group have the same.
+    layers:    for each stack ("", or "enc." and "dec."), how many layers each group takes, instead of by the shares.
+    embedding: within a group, the table of tokens "split" by rows or "placed" on its first device.
+    head:      the output matrix "split" by rows or "placed" on the last group's first device. Where it is the table
+               of tokens, a group that has both holds it once if both are split, or both placed.
+    fuse:      merge neighbouring matrix products on each device.
+
+    Raises:
+        DeviceError: the device string is wrong, there are fewer layers than groups, or a group has several executors.
+        NetworkError: the network cannot be cut there.
+    """
+    placement = parse_devices(devices) if isinstance(devices, str) else devices
+    runs = dict.fromkeys((device.name for device in placement), executor) if isinstance(executor, str) else executor
+    _check_groups(placement, runs)
+    for what, value in (("embedding", embedding), ("head", head)):
+        if value not in PLACES:
+            raise DeviceError(f"{what} should be one of {', '.join(PLACES)}, is {value!r}")
+    groups = _indices(placement)
+    stages = cut_by_layer(network, placement.group_shares, layers)
+    parts: list[DevicePart] = []
+    for number, (stage, group) in enumerate(zip(stages, placement.groups, strict=True)):
+        shares = tuple(device.share for device in group)
+        cut = cut_by_tensor(network, stage, groups[number], shares, groups, cut_caches(network, shares), embedding,
+                            head)
+        for device, index, steps in zip(group, groups[number], cut, strict=True):
+            own = _network(network, steps, fuse)
+            verify(own)
+            parts.append(DevicePart(
+                device.name, runs[device.name], index, number, device.share, stage.layers or layers_by_stack(own), own))
+    return Plan(network, placement, tuple(parts), groups)
+
+
+def _check_groups(placement: Devices, runs: Mapping[str, str]) -> None:
+    """Devices of a group meet in every layer, which those of different executors cannot."""
+    for group in placement.groups:
+        kinds = {runs[device.name] for device in group}
+        if len(kinds) > 1:
+            text = "&".join(map(str, group))
+            raise DeviceError(f"devices {text}: a group runs on one executor, not on {' and '.join(sorted(kinds))}: "
+                              f"put ';' between them, as in {text.replace('&', ';')}")
+
+
+def _indices(placement: Devices) -> tuple[tuple[int, ...], ...]:
+    groups, first = [], 0
+    for group in placement.groups:
+        groups.append(tuple(range(first, first + len(group))))
+        first += len(group)
+    return tuple(groups)
+
+
+def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
+    """A device's steps with the buffers they name, those of pieces as narrow as the pieces are."""
+    views = {view for steps in device.entries.values() for step in steps for view in (*step.inputs, *step.outputs)}
+    starts = _places({view for view in views if view.buffer.endswith(PIECES)})
+
+    placed = {view: View(view.buffer, starts[view.buffer, view.start], view.width)
+              for view in views if view.buffer.endswith(PIECES)}
+    cut = {view.buffer for view in placed}
+
+    def moved(step: Step) -> Step:
+        if not any(view.buffer in cut for view in (*step.inputs, *step.outputs)):
+            return step
+        inputs, outputs = (tuple(placed.get(view, view) for view in side) for side in (step.inputs, step.outputs))
+        return Step(step.op, inputs, outputs, step.weights, step.params, step.label)
+
+    buffers = {}
+    for name in dict.fromkeys(view.buffer for view in sorted(views, key=lambda v: (v.buffer, v.start))):
+        whole = network.buffers[name.removesuffix(PIECES)]
+        width = max(placed.get(view, view).start + view.width for view in views if view.buffer == name)
+        buffers[name] = Buffer(name, whole.rows, width if name.endswith(PIECES) else whole.width, whole.dtype)
+    own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
+                  buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs,
+                  # What an executor chooses by the types of all weights is the same on all devices.
+                  facts={**network.facts, "all_floats": all_floats(network)})
+    return fuse_linears(own) if fuse else own
+
+
+def _places(views: set[View]) -> dict[tuple[str, int], int]:
+    """Where the piece of each whole view begins: next to each other, in the order of the whole ones."""
+    widths: dict[tuple[str, int], int] = {}
+    for view in views:
+        widths[view.buffer, view.start] = max(view.width, widths.get((view.buffer, view.start), 0))
+    places: dict[tuple[str, int], int] = {}
+    ends: dict[str, int] = {}
+    for buffer, start in sorted(widths):
+        places[buffer, start] = ends.get(buffer, 0)
+        ends[buffer] = places[buffer, start] + widths[buffer, start]
+    return places

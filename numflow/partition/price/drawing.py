@@ -1,0 +1,57 @@
+"""A placement as text: who has which layers, how full each device is, and what they hand to each other."""
+
+from collections.abc import Mapping
+
+from numflow.ops import EXCHANGES, param
+from numflow.partition.cut.plan import DevicePart, Plan
+from numflow.partition.price.price import Memory
+
+_BAR = 20
+
+
+def draw(plan: Plan, memory: Mapping[str, Memory] | None = None) -> list[str]:
+    """Lines: a box row for each group of devices, the exchanges within it, and what goes on to the next."""
+    lines = []
+    for number, group in enumerate(plan.groups):
+        parts = [plan.devices[i] for i in group]
+        for part in parts:
+            layers = ", ".join(f"{stack}layers {span.start}-{span.stop - 1}" for stack, span in part.layers.items())
+            share = f"share {part.share:g}" if part.share != 1 else ""
+            words = [f"device {part.name:<4}", layers or "no layers", _tokens(part), share,
+                     _bar(memory[part.name]) if memory is not None else ""]
+            corner = " " if len(parts) == 1 else "┌" if part is parts[0] else "└" if part is parts[-1] else "│"
+            lines.append(f"{corner} {'  '.join(word for word in words if word)}")
+        meetings = [step for step in parts[0].network.entries["main"] if step.op in ("all_reduce", "all_gather")]
+        if meetings:
+            counts = {op: sum(step.op == op for step in meetings) for op in ("all_reduce", "all_gather")}
+            lines.append("  " + ", ".join(f"{count} {op}" for op, count in counts.items() if count) + " per batch")
+        sent = [f"{step.inputs[0].width} numbers per token to device {plan.devices[step.params['peer']].name}"
+                for part in parts for step in part.network.entries["main"] if step.op == "send"]
+        if sent:
+            more = f" and {len(sent) - 1} more" if len(sent) > 1 else ""
+            lines += [f"  ▼ {sent[0]}{more}"]
+        elif number + 1 < len(plan.groups):
+            lines.append("  ▼")
+    return lines
+
+
+def exchanges(plan: Plan) -> dict[str, int]:
+    """How many exchange steps of each kind the devices run together, all entries."""
+    steps = [step for part in plan.devices for own in part.network.entries.values() for step in own]
+    return {op: count for op in EXCHANGES if (count := sum(step.op == op for step in steps))}
+
+
+def _tokens(part: DevicePart) -> str:
+    """Of which tokens a device has the embeddings, where it has those of some: "tokens 0-24575"."""
+    spans = {(param(step, "first"), part.network.weights[step.weights["table"]].shape[0])
+             for steps in part.network.entries.values() for step in steps
+             if step.op == "embed" and param(step, "vocabulary")}
+    return ", ".join(f"tokens {first}-{first + rows - 1}" for first, rows in sorted(spans))
+
+
+def _bar(memory: Memory) -> str:
+    """ "[########····        ] 9.1 of 16.0 GB": weights, then the rest that is used."""
+    weights = min(_BAR, round(_BAR * memory.weights / memory.limit))
+    used = min(_BAR, round(_BAR * memory.used / memory.limit))
+    bar = "█" * weights + "▒" * (used - weights) + " " * (_BAR - max(used, weights))
+    return f"[{bar}] {memory.used / 1e9:.2f} of {memory.limit / 1e9:.1f} GB{'' if memory.fits else ': too little'}"

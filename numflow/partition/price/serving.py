@@ -1,0 +1,182 @@
+"""Serving on simulated devices: queries come, are batched, and go through the stages of a plan."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from numflow.errors import RequestError
+from numflow.network.cost import Load
+from numflow.partition.price.events import Script, Simulator, Span
+from numflow.partition.price.hardware import Cluster
+
+Scripts = Callable[[Sequence[Load]], Mapping[str, Script]]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What is asked: `count` queries of `prompt` tokens that want `new` ones.
+
+    rate: queries per second, at random times (Poisson); None: `at_once` of them are always under way.
+
+    Raises:
+        RequestError: a number that is not above 0.
+    """
+
+    count: int
+    prompt: int = 128
+    new: int = 64
+    at_once: int = 1
+    rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("count", "prompt", "new", "at_once"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} of simulated queries should be at least 1, is {getattr(self, name)}")
+        if self.rate is not None and not self.rate > 0:
+            raise RequestError(f"rate of simulated queries should be above 0, is {self.rate:g}")
+
+
+@dataclass(frozen=True)
+class Service:
+    """How the simulated engine works.
+
+    max_batch: queries per batch. lanes: batches under way at the same time, which by-layer plans overlap.
+    chunk:     prompt tokens of a batch. between: seconds from a batch's end to the lane's next (sampling).
+    """
+
+    max_batch: int = 32
+    lanes: int = 1
+    chunk: int = 512
+    between: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    seconds: until the last query ended. throughput: new tokens per second of all. speed: new tokens per second of one
+    query after its first token, median. first: seconds to the first token, median. latencies: of each query.
+    busy: share of the time each device worked. spans: what each device did.
+    """
+
+    seconds: float
+    throughput: float
+    speed: float
+    first: float
+    latencies: tuple[float, ...]
+    busy: Mapping[str, float]
+    spans: Sequence[Span]
+
+
+class _Query:
+    def __init__(self, came: float, prompt: int, new: int):
+        self.came, self.waiting, self.wanted, self.written, self.cached = came, prompt, new, 0, 0
+        self.first: float | None = None
+        self.ended = 0.0
+
+
+class _Lane:
+    def __init__(self):
+        self.queries: list[_Query] = []
+        self.parts: list[tuple[_Query, int]] = []  # of the batch under way: prompt tokens of each, 0 is decoding
+        self.job: int | None = None
+
+
+def simulate(cluster: Cluster, scripts: Scripts, queries: Queries, service: Service | None = None,
+             record: bool = False) -> Outcome:
+    """Serve queries on the devices of a cluster.
+
+    scripts: what each device does for a batch.
+    record:  keep the spans, for a picture.
+    """
+    return _Run(cluster, scripts, queries, service or Service(), record).outcome()
+
+
+class _Run:
+    def __init__(self, cluster, scripts, queries: Queries, service: Service, record: bool):
+        self.scripts, self.queries, self.service = scripts, queries, service
+        self.simulator = Simulator(cluster, self._done, record)
+        self.lanes = [_Lane() for _ in range(service.lanes)]
+        self.waiting: list[_Query] = []
+        self.ended: list[_Query] = []
+        self.left = queries.count
+        if queries.rate is None:
+            for _ in range(min(queries.at_once, queries.count)):
+                self._come()
+        else:
+            rng, when = random.Random(queries.seed), 0.0
+            for _ in range(queries.count):
+                when += rng.expovariate(queries.rate)
+                self.simulator.at(when, self._come)
+
+    def outcome(self) -> Outcome:
+        seconds = self.simulator.run()
+        speeds = [(q.wanted - 1) / (q.ended - q.first) for q in self.ended if q.wanted > 1]
+        return Outcome(seconds, len(self.ended) * self.queries.new / seconds, _median(speeds),
+                       _median([q.first - q.came for q in self.ended]),
+                       tuple(sorted(q.ended - q.came for q in self.ended)),
+                       {name: busy / seconds for name, busy in self.simulator.busy.items()},
+                       self.simulator.spans or [])
+
+    def _come(self) -> None:
+        self.left -= 1
+        self.waiting.append(_Query(self.simulator.now, self.queries.prompt, self.queries.new))
+        # Queries that come at the same moment are spread over the lanes before any starts.
+        self.simulator.at(self.simulator.now, self._start_idle)
+
+    def _start_idle(self) -> None:
+        for lane in self.lanes:
+            if lane.job is None and not lane.parts:
+                self._start(lane)
+
+    def _start(self, lane: _Lane) -> None:
+        """The lane's next batch: all that decode, and prompts up to the chunk."""
+        held = sum(len(other.queries) for other in self.lanes) + len(self.waiting)
+        share = -(-held // len(self.lanes))
+        while self.waiting and len(lane.queries) < min(self.service.max_batch, share):
+            lane.queries.append(self.waiting.pop(0))
+        room, parts = self.service.chunk, []
+        for query in lane.queries:
+            tokens = min(query.waiting, room)
+            room -= tokens
+            if tokens or not query.waiting:
+                parts.append((query, tokens))
+        if parts:
+            lane.parts = parts
+            lane.job = self.simulator.issue(self.scripts(_loads(parts)))
+
+    def _done(self, job: int, now: float) -> None:
+        lane = next(lane for lane in self.lanes if lane.job == job)
+        for query, tokens in lane.parts:
+            query.waiting -= tokens
+            query.cached += tokens or 1
+            if not query.waiting:
+                query.first = now if query.first is None else query.first
+                query.written += 1
+        for query in [query for query in lane.queries if query.written == query.wanted]:
+            query.ended = now
+            lane.queries.remove(query)
+            self.ended.append(query)
+            if self.queries.rate is None and self.left:
+                self._come()
+        lane.job = None
+        self.simulator.at(now + self.service.between, lambda: self._again(lane))
+
+    def _again(self, lane: _Lane) -> None:
+        lane.parts = []
+        self._start(lane)
+
+
+def _loads(parts) -> list[Load]:
+    """Decoding queries as one load of their mean length, each prompt as its own."""
+    decoding = [query.cached for query, tokens in parts if not tokens]
+    loads = [Load(1, tokens, query.cached, int(tokens == query.waiting)) for query, tokens in parts if tokens]
+    if decoding:
+        loads.append(Load(len(decoding), 1, round(sum(decoding) / len(decoding))))
+    return loads
+
+
+def _median(values) -> float:
+    values = sorted(values)
+    return values[len(values) // 2] if values else 0.0

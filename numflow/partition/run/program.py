@@ -1,0 +1,355 @@
+"""A plan as one program: the same contract as an executor's Program, with a worker for each device."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, RequestError, did_you_mean, no_memory
+from numflow.network.windows import windows
+from numflow.ops import Batch, Network, TraceRow, param
+from numflow.partition.cut.plan import Plan
+from numflow.partition.run.micro import cut_batch, pieces_of
+from numflow.partition.run.workers import Answers, ProcessWorker, Resident, ThreadWorker
+from numflow.partition.run.worlds import Worlds
+
+TRANSPORTS = {"threads": ThreadWorker, "processes": ProcessWorker}
+PROGRESS_S = 120.0  # without any progress of any device after which a run is given up
+START_S = 900.0     # for weights to be read and kernels to be compiled
+_LOOK_S = 0.5       # how often to look whether there is progress
+_GRACE_S = 10.0     # for the other devices to stop after one has failed
+
+
+@dataclass
+class _Make:
+    """Makes a device's program; called where the device lives. It can be pickled if its parts can."""
+
+    program: Callable[..., Any]
+    world: Any
+    network: Network
+    source: Callable[[Network], Any]
+    index: int
+    options: dict
+
+    def __call__(self) -> Any:
+        return Resident(self.program(self.network, self.source(self.network), world=self.world, device=self.index,
+                                     **self.options))
+
+
+class PlanProgram:
+    """Runs a plan on an executor's devices, all at once.
+
+    executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program), or one
+               for each name of an executor in the plan.
+    source:    gives the weights of a device's network, as a WeightSource. Called by each device; for "processes" it
+               can be pickled.
+    transport: "threads": devices are threads of this process; "processes": a process each, with shared memory between.
+    timeout:   seconds without progress after which a run is given up.
+    threads:   of each device; None: the cores there are, shared out.
+    group:     run the devices of this group only; `remote` (Mailboxes) carries values to and from the other groups.
+    options:   of the executor's Program; of several executors, each takes what it knows.
+
+    Raises:
+        DeviceError: no such transport, or a device cannot be started.
+        What the executor's Program raises.
+    """
+
+    def __init__(self, plan: Plan, executor: Any, source: Callable[[Network], Any], transport: str = "threads",
+                 timeout: float = PROGRESS_S, threads: int | None = None, group: int | None = None,
+                 remote: Any = None, **options: Any):
+        if transport not in TRANSPORTS:
+            raise DeviceError(f"no transport {transport!r}{did_you_mean(transport, (*TRANSPORTS, 'ray'))}")
+        self.plan, self.network, self.transport, self.timeout = plan, plan.network, transport, timeout
+        self._answers: Answers = queue.SimpleQueue()
+        self._known: dict[tuple[str, str | None], tuple[tuple[int, ...], bool]] = {}  # what `_facts` has found
+        self._lock, self._broken = threading.Lock(), ""
+        self.parts = [part for part in plan.devices if group is None or part.group == group]
+        self._here = {part.index for part in self.parts}
+        executors = executor if isinstance(executor, Mapping) else {part.executor: executor for part in self.parts}
+        self._world = Worlds(self.parts, executors, threads, transport == "processes", remote)
+        self._workers: list[Any] = []
+        try:
+            for part in self.parts:
+                own = self._world.options(part.index, options)
+                make = _Make(self._world.program(part.index), self._world.of(part.index), part.network, source,
+                             part.index, {**own, "threads": self._world.threads[part.index]})
+                self._workers.append(TRANSPORTS[transport](part.index, make, self._answers))
+            self._gather(START_S)
+            self._together: Any = None  # what runs all devices by one call, where there is such a thing
+            if transport == "threads":
+                self._together = self._world.together(plan.network, [worker.program for worker in self._workers])
+            self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
+            self.weights_bytes = sum(self._all("weights_bytes"))
+            self.block_bytes, self.cross_block_bytes = (sum(self._all(name)) for name in ("block_bytes",
+                                                                                          "cross_block_bytes"))
+            self._window_bytes = self._all("window_bytes")
+            self.window_bytes = {window: sum(own.get(window, 0) for own in self._window_bytes)
+                                 for window in windows(plan.network)}
+            owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
+            if owner is not None and hasattr(self._world.program(owner), "sample"):
+                self.sample = self._sample
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of all devices whose executor has a say, None if there is none."""
+        counts = [count for count in self._world.threads.values() if count is not None]
+        return sum(counts) if counts else None
+
+    @property
+    def device_weights_bytes(self) -> list[int]:
+        """Bytes of weights on each device."""
+        return self._all("weights_bytes")
+
+    @property
+    def device_kv_bytes(self) -> list[int]:
+        """Bytes of keys and values that are reserved on each device."""
+        return self._all("kv_bytes")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that are reserved, on all devices."""
+        return sum(self.device_kv_bytes)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can run here any more, such as a device's process that has died; "" if all is well. Asked at any
+        time, from any thread, during a run too."""
+        return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
+                                     if worker.lost), "")
+
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content. windows: others
+        than `blocks` for the layers with these windows."""
+        self._all("reserve", blocks, cross_blocks, windows)
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+        """Run `entry` on the batch, as the executor's Program.run does. Where the plan has several groups, a long batch
+        goes through in pieces (micro.py): the first group works on the next piece while the second has the last one.
+
+        Raises:
+            RequestError: no such entry or output, or the batch is wrong.
+            DeviceError: a device has failed, or there was no progress.
+        """
+        return self._run(batch, entry, output, None)
+
+    def _sample(self, batch: Batch, choices: Sequence[Any], entry: str = "main") -> np.ndarray:
+        """As the `sample` of the Program that has the logits, which picks the tokens."""
+        return self._run(batch, entry, "logits", choices)
+
+    def _run(self, batch: Batch, entry: str, output: str | None, choices: Sequence[Any] | None) -> Any:
+        """One batch, whole or in pieces. choices: one for each wanted row, whose tokens are to be picked."""
+        pieces = pieces_of(len(batch.tokens), len(self.plan.groups)) if self._facts(entry, output)[1] else 1
+        cut = [(batch, np.arange(len(batch.logit_rows)))] if pieces == 1 else cut_batch(batch, pieces)
+        own = None if choices is None else [[choices[int(i)] for i in wanted] for _, wanted in cut]
+        results = self.run_many([piece for piece, _ in cut], entry, output, own)
+        if len(cut) == 1 or results[0] is None:
+            return results[0]
+        whole = np.empty((len(batch.logit_rows), *results[0].shape[1:]), results[0].dtype)
+        for (_, wanted), result in zip(cut, results, strict=True):
+            whole[wanted] = result
+        return whole
+
+    def run_many(self, batches: Sequence[Batch], entry: str = "main", output: str | None = "logits",
+                 choices: Sequence[Sequence[Any]] | None = None) -> list[np.ndarray | None]:
+        """Run batches one after the other, several of them at the same time where the plan has several groups: a group
+        goes on to the next batch as soon as it has sent the last one on. Sequences differ between the batches.
+
+        choices: of each batch, how the tokens of its wanted rows are picked, where the program has `sample`.
+        """
+        owners, _ = self._facts(entry, output)
+        if self._together is not None and len(batches) == 1 and choices is None:
+            return [self._at_once(batches[0], entry, output, owners)]
+        results = self._each("run_all", [
+            (batches, entry, output if part.index in owners else None, part.index == min(owners, default=-1), choices)
+            for part in self.parts])
+        return next((result for result in results if result is not None), [None] * len(batches))
+
+    def _at_once(self, batch: Batch, entry: str, output: str | None, owners: tuple[int, ...]) -> np.ndarray | None:
+        """One batch, by one call for all devices: none waits for what Python does for another."""
+        with self._lock:
+            if self._broken:
+                raise DeviceFaultError(self._broken)
+            outputs = [output if part.index in owners else None for part in self.parts]
+            try:
+                return self._together.run(batch, entry, outputs)
+            except DeviceError:
+                self._world.reset()
+                raise
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """The same run, a row per step of every device, one device after the other; labels begin with the device."""
+        self._owners(entry, None)
+        traces = self._all("trace", batch, entry)
+        rows: list[TraceRow] = []
+        for part, trace in zip(self.parts, traces, strict=True):
+            first = len(rows)
+            rows += [replace(row, index=first + row.index, label=f"{part.name}: {row.label}",
+                             within=None if row.within is None else first + row.within) for row in trace]
+        return rows
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
+        """Copy KV blocks, on every device."""
+        self._all("copy_blocks", sources, targets, window)
+
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
+        """uint8 [n, block_bytes]: the blocks' content, the devices' shares side by side."""
+        return np.concatenate(self._all("save_blocks", blocks, window), axis=1)
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
+        """Fill KV blocks with what `save_blocks` returned."""
+        sizes = [sum(own.values()) if window is None else own.get(window, 0) for own in self._window_bytes]
+        shares = np.split(data, np.cumsum(sizes)[:-1], axis=1)
+        self._each("load_blocks", [(blocks, np.ascontiguousarray(share), window) for share in shares])
+
+    def abort(self) -> None:
+        """Break off what runs now: it ends with a DeviceError. Another thread may call this."""
+        self._world.abort()
+
+    @property
+    def pid(self) -> int:
+        """The process that this program lives in."""
+        return os.getpid()
+
+    def rest(self) -> None:
+        """After an `abort` that found nothing to break off: ready to run again."""
+        with self._lock:
+            if not self._broken:
+                self._world.reset()
+
+    @property
+    def progress(self) -> int:
+        """Grows as long as the devices get on with a run."""
+        return self._world.progress
+
+    def close(self) -> None:
+        """Close every device; may be called twice."""
+        self._world.abort()
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        self._broken = self._broken or "this program was closed"
+        self._world.close()
+
+    def _facts(self, entry: str, output: str | None) -> tuple[tuple[int, ...], bool]:
+        """Devices that have the output, and whether batches may be cut; found once: every token asks for it."""
+        if (entry, output) not in self._known:
+            self._known[entry, output] = self._owners(entry, output), self._cuts_batches(entry)
+        return self._known[entry, output]
+
+    def _cuts_batches(self, entry: str) -> bool:
+        """Whether rows of a sequence may run in pieces: they see earlier tokens only."""
+        return self._world.in_pieces and all(
+            param(step, "causal") or self.network.caches[param(step, "cache")].kind == "cross"
+            for step in self.network.entries.get(entry, ()) if step.op == "attention")
+
+    def _owners(self, entry: str, output: str | None) -> tuple[int, ...]:
+        """Devices that have the output."""
+        if entry not in self.network.entries:
+            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self.network.entries)}")
+        if output is None:
+            return ()
+        if output not in self.network.outputs:
+            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
+        view = self.network.outputs[output]
+        if not any(view.buffer == y.buffer for step in self.network.entries[entry] for y in step.outputs):
+            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
+        return tuple(index for index in self.plan.owners(output) if index in self._here)
+
+    def _all(self, name: str, *args: Any) -> list[Any]:
+        """The same command for every device: a method, or an attribute to read. Their answers."""
+        return self._each(name, [args] * len(self.parts))
+
+    def _each(self, name: str, args: Sequence[tuple]) -> list[Any]:
+        """A command with its own arguments for each device; their answers."""
+        with self._lock:
+            if self._broken:
+                raise DeviceFaultError(self._broken)
+            for worker, own in zip(self._workers, args, strict=True):
+                worker.command(name, own)
+            return self._gather(self.timeout)
+
+    def _gather(self, timeout: float) -> list[Any]:
+        """An answer of each device, in order.
+
+        Raises:
+            The first error that a device answers, after all others have stopped. DeviceError: a device died, or nothing
+            moved for `timeout` seconds; the program cannot be used any more.
+        """
+        answers: dict[int, Any] = {}
+        indices = {part.index for part in self.parts}
+        try:
+            error = self._collect(set(indices), answers, timeout)
+        except BaseException:  # Ctrl-C: leave no device behind in the middle of a run
+            self._stop(indices - set(answers))
+            raise
+        if error is not None:
+            self._stop(indices - set(answers))
+            raise error
+        return [answers[index] for index in sorted(answers)]
+
+    def _collect(self, missing: set[int], answers: dict[int, Any], timeout: float) -> Exception | None:
+        """Wait for answers until all are there, or one is an error, which is returned."""
+        moved, progress = time.monotonic(), -1
+        while missing:
+            try:
+                index, how, value = self._answers.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if self._world.progress != progress:
+                    moved, progress = time.monotonic(), self._world.progress
+                lost = next((worker for worker in self._workers if worker.index in missing and worker.lost), None)
+                if lost is not None:
+                    self._gone(lost.index, lost.lost)
+                    return DeviceFaultError(self._broken)
+                if time.monotonic() - moved <= timeout:
+                    continue
+                late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
+                return DeviceError(f"no answer from device {late} within {timeout:g} s")
+            missing.discard(index)
+            answers[index], moved = value, time.monotonic()
+            if how == "gone":
+                self._gone(index, value)
+                return DeviceFaultError(self._broken)
+            if how == "error":
+                return self._with_device(index, value)
+        return None
+
+    def _gone(self, index: int, how: str) -> None:
+        """A device's process has ended: nothing can run any more."""
+        self._broken = self._broken or self._of_device(index, how)
+
+    def _of_device(self, index: int, how: str) -> str:
+        return f"the process of device {self.plan.devices[index].name} {how}; load the model again"
+
+    def _with_device(self, index: int, error: Exception) -> Exception:
+        """A device's error; one of memory says whose, and what the others hold."""
+        if not no_memory(error):
+            return error
+        part = self.plan.devices[index]
+        return DeviceMemoryError(f"device {part.name}: no memory for its part of {self.network.name} ({error}); give "
+                                 f"it a smaller share ({part.name}*0.5) or more devices")
+
+    def _stop(self, missing: set[int]) -> None:
+        """Break a run off: whoever waits for another device stops. Then all is as before it, but for the cache."""
+        self._world.abort()
+        deadline = time.monotonic() + _GRACE_S
+        while missing and (left := deadline - time.monotonic()) > 0:
+            try:
+                index, how, value = self._answers.get(timeout=left)
+            except queue.Empty:
+                break
+            missing.discard(index)
+            if how == "gone":
+                self._gone(index, value)
+        if missing:
+            late = ", ".join(self.plan.devices[i].name for i in sorted(missing))
+            self._broken = self._broken or f"device {late} does not answer any more; load the model again"
+        elif not self._broken:
+            self._world.reset()

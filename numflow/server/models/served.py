@@ -1,0 +1,232 @@
+"""A model that the service has loaded: its engine, and how its prompts are made."""
+
+import hashlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numflow
+from numflow import formats, network, registry
+from numflow.decoding.names import inferflow
+from numflow.engine.engine import Engine
+from numflow.engine.request.prompt import Conversation, Prompts
+from numflow.engine.request.sampling import filled
+from numflow.engine.runner.kv_memory import MemoryPlan
+from numflow.errors import NumflowError, RequestError
+from numflow.server.config.config import ModelConfig
+from numflow.server.http.errors import ApiError, bad_request
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.reply import END_THINK, THINK
+from numflow.server.messages.settings import with_defaults
+from numflow.server.messages.tool_formats import GENERIC, find_format
+
+SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
+
+
+class Served:
+    """A loaded model.
+
+    engine:      None for models that do not write text.
+    tool_format: how calls are written. template_tools: the chat template shows the model its tools by itself.
+    fingerprint: changes with weights, specification, options and version.
+    """
+
+    def __init__(self, config: ModelConfig, queue: int):
+        self.config, self.name = config, config.name
+        self.created = int(time.time())
+        self.model = numflow.load(config.path, **config.load)
+        try:
+            self.prompts = self._prompts()
+            self.chat_template = self._chat_template()
+            found = find_format(self.chat_template, config.prompt.get("tool_format"))
+            self.tool_format, self.template_tools = found or GENERIC, found is not None and self._has(
+                "tools") and not self.prompts.holds_one_question
+            self.engine = Engine(self.model, max_queue=queue, budget=config.budget, **config.engine) \
+                if self.generates else None
+            if self.engine is None and (idle := config.own & config.engine.keys()):
+                raise RequestError(f"{min(idle)} has no effect: {config.name} does not write text")
+        except BaseException:
+            self.model.close()
+            raise
+        self.fingerprint = _fingerprint(config, self.model)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text."""
+        return self.model.runner.causal and "logits" in self.model.network.outputs
+
+    @property
+    def chats(self) -> bool:
+        """Whether it answers messages: it writes text, and has a template for them."""
+        return self.generates and (self.chat_template is not None or self.prompts.has_own_template)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What requests get that do not say otherwise."""
+        return self.config.prompt
+
+    @cached_property
+    def sampling(self) -> Mapping[str, Any]:
+        """How tokens of a conversation are picked where its request does not say."""
+        given = with_defaults({}, self.defaults, talks=True)
+        if "decoding_alg" in given:
+            return inferflow(given.pop("decoding_alg")) | given
+        return filled(given, self.model.sampling.values)
+
+    @property
+    def failure(self) -> str:
+        """Why no request can succeed any more until the model is loaded again; "" if all is well."""
+        return self.engine.failure if self.engine is not None else self.model.core.failure
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of weights, keys and values."""
+        program = self.model.program
+        return int(program.weights_bytes) + self.model.runner.kv_bytes()
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """What it takes of the machine's memory, and may come to take."""
+        return self.engine.memory if self.engine is not None else self.model.runner.memory
+
+    @property
+    def tokenizer(self):
+        """The model's tokenizer.
+
+        Raises:
+            TokenizerError: it has none.
+        """
+        return self.model.tokenizer
+
+    @cached_property
+    def marks(self) -> dict[int, str]:
+        """Special tokens that are part of how calls and thinking are written, id -> text."""
+        texts = {THINK, END_THINK, *self.tool_format.marks}
+        return {id: text for id in self.tokenizer.special_ids if (text := self.tokenizer.token_text(id)) in texts}
+
+    def need_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ApiError: the model does not write text.
+        """
+        if self.engine is None:
+            raise bad_request(f"{self.name} does not write text: it is for embeddings or for filling gaps", "model",
+                              "unsupported")
+        return self.engine
+
+    def knows(self, name: str, field: str, ignored: Ignored) -> bool:
+        """Whether the chat template has a name; if not, the field that is for it is ignored."""
+        if self._has(name):
+            return True
+        ignored.add(field, f"the chat template of {self.name} knows no {name!r:.80}", "unsupported")
+        return False
+
+    def _has(self, name: str) -> bool:
+        """Whether a name stands in the chat template."""
+        return name in self._template_words
+
+    @cached_property
+    def _template_words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self.chat_template or ""))
+
+    def with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages with the configured system message, where they have none of their own."""
+        own = self.config.prompt.get("system_prompt")
+        if own and not any(message["role"] in ("system", "developer") for message in messages):
+            return [{"role": "system", "content": own}, *messages]
+        return messages
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Conversation:
+        """Ids of a conversation. variables: further names for the template, which it knows.
+
+        Raises:
+            TokenizerError: the template refuses the messages.
+        """
+        messages = self.with_system(messages)
+        if "developer" not in (self.chat_template or ""):
+            messages = [{**message, "role": "system"} if message["role"] == "developer" else message
+                        for message in messages]
+        own_template = "chat_template" in self.config.prompt
+        return self.prompts.conversation(messages, **variables,
+                                         **({"template": self.chat_template} if own_template else {}))
+
+    def text_of(self, messages, variables) -> str:
+        """The same as text, special tokens included."""
+        return self.tokenizer.decode(self.render(messages, variables), skip_special=False)
+
+    def check_length(self, ids: Sequence[int], limit: int, param: str = "messages") -> None:
+        """A prompt has to fit into the context, and below the service's own limit (0: none).
+
+        Raises:
+            ApiError: it does not; the message has both lengths.
+        """
+        most = min(limit or self.model.context, self.model.context)
+        if len(ids) > most:
+            raise ApiError(400, f"the prompt has {len(ids)} tokens; the limit is {most} tokens", param=param,
+                           code="context_length_exceeded")
+
+    def close(self) -> None:
+        """Give everything back; requests that run are cancelled."""
+        if self.engine is not None:
+            self.engine.close(drain=False)
+        self.model.close()
+
+    def _prompts(self) -> Prompts:
+        template = self.config.prompt.get("prompt_template")
+        if template is None:
+            return self.model.prompts
+        return Prompts(lambda: self.model.tokenizer, template, self.config.prompt.get("system_prompt", ""),
+                       self.model.context)
+
+    def _chat_template(self) -> str | None:
+        path = self.config.prompt.get("chat_template")
+        if path is not None:
+            try:
+                return Path(path).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise RequestError(f"chat_template {path}: {error}") from None
+        try:
+            return self.model.tokenizer.chat_template
+        except NumflowError:
+            return None  # a model that only takes ids
+
+
+@lru_cache(maxsize=256)
+def _decodes(path: str, spec: str | None) -> bool | None:
+    try:
+        checkpoint = formats.open_checkpoint(registry.resolve(path, offline=True, progress=False))
+        return network.choose_spec(checkpoint, spec).type == "decoder"
+    except NumflowError:
+        return None
+
+
+def may_chat(config: ModelConfig) -> bool | None:
+    """Whether a model that is not loaded may answer messages, by the headers of its files; None: they are not here."""
+    return _decodes(str(config.path), config.load.get("spec"))
+
+
+def weight_files(path: str) -> list[Path]:
+    """The files of a model that is on this disk; empty if it is not."""
+    try:
+        place = Path(registry.resolve(path, offline=True, progress=False))
+    except NumflowError:
+        return []
+    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+
+
+def _fingerprint(config: ModelConfig, model) -> str:
+    """A hash of what answers depend on; of weight files, samples and the size."""
+    parts = [numflow.__version__, repr(sorted(config.load.items())), model.network.name, repr(model.network.facts)]
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode())
+    for file in weight_files(config.path):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as data:
+            for sample in range(SAMPLES):
+                data.seek(size * sample // SAMPLES)
+                digest.update(data.read(SAMPLE_BYTES))
+    return f"fp_{digest.hexdigest()[:16]}"

@@ -1,0 +1,107 @@
+"""From a chat request to a prompt: messages as templates want them, tools, and the choice of one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numflow.engine.request.prompt import Conversation
+from numflow.errors import quoted
+from numflow.server.http.errors import bad_request
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.reply import END_THINK, THINK, Splitter
+from numflow.server.messages.schemas import ChatRequest, Message
+from numflow.server.models.served import Served
+from numflow.server.protocols.tools import call_schema, render, wanted
+
+TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
+MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice."""
+
+    ids: Conversation
+    settings: Mapping[str, Any]
+    splitter: Mapping[str, Any]
+
+    def make_splitter(self) -> Splitter:
+        """A new one, for one choice."""
+        return Splitter(**self.splitter)
+
+
+def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored) -> ChatPrompt:
+    """The prompt of a chat request.
+
+    thinking: text between <think> marks is told apart. ignored: takes what the template does not know.
+
+    Raises:
+        ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
+    """
+    variables = template_variables(served, body.chat_template_kwargs, ignored)
+    if body.reasoning_effort is not None and served.knows("reasoning_effort", "reasoning_effort", ignored):
+        variables["reasoning_effort"] = body.reasoning_effort
+    settings: dict[str, Any] = {}
+    tools, forced = wanted(body)
+    ids = render(served, messages_of(body.messages), tools, variables)
+    if forced:
+        opening = served.tool_format.opening
+        ids = Conversation([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
+        settings["json_schema"] = call_schema(forced)
+    end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
+    return ChatPrompt(ids, settings, {
+        "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
+        "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
+        "inside": end.endswith(THINK) and not end.endswith(END_THINK)})
+
+
+def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:
+    """The further names for the chat template that it knows.
+
+    Raises:
+        ApiError: one is a name of what the template gets in any case.
+    """
+    for name in given or {}:
+        if name in TEMPLATE_NAMES:
+            raise bad_request(f"chat_template_kwargs: {name} has a field of its own, or is not for requests",
+                              f"chat_template_kwargs.{name}")
+    return {name: value for name, value in (given or {}).items()
+            if served.knows(name, f"chat_template_kwargs.{name}", ignored)}
+
+
+def messages_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: content is text, arguments of calls are objects.
+
+    Raises:
+        ApiError: a message without content, or with content that is no text.
+    """
+    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    for name in MEDIA:
+        if (message.model_extra or {}).get(name):
+            raise bad_request(f"{place} has {name}; models here read text only", f"{place}.{name}", "unsupported")
+    plain = message.model_dump(exclude_none=True, exclude={"content", "tool_calls"})
+    content = message.content
+    if isinstance(content, list):
+        for at, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                raise bad_request(f"{place}.content[{at}] is of type {quoted(part.type)}; models here read text only",
+                                  f"{place}.content[{at}]", "unsupported")
+        content = "".join(part.text or "" for part in content)
+    if content is None and not message.tool_calls:
+        raise bad_request(f"{place} has no content", f"{place}.content", "missing_field")
+    plain["content"] = content or ""
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call, place) for call in message.tool_calls]
+    return plain
+
+
+def _call(call, place: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        raise bad_request(f"{place}.tool_calls: arguments are no JSON", f"{place}.tool_calls") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

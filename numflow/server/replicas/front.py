@@ -1,0 +1,94 @@
+"""The service in front of its replicas: it has the socket, checks who may ask, and hands requests on (replicas.py)."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import numflow
+from numflow.partition.cluster.connect import connected
+from numflow.server import listen
+from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
+from numflow.server.config.config import Config
+from numflow.server.http.errors import ApiError
+from numflow.server.http.ignored import HEADER
+from numflow.server.messages.wire import Json, dump, event, read_body
+from numflow.server.replicas.merge import merged
+from numflow.server.replicas.replica import Call, Head
+from numflow.server.replicas.replicas import Replicas
+from numflow.server.service import status
+from numflow.server.service.service import Service
+
+_OWN_HEADERS = (b"content-length", b"x-request-id")  # the front makes them itself
+
+
+def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str, dict[str, str]], None]) -> None:
+    """Run a service of `config.replicas` replicas until SIGINT or SIGTERM, as listen.serve does."""
+    connected()  # in this thread: elsewhere Ray would leave a handler of SIGTERM of its own, which aborts
+    replicas = Replicas(config, config.replicas)
+    service = Service(config, replicas)  # type: ignore[arg-type]  # what a service asks of its pool, it has
+    listen.serve(service, listens, serves, endpoints(replicas))
+
+
+def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
+    """The routes of the front: what it answers itself, and what it hands on."""
+    async def hand_on(service: Service, request: Request) -> Response:
+        return await _hand_on(service, replicas, request)
+
+    async def all_status(service: Service, request: Request) -> Json:
+        return Json({"version": numflow.__version__, "uptime_s": round(time.time() - service.started, 1),
+                     "requests": len(service.jobs), "draining": service.draining,
+                     "replicas": await replicas.all("status")})
+
+    async def all_metrics(service: Service, request: Request) -> Response:
+        return Response(merged(service.metrics.text().decode(), await replicas.all("metrics")),
+                        media_type=service.metrics.content_type)
+
+    own: dict[Any, Handler] = {status.health: status.health, status.status: all_status, status.metrics: all_metrics,
+                               page: page, schema: schema}
+    return [replace(endpoint, handler=own.get(endpoint.handler, hand_on)) for endpoint in ENDPOINTS]
+
+
+async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Response:
+    """Answer with what a replica answers, in one piece or as a stream, as it does."""
+    config, kind = service.config, request.headers.get("content-type")
+    body = await read_body(request, config.max_body, config.body_timeout)
+    call = Call(request.method, request.url.path, request.url.query.encode(), body, request.state.id,
+                [(b"content-type", kind.encode("latin-1"))] if kind else [], request.state.owner)
+    answer = replicas.ask(call)
+    try:
+        head = await service.jobs.run(request.receive, _first(answer))
+        if head.get(b"content-length") is None:
+            return _stream(service, request, answer, head)
+        parts = await service.jobs.run(request.receive, _rest(answer))
+    except BaseException:
+        await answer.aclose()
+        raise
+    reply = Response(b"".join(parts), head.status)
+    reply.raw_headers += [(name, value) for name, value in head.headers if name not in _OWN_HEADERS]
+    return reply
+
+
+def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None], head: Head) -> Response:
+    """An answer that goes on piece by piece. A replica that is lost is told in its last piece."""
+    native = request.url.path == "/"
+
+    def failed(error: ApiError) -> bytes:
+        return dump(error.native_body()) + b"\n\n" if native else event(error.body())
+
+    kind = (head.get(b"content-type") or "").partition(";")[0]
+    reply = service.stream(request, answer, lambda: None, failed, kind)
+    if (ignored := head.get(HEADER.encode())) is not None:
+        reply.headers[HEADER] = ignored
+    return reply
+
+
+async def _first(answer: AsyncGenerator[Any, None]) -> Head:
+    return await anext(answer)
+
+
+async def _rest(answer: AsyncGenerator[Any, None]) -> list[bytes]:
+    return [part async for part in answer]

@@ -1,0 +1,242 @@
+"""What the routes share: configuration, models, running requests, measurements."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from numflow.engine.engine import Engine
+from numflow.engine.request.request import Request as Checked
+from numflow.engine.run.generation import Piece
+from numflow.server.config.config import Config
+from numflow.server.http.errors import ApiError, bad_request
+from numflow.server.http.event_loop import Hub, Run
+from numflow.server.http.ignored import Ignored
+from numflow.server.http.jobs import Jobs
+from numflow.server.messages.wire import EventStream, Json, dump_long, event, parse, read_body
+from numflow.server.models.pool import Lease, Pool
+from numflow.server.models.served import Served
+from numflow.server.service.metrics import Metrics, Watch
+
+log = logging.getLogger("numflow.server")
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+LONG = 1 << 15  # bytes of a body that is read in a thread
+READERS = 2  # such threads at a time
+WORKERS = 4  # threads of routes that do not generate, beside those that requests are checked in
+LONG_ANSWER = 4096  # tokens of an answer that is written in a thread
+
+
+class Service:
+    """The state of one service.
+
+    ready: called when the models of the beginning are there, with the memory plan of each.
+    """
+
+    def __init__(self, config: Config, pool: Pool | None = None):
+        self.config = config
+        self.pool = pool or Pool(config)
+        self.jobs = Jobs(config.request_timeout)
+        self.metrics = Metrics(self.pool)
+        self.started = time.time()
+        self.draining = False
+        self.failure: BaseException | None = None
+        self._hub: Hub | None = None
+        self.ready: Callable[[dict[str, str]], None] = lambda plans: None
+        self._workers = ThreadPoolExecutor(WORKERS, "numflow-work")
+        self._readers = asyncio.Semaphore(READERS)
+
+    @property
+    def hub(self) -> Hub:
+        """Carries pieces to the event loop that runs now."""
+        if self._hub is None:
+            self._hub = Hub(asyncio.get_running_loop())
+        return self._hub
+
+    def loaded(self, loading: asyncio.Task) -> None:
+        """The models of the beginning have been loaded, or could not be: then the service ends."""
+        if not loading.cancelled() and (error := loading.exception()) is not None:
+            self.failure, self.draining = error.__cause__ or error, True
+        elif not loading.cancelled():
+            plans = {served.name: str(served.memory) for served in self.pool.loaded()}
+            log.info({"ready": list(plans), "memory": plans})
+            self.ready(plans)
+
+    def watched(self, watching: asyncio.Task) -> None:
+        """Nobody looks after the models any more: the service ends, with the error if there is one."""
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self.failure, self.draining = error, True
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The request's body.
+
+        Raises:
+            ApiError: too long, too slow, or wrong.
+        """
+        data = await read_body(request, self.config.max_body, self.config.body_timeout)
+        if self.config.log_prompts:
+            request.state.body = {"body": data.decode("utf-8", "replace")}
+        ignored = request.state.ignored = Ignored(self.config.strict)
+        if len(data) < LONG:
+            return parse(kind, data, ignored)
+        async with self._readers:
+            return await asyncio.to_thread(parse, kind, data, ignored)
+
+    async def leased(self, request: Request, name: str | None) -> Lease:
+        """The model that a request wants, loaded."""
+        lease = await self.pool.acquire(name)
+        request.state.facts = {"model": lease.served.name}
+        return lease
+
+    async def in_thread(self, request: Request, name: str | None, work: Callable[[Served], T]) -> T:
+        """Work on a model that takes a while, in a thread.
+
+        If the client goes, nobody waits for it any more; the model stays loaded until it is done.
+        """
+        lease = await self.leased(request, name)
+        running = asyncio.get_running_loop().run_in_executor(self._workers, work, lease.served)
+
+        def done(future: asyncio.Future) -> None:
+            lease.release()
+            if not future.cancelled():
+                future.exception()  # nobody else may look at it
+
+        running.add_done_callback(done)
+        return await self.jobs.run(request.receive, _shielded(running))
+
+    async def answer(self, request: Request, kind: type[Body],
+                     make: Callable[["Service", "Generating", Body], "Answer"]) -> Response:
+        """Answer a request that generates: in one piece, or as a stream if its body says so. make: the answer."""
+        body = await self.read(request, kind)
+        running = Generating(self, request, await self.leased(request, body.model))
+        try:
+            answer = make(self, running, body)
+            await answer.start()
+            if body.stream:
+                return self.stream(request, answer.stream(), running.close)
+            await answer.finish()
+            long = running.usage()["total_tokens"] > LONG_ANSWER
+            reply = await asyncio.to_thread(lambda: dump_long(answer.whole())) if long else answer.whole()
+        except BaseException:
+            running.close()
+            raise
+        running.close()
+        return Json(reply)
+
+    def stream(self, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None],
+               failed: Callable[[ApiError], bytes] = lambda error: event(error.body()),
+               media_type: str = "text/event-stream") -> EventStream:
+        """An answer that is sent piece by piece."""
+        return EventStream(self.jobs, request, parts, closed, failed=failed, media_type=media_type,
+                           keep_alive=self.config.keep_alive)
+
+
+class Answer(Protocol):
+    """What a route makes of what is generated."""
+
+    async def start(self) -> None:
+        """Check the request and queue it."""
+
+    async def finish(self) -> None:
+        """Wait for all of it."""
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one piece, when all of it has come."""
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """The reply in pieces."""
+
+
+async def _shielded(running: asyncio.Future[T]) -> T:
+    return await asyncio.shield(running)
+
+
+class Generating:
+    """One request on its way through the engine, from its checked settings to the last piece.
+
+    runs: one for each prompt. Its model stays loaded until `close`.
+    """
+
+    def __init__(self, service: Service, request: Request, lease: Lease):
+        self.service, self.request, self.lease, self.served = service, request, lease, lease.served
+        self.ignored: Ignored = request.state.ignored
+        self.runs: list[Run] = []
+        self.prompt_tokens = 0
+        self._watch = Watch(service.metrics, self.served.name)
+
+    async def start(self, make: Callable[[Engine], Sequence[Checked]], priority: int = 0) -> None:
+        """Queue requests. make: checks them, in a thread.
+
+        Raises:
+            ApiError: too many, or the queue is full; NumflowError: what make raises.
+        """
+        engine = self.served.need_engine()
+        requests = await asyncio.to_thread(make, engine)
+        self.check_count(sum(max(checked.samples, checked.n) for checked in requests))
+        owner = getattr(self.request.state, "owner", "")
+        requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]
+        retry = self.service.metrics.seconds_per_request(self.served.name)
+        for checked in requests:
+            self.ignored.update(checked.ignored)
+        for checked in requests:
+            self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
+            self.prompt_tokens += len(checked.prompt)
+
+    def check_count(self, answers: int) -> None:
+        """How many answers one request may ask for.
+
+        Raises:
+            ApiError: more.
+        """
+        most = self.service.config.max_choices
+        if answers > most:
+            raise bad_request(f"{answers} answers are asked for at once; the limit is {most} (max_choices)", "n")
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """A prompt's length.
+
+        Raises:
+            ApiError: more than the model's context, or than the service allows.
+        """
+        self.served.check_length(ids, self.service.config.max_prompt_tokens, param)
+
+    async def finish(self, take: Callable[[Run, list[Piece]], Any] = lambda run, pieces: None) -> None:
+        """Wait for all of it, as long as the client does. take: called with pieces as they come.
+
+        Raises:
+            ClientGone, ApiError: it was not wanted to its end.
+        """
+        async def wait():
+            for run in self.runs:
+                async for pieces in run:
+                    self.came(run, pieces)
+                    take(run, pieces)
+
+        await self.service.jobs.run(self.request.receive, wait())
+
+    def came(self, run: Run, pieces: list[Piece]) -> None:
+        """For measurements: pieces of a run have come."""
+        self._watch.came(run, pieces)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's count of tokens."""
+        new = sum(run.new_tokens for run in self.runs)
+        cached = sum(int(run.results[0].stats.get("cached_tokens", 0)) for run in self.runs if run.results)
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": new, "total_tokens": self.prompt_tokens + new,
+                "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def close(self) -> None:
+        """Stop what still runs, count, and let the model go."""
+        for run in self.runs:
+            run.cancel()
+        self._watch.end(self.prompt_tokens, self.runs)
+        self.request.state.facts = {"model": self.served.name, "prompt_tokens": self.prompt_tokens,
+                                    "new_tokens": sum(run.new_tokens for run in self.runs)}
+        self.lease.release()
