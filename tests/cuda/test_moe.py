@@ -66,7 +66,7 @@ def test_routes_of_what_is_no_number(score, grouped):
     device.upload(counts.at(), np.array([3, 0, 3 * chosen, 1], np.int32))
     groups = {"groups": 4, "top_groups": 2, "group_best": 2} if grouped else {"groups": 1, "top_groups": 1,
                                                                               "group_best": 2}
-    device.launch(Launch(route_kernel(score, False, grouped), (1, 3, 1), (
+    device.launch(Launch(route_kernel(score, False, grouped), (3, 1, 1), (
         memory[0].at(), stride, memory[1].at(), stride, memory[2].at(), stride, None, counts.at(), experts, chosen,
         *groups.values(), 0, 1.0)))
     found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)

@@ -80,7 +80,8 @@ def network() -> Network:
 class FakeProgram:
     """weight_cost as a dict; keys and values of two bytes."""
 
-    kv_bytes, blocks, block_size = 2 * 64 * 2 * 32 * 4, 4, 64
+    block_bytes, block_size = 2 * 64 * 2 * 32, 64
+    kv_bytes, blocks, cross_block_bytes = 4 * block_bytes, 4, 0
 
     def weight_cost(self, name):
         return {"w": (4096, True), "e": (8 * 4096, False)}[name]

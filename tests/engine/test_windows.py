@@ -161,3 +161,19 @@ def test_a_draft_model_takes_tokens_back(checkpoint):
         np.testing.assert_allclose(logits, model.logits(TEXT[:120])[-1], atol=1e-4)
         assert used(draft) == [0, 0]
         assert model.generate(TEXT[:150], max_tokens=40, ignore_eos=True).ids == expected
+
+
+def test_growing_again_keeps_what_is_still_to_be_saved(checkpoint):
+    """A pool that has made way grows a little in the same plan: the blocks that its saves will read stay there."""
+    with windowed(checkpoint, **REFERENCE) as model:
+        runner = model.runner
+        allocator = runner.pools[1].allocator
+        allocator.on_grow(6)
+        allocator.grow(6)
+        allocator.pinned = 6
+        allocator.shrink(2)
+        allocator.on_grow(4)
+        allocator.grow(4)
+        assert runner._there[1] == 6
+        runner.trim()
+        assert runner._there[1] == 4

@@ -62,12 +62,12 @@ def test_guesses_that_pass_are_counted(lab):
 
 @pytest.mark.parametrize(("change", "doubt", "said"), [
     ({}, "", "No answer was lost"), ({"lost": 2}, "2 answers lost", "2 answers were lost"),
-    ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"), ({"growth": 0.2}, "", "Memory GREW by 20.0%"),
+    ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"), ({"samples": [[24.0, 1e9, 200, 1], [50.0, 1.2e9, 200, 0]]}, "", "Memory GREW by 20.0%"),
     ({"recovered_s": None}, "no health", "was not healthy again")])
 def test_what_a_soak_found(lab, change, doubt, said):
     pytest.importorskip("matplotlib")
-    found = {"samples": [[0.0, 1e9, 200, 1], [5.0, 1e9, 503, 0]], "killed_s": 2.0, "recovered_s": 4.0, "counts": [],
-             "minutes": 1, "clients": 2, "lost": 0, "growth": 0.01, "blocks_at_end": 0}
+    found = {"samples": [[24.0, 1e9, 200, 1], [50.0, 1e9, 503, 0]], "killed_s": 30.0, "recovered_s": 34.0,
+             "counts": [], "minutes": 1, "clients": 2, "lost": 0, "blocks_at_end": 0}
     module("serving", "soak").report(lab, found | change)
     assert said in " ".join(lab._body)
     assert doubt in " ".join(lab.doubts) and bool(doubt) == bool(lab.doubts)

@@ -144,7 +144,7 @@ def test_the_same_greedy_tokens(monkeypatch, folder, options):
 
 def test_on_the_command_line(monkeypatch, folder, capsys):
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
-    code, _, err = _numflow(capsys, "generate", "-m", folder, "--device", "cuda", "--cpu-layers", "-2", "x")
+    code, _, err = _numflow(capsys, "bench", "-m", folder, "--device", "cuda", "--cpu-layers", "-2")
     assert code and "cpu_layers should be 1 .. 1, or -1 .. -1 for the last ones, is -2" in err
     code, _, err = _numflow(capsys, "generate", "-m", folder, "--cpu-layers", "1", "x")
     assert code and "cpu_layers=1 leaves layers of a GPU's model to the processor: it needs backend 'cuda'" in err

@@ -73,7 +73,7 @@ class Runner:
         if allocator.common is not None:
             allocator.common.make_way(allocator, blocks)
         there = [pool.allocator.capacity for pool in self.pools]
-        counts = [blocks if pool.allocator is allocator else max(count, pool.allocator.pinned)
+        counts = [max(blocks if pool.allocator is allocator else count, pool.allocator.pinned)
                   for pool, count in zip(self.pools, there)]
         cross_blocks = blocks if allocator is self.cross_blocks else self.cross_blocks.capacity
         if self.memory is not None:
