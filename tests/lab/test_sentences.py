@@ -62,7 +62,8 @@ def test_guesses_that_pass_are_counted(lab):
 
 @pytest.mark.parametrize(("change", "doubt", "said"), [
     ({}, "", "No answer was lost"), ({"lost": 2}, "2 answers lost", "2 answers were lost"),
-    ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"), ({"samples": [[24.0, 1e9, 200, 1], [50.0, 1.2e9, 200, 0]]}, "", "Memory GREW by 20.0%"),
+    ({"blocks_at_end": 3}, "3 blocks", "3 blocks were in use"),
+    ({"samples": [[24.0, 1e9, 200, 1], [50.0, 1.2e9, 200, 0]]}, "", "Memory GREW by 20.0%"),
     ({"recovered_s": None}, "no health", "was not healthy again")])
 def test_what_a_soak_found(lab, change, doubt, said):
     pytest.importorskip("matplotlib")
