@@ -141,12 +141,12 @@ def _tiles(repeat: int, mode: str = "int8", at_once: int = 0) -> tuple[float, fl
         header = aligned(HEADER_FIELDS, np.int64)
         x, y = aligned((count, k), np.float32), aligned((count, n), np.float32)
         x[:], header[N_TOKENS] = _activations(count, k), count
-        memory = [aligned(size, np.uint8) for size in operand_bytes(count, k, mode == "int8")]
+        memory = [aligned(size, np.uint8) for size in operand_bytes(count, k, int(mode == "int8"))]
 
-        def operand(view, int8):
+        def operand(view, pieces):
             addresses = [part.ctypes.data for part in memory]
             call = bind_operand(header.ctypes.data, N_TOKENS, x.ctypes.data, k, k, addresses[0],
-                                addresses[1] if int8 else None)
+                                addresses[1] if pieces else 0, pieces)
             return SimpleNamespace(x=addresses[0], aux=addresses[1], calls=(call,))
 
         ctx = SimpleNamespace(packed=lambda name: packed, activations=mode, operand=operand, add=None,

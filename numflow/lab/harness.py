@@ -62,11 +62,11 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         settings[key] = _as(type(settings[key]), key, value)
     pyplot()  # what the report is drawn with is asked for before hours of measuring
     folder = Path(out) if out is not None else experiments_dir().parent / "reports" / name
-    lab = Lab(name, known[name], quick, folder, settings, options, dirty)
     made_with = commit() or ""
     if out is None and not quick and not dirty and made_with.endswith("+"):
         raise RequestError(f"the code differs from commit {made_with.rstrip('+')}, so nobody could make this report "
                            "again: commit first, name another folder with --out, or say --dirty")
+    lab = Lab(name, known[name], quick, folder, settings, options, dirty)
     os.environ.setdefault("NUMFLOW_PREPARED", "0")  # files of experiments have no second start
     module.run(lab)
     lab.write()

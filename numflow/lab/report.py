@@ -33,6 +33,7 @@ class Lab:
         self._body: list[str] = []
         self._figures: dict[str, bytes] = {}
         self._load, self._commit = load_average(), commit()
+        folder.mkdir(parents=True, exist_ok=True)  # what is kept while it runs lies there too
         self._begin, self._started = time.perf_counter(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     def say(self, line: str) -> None:

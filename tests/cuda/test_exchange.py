@@ -46,7 +46,7 @@ def _use(monkeypatch, driver) -> dict[int, int]:
     """Let this driver be the machine's; returns how many devices each GPU became."""
     opened = {}
 
-    def open_gpu(index):
+    def open_gpu(index, careful=None):
         opened[index % driver.devices] = opened.get(index % driver.devices, 0) + 1
         return Gpu(driver, index % driver.devices, fake_binary)
 

@@ -48,7 +48,7 @@ def machine(monkeypatch):
 
 def _use(monkeypatch, driver):
     monkeypatch.setattr("numflow.cuda.device.gpu.open_gpu",
-                        lambda index: Gpu(driver, index % driver.devices, fake_binary))
+                        lambda index, careful=None: Gpu(driver, index % driver.devices, fake_binary))
 
 
 def _placed(model, devices="0&1", **options):
@@ -260,7 +260,7 @@ def test_the_suite_measures_both_ways(machine, model, monkeypatch, tmp_path):
     driver, library = machine
     monkeypatch.setattr(collectives, "TOY", {"toy": Shape(1, 32, 2, 2, 32, 40, 64)})
     setting = Setting(False, True, tmp_path, "collectives")
-    monkeypatch.setattr(Setting, "device", lambda self: Gpu(driver, 0, fake_binary))
+    monkeypatch.setattr(Setting, "device", lambda self, careful=False: Gpu(driver, 0, fake_binary))
     collectives.collectives(setting)
     copies, nccl = setting.rows
     assert (copies["collectives"], nccl["collectives"]) == ("copies", "nccl")

@@ -72,4 +72,4 @@ def use(monkeypatch, driver) -> None:
     from tests.cuda.fake_driver import fake_binary
 
     monkeypatch.setattr(compat, "driver", lambda: driver)
-    monkeypatch.setattr(runtime, "open_gpu", lambda index: runtime.Gpu(driver, index, fake_binary))
+    monkeypatch.setattr(runtime, "open_gpu", lambda index, careful=None: runtime.Gpu(driver, index, fake_binary))
