@@ -16,8 +16,8 @@ from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, grid_z, lane
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.state.cache_code import element, floats, name_of_values, pitch, region, width
-from numflow.quant.kv import CODED
+from numflow.cuda.state.cache_code import PIECE, element, floats, name_of_values, pitch, region, width
+from numflow.quant.kv import BLOCK, CODED
 
 
 @functools.cache
@@ -27,6 +27,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
     turned, turned_back = k_type in CODED, v_type in CODED
+    step, is_wide = BLOCK if turned else PIECE, k_width > 256  # columns that rows are rounded to
     parts, queries = LocalArray(f32, columns), SharedArray(f32, -(-k_width // 32) * 32)
     weights, blocks_of, places_of = SharedArray(f32, 32), SharedArray(u32, 32), SharedArray(u32, 32)
     key_of, value_of = floats(k_type, k_dim), element(v_type, v_row)
@@ -35,7 +36,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
-    @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=12 if k_width <= 256 else 8,
+    @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
     def _attention(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
                    slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
@@ -73,7 +74,9 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                 block, place = u32(blocks[u32(key) // block_size]), u32(u32(key) % block_size)
                 keys = keys_at(k, block, kv_heads, kv_head, block_size)
                 dot, piece = f32(0), u32(0)
-                while piece < pieces:
+                # A number of the launch where rows are wide: the compiler would unroll a known one out of registers.
+                count = u32((k_dim + step - 1) // u32(step) * u32(step) // u32(8)) if is_wide else u32(pieces)
+                while piece < count:
                     k0, k1, k2, k3, k4, k5, k6, k7 = key_of(keys, block_size, place, piece)
                     q0, q1, q2, q3 = load4(query, u32(8 * piece))
                     q4, q5, q6, q7 = load4(query, u32(8 * piece + 4))
