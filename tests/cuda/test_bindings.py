@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow,  # .ci/cuda runs it
 
 PROGRAM = """
 import numpy as np
-from numflow.cuda import compat
+from numflow.cuda.compiler import compat
 from numflow.cuda.compiler.compile import Binary
 from numflow.cuda.device.device import Launch, Order
 from numflow.cuda.lang.kernel import Kernel

@@ -49,7 +49,7 @@ int ncclCommAbort(void *comm) { printf("abort\n"); fflush(stdout); free(comm); r
 CALLS = """
 import threading
 from types import SimpleNamespace
-from numflow.cuda import compat
+from numflow.cuda.compiler import compat
 from numflow.cuda.exchange.nccl import Clique
 from numflow.errors import DeviceError
 

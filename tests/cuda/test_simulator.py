@@ -6,7 +6,7 @@ import pytest
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.lang import intrinsics as i
 from numflow.cuda.lang.intrinsic import SharedArray
-from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.kernel import REGISTRY, Kernel, device, kernel
 from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.lang.simulator import SimulatorError
 from numflow.errors import DeviceError
@@ -89,3 +89,28 @@ def test_every_block_of_the_grid_runs():
             y[i.block_x() + 3 * i.block_y() + 6 * i.block_z()] = f32(i.grid_x() * 100 + i.grid_y() * 10 + i.grid_z())
 
     assert run(count, 32, seed=5, grid=(3, 2, 2))[:12].tolist() == [322.0] * 12
+
+
+def test_kernels_of_one_name_are_told_apart_by_what_they_compute():
+    """Not by which objects they share: made of one device function twice, or of two equal ones."""
+    def doubled():
+        @device
+        def double(x):
+            return x + x
+
+        return double
+
+    def made(first, second, factor):
+        @kernel("test_names")
+        def body(y: f32.ptr):
+            y[0] = first(y[0]) + second(y[0]) * f32(factor)
+
+        return body
+
+    one = doubled()
+    try:
+        assert made(one, one, 2.0) is made(one, doubled(), 2.0) is made(doubled(), doubled(), 2.0)
+        with pytest.raises(AssertionError, match="two kernels are called test_names"):
+            made(one, one, 3.0)
+    finally:
+        REGISTRY.pop("test_names", None)

@@ -11,6 +11,7 @@ their `name` must tell them apart. `device` marks functions that kernels call.
 """
 
 import functools
+import hashlib
 import inspect
 import types as pytypes
 from collections.abc import Callable
@@ -109,19 +110,23 @@ def _twin(thing):
     return thing.convert if isinstance(thing, Scalar) else thing
 
 
-def ingredients(body: Callable, seen: set | None = None) -> list[str]:
-    """What a function is made of, as text that is the same in every process: sources, types, intrinsics, constants."""
-    seen = set() if seen is None else seen
-    if body in seen:
-        return []
-    seen.add(body)
+def ingredients(body: Callable, known: dict[Callable, str] | None = None) -> list[str]:
+    """Text that makes a function: its source, and its constants, types, intrinsics and device functions by name.
+
+    The text is the same in every process. Two functions with the same text compute the same, whichever objects they
+    share. known: digests of device functions so far.
+    """
+    known = {} if known is None else known
     names = _names(body.__code__)
     values = {name: value for name, value in body.__globals__.items() if name in names}
     cells = zip(body.__code__.co_freevars, body.__closure__ or ())
     parts = [inspect.getsource(body)]
     for name, value in sorted((values | {name: cell.cell_contents for name, cell in cells}).items()):
         if isinstance(value, DeviceFunction):
-            parts += [name, *ingredients(value.body, seen)]
+            if value.body not in known:
+                text = "\n".join(ingredients(value.body, known))
+                known[value.body] = hashlib.sha256(text.encode()).hexdigest()
+            parts.append(f"{name} {known[value.body]}")
         elif isinstance(value, Intrinsic):
             parts.append(f"{name} {value.how}")
         elif isinstance(value, SharedArray | LocalArray):
