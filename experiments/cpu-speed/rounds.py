@@ -171,7 +171,7 @@ def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, enc
 
 def _sentences(model, rows: list[list[int]], repeat: int) -> float:
     """Texts a second that an encoder reads side by side, hidden states of every token included."""
-    from numflow.engine.runner.runner import Part
+    from numflow.engine.runner.runner import BatchPart
 
     at_once = 512 // SENTENCE  # what fits a core's cache
     begin = time.perf_counter()
@@ -179,7 +179,7 @@ def _sentences(model, rows: list[list[int]], repeat: int) -> float:
         for first in range(0, len(rows), at_once):
             group = [np.array(ids, np.int32) for ids in rows[first:first + at_once]]
             with ExitStack() as stack:
-                parts = [Part(stack.enter_context(model.runner.open(len(ids))), ids, np.arange(len(ids)))
+                parts = [BatchPart(stack.enter_context(model.runner.open(len(ids))), ids, np.arange(len(ids)))
                          for ids in group]
                 model.runner.run(parts, "hidden")
     return repeat * len(rows) / (time.perf_counter() - begin)

@@ -20,8 +20,8 @@ from numflow.cpu import program as executor
 from numflow.cpu.estimate import weight_bytes
 from numflow.cpu.runtime.cores import default_threads
 from numflow.engine.model import Model
-from numflow.engine.runner.runner import Part
-from numflow.engine.runner.runner import Sequence as Text
+from numflow.engine.runner.runner import BatchPart
+from numflow.engine.runner.runner import OpenSequence as Text
 from numflow.errors import NumflowError
 from numflow.lab.machine import as_cluster
 from numflow.lab.machine import measure as measure_machine
@@ -146,8 +146,8 @@ def _decoding(model: Model, queries: int) -> Iterator[list[Text]]:
             text.close()
 
 
-def _parts(texts: Sequence[Text], token: int) -> list[Part]:
-    return [Part(text, np.array([token], np.int32), np.zeros(1, np.int32)) for text in texts]
+def _parts(texts: Sequence[Text], token: int) -> list[BatchPart]:
+    return [BatchPart(text, np.array([token], np.int32), np.zeros(1, np.int32)) for text in texts]
 
 
 def _step_seconds(model: Model, texts: Sequence[Text]) -> float:

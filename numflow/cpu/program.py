@@ -17,7 +17,7 @@ from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.runtime.threads import Threads, shared_threads
 from numflow.cpu.state.cache import KVCache
 from numflow.errors import DeviceError, RequestError, did_you_mean
-from numflow.network.batch import Limits, checked
+from numflow.network.batch import BatchBounds, checked
 from numflow.network.cost import all_floats
 from numflow.network.windows import cache_windows, counts
 from numflow.ops import Batch, Network, Step, TraceRow, View
@@ -72,7 +72,7 @@ class Program:
                         for name, cache in network.caches.items()}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
-        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
         self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads, world, device)
         self._bind()

@@ -20,7 +20,7 @@ from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, did_you_mean
-from numflow.network.batch import Limits, checked
+from numflow.network.batch import BatchBounds, checked
 from numflow.network.windows import cache_windows, counts
 from numflow.ops import Batch, Network, Step, TraceRow, View
 from numflow.quant.kv import KV_TYPES
@@ -85,7 +85,7 @@ class Program:
                         for index, (name, cache) in enumerate(network.caches.items())}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
-        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)

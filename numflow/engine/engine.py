@@ -13,7 +13,7 @@ from numflow.engine.request.request import Request
 from numflow.engine.run.core import IDLE_S
 from numflow.engine.run.job import Job, Sink
 from numflow.engine.runner.kv_memory import CACHE_BYTES, block_bytes, blocks_within
-from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.scheduler import StepLimits
 from numflow.errors import QueueFullError, RequestError, quoted
 from numflow.sizes import parse_bytes
 
@@ -52,7 +52,7 @@ class Engine:
                                    ("max_step_tokens", max_step_tokens, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
-        limits = Limits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
+        limits = StepLimits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
         self.model, self.max_queue, self._core = model, max_queue, model.core
         self.budget = budget or Budget()
         program = model.program
@@ -101,9 +101,9 @@ class Engine:
 
     def _checked(self, request: Request) -> Request:
         """The same request, if its beams may run: all of them run side by side."""
-        lanes = self._core.scheduler.limits.lanes
-        if request.beams is not None and request.beams.num_beams > lanes:
-            raise RequestError(f"num_beams={request.beams.num_beams} is more than the {lanes} sequences that may run "
+        most = self._core.scheduler.limits.sequences
+        if request.beams is not None and request.beams.num_beams > most:
+            raise RequestError(f"num_beams={request.beams.num_beams} is more than the {most} sequences that may run "
                                "side by side (max_batch)")
         return request
 
@@ -135,7 +135,7 @@ class Engine:
     @property
     def _free_lanes(self) -> int:
         """Requests that will leave the queue at once."""
-        return max(0, self._core.scheduler.limits.lanes - self._core.scheduler.lanes)
+        return max(0, self._core.scheduler.limits.sequences - self._core.scheduler.sequences)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Engine:
         prompt, hit = scheduler.counts["prompt_tokens"], scheduler.counts["prefix_tokens"]
         drafts = core.counts["drafts"]
         return {
-            "running": len(scheduler.running), "waiting": core.waiting, "sequences": scheduler.lanes,
+            "running": len(scheduler.running), "waiting": core.waiting, "sequences": scheduler.sequences,
             "kv_blocks_used": blocks.used, "kv_blocks_free": blocks.free, "kv_blocks_cached": blocks.idle,
             "kv_blocks_capacity": blocks.capacity, "kv_blocks_limit": blocks.limit,
             "kv_block_tokens": scheduler.block_size, "kv_bytes": core.runner.kv_bytes(),

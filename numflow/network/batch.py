@@ -9,7 +9,7 @@ from numflow.network.windows import cache_windows, table_name
 from numflow.ops import Batch, Network, Step, param
 
 
-class Limits:
+class BatchBounds:
     """What ids and positions of a batch must stay below, from the steps of one entry that look them up."""
 
     def __init__(self, network: Network, steps: tuple[Step, ...]):
@@ -34,7 +34,7 @@ def _rows(network: Network, step: Step) -> int:
     return network.weights[step.weights["table"]].shape[0] - step.params.get("offset", 0)
 
 
-def checked(batch: Batch, limits: Limits, block_size: int, blocks: Mapping[int, int],
+def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[int, int],
             cross_blocks: int) -> dict[str, np.ndarray]:
     """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.

@@ -47,37 +47,37 @@ class Machine:
         """One step; returns its plan."""
         plan = self.scheduler.plan()
         for pool, moves in plan.moving.items():
-            memory, parked = self.memories[pool], self.hosts[pool]
+            memory, swapped = self.memories[pool], self.hosts[pool]
             there = max(self.pools[pool].allocator.capacity, self.pools[pool].allocator.pinned)
             assert all(block < there for block, _ in (*moves.saves, *moves.copies)), "memory went before it was saved"
             for block, host in moves.saves:
-                parked[host] = list(memory[block])
+                swapped[host] = list(memory[block])
             for host, block in moves.loads:
-                memory[block] = list(parked[host])
+                memory[block] = list(swapped[host])
             for source, target in moves.copies:
                 memory[target] = list(memory[source])
         for group, scratch in plan.encodes:
             assert len(scratch.blocks) == len(group.cross.blocks) == -(-group.encoder // SIZE)
             scratch.release()
-        for span in plan.spans:
+        for chunk in plan.chunks:
             for pool in range(len(self.pools)):
-                self.run(span, pool)
+                self.run(chunk, pool)
         return plan
 
-    def run(self, span, number):
-        lane, blocks = span.lane, span.lane.tables[number].blocks
+    def run(self, chunk, number):
+        sequence, blocks = chunk.sequence, chunk.sequence.tables[number].blocks
         memory, pool = self.memories[number], self.pools[number]
-        tokens = [*lane.ids, *span.drafts]
-        for at in range(span.start, span.start + span.count):
+        tokens = [*sequence.ids, *chunk.drafts]
+        for at in range(chunk.start, chunk.start + chunk.count):
             assert 0 <= blocks[at // SIZE] < pool.allocator.capacity
             content = memory.setdefault(blocks[at // SIZE], [None] * SIZE)
             content[at % SIZE] = tokens[at]
             holders = pool.allocator.holders(blocks[at // SIZE])
             assert holders == 1, f"block {blocks[at // SIZE]}, which {holders} tables hold, is written at place {at}"
-        end, gone = span.start + span.count, first_key(pool.window, span.start) // SIZE
+        end, gone = chunk.start + chunk.count, first_key(pool.window, chunk.start) // SIZE
         assert GONE not in blocks[gone:], "a block has gone too early"
-        chunk = max(1 + len(span.drafts), self.scheduler.limits.chunk)
-        assert len(lane.tables[number].held) <= pool.most(lane.group.limit, chunk, SIZE)
+        most = max(1 + len(chunk.drafts), self.scheduler.limits.chunk)
+        assert len(sequence.tables[number].held) <= pool.most(sequence.group.limit, most, SIZE)
         found = list(chain.from_iterable(memory[block] for block in blocks[gone:-(-end // SIZE)]))[:end - gone * SIZE]
         expected = tokens[gone * SIZE:end]
         assert found == expected, f"a token at {end} sees {found}, not its own {expected}"

@@ -5,10 +5,10 @@ import pytest
 
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.run.forward_job import Reading
+from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
 from numflow.engine.runner.texts import Text
-from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.scheduler import StepLimits
 from numflow.errors import RequestError
 from tests.engine.fake import EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 from tests.engine.published import write_case
@@ -22,9 +22,9 @@ def noisy(history):
     return row
 
 
-def model_of(program, context=64, chunk=512, lanes=64, tokens=512):
+def model_of(program, context=64, chunk=512, sequences=64, tokens=512):
     model = Model(network(context), program, FakeTokenizer, ends=frozenset({EOS}), chunk=chunk)
-    model.core.open(Limits(lanes, tokens))
+    model.core.open(StepLimits(sequences, tokens))
     return model
 
 
@@ -66,8 +66,8 @@ SETTINGS = [{}, {"temperature": 1.0, "seed": 4}, {"num_beams": 3}, {"num_beams":
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_requests_do_not_notice_each_other(settings):
     alone = [model_of(FakeProgram(noisy)).generate(prompt, **{"max_tokens": 8, **settings}) for prompt in PROMPTS]
-    for lanes, tokens in ((64, 512), (4, 512), (64, 5)):  # all at once, some at once, a few tokens at a time
-        model = model_of(FakeProgram(noisy), lanes=lanes, tokens=tokens)
+    for sequences, tokens in ((64, 512), (4, 512), (64, 5)):  # all at once, some at once, a few tokens at a time
+        model = model_of(FakeProgram(noisy), sequences=sequences, tokens=tokens)
         together = model.generate_batch(PROMPTS, **{"max_tokens": 8, **settings})
         for one, other in zip(alone, together, strict=True):
             assert (one.ids, one.text, one.finish_reason, one.score) == (
@@ -76,7 +76,7 @@ def test_requests_do_not_notice_each_other(settings):
 
 
 def test_requests_wait_for_room():
-    model = model_of(FakeProgram(lambda history: (history[-1] + 1) % 256), lanes=4)
+    model = model_of(FakeProgram(lambda history: (history[-1] + 1) % 256), sequences=4)
     model.generate_batch([[1], [2], [3], [4], [5]], max_tokens=3)
     assert model.program.batches == [4, 4, 4, 1, 1, 1]
     model = model_of(FakeProgram(noisy))
@@ -115,17 +115,17 @@ def test_what_is_read_makes_place_and_goes_on(preemption):
     expected = model_of(FakeProgram(noisy)).logits(list(range(30)))
     model = Model(network(64), FakeProgram(noisy), FakeTokenizer, ends=frozenset({EOS}), chunk=3)
     core = model.core
-    core.open(Limits(preemption=preemption), blocks=12)
+    core.open(StepLimits(preemption=preemption), blocks=12)
     job = core.submit(Job(model.request([1], {"max_tokens": 40, "ignore_eos": True}), model.text_decoder))
     for _ in range(14):
         core.step()
-    reading = core.submit(Reading(Text(np.arange(30, dtype=np.int32)), "logits", VOCABULARY, 100, causal=True))
+    reading = core.submit(ForwardJob(Text(np.arange(30, dtype=np.int32)), "logits", VOCABULARY, 100, causal=True))
     core.drive(reading)
     np.testing.assert_array_equal(reading.result, expected)
     core.drive(job)
     assert core.scheduler.counts["preemptions"] == 1
     assert job.results[0].ids == model_of(FakeProgram(noisy)).generate([1], max_tokens=40, ignore_eos=True).ids
-    core.scheduler.parking.settle()
+    core.scheduler.swap_space.settle()
     assert used_blocks(model) == core.host.allocator.used == 0
 
 

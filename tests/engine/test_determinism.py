@@ -15,7 +15,7 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.request.settings import Settings
 from numflow.engine.run.job import Job
-from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.scheduler import StepLimits
 from tests.engine.fake import used_blocks
 from tests.engine.tiny import CONFIG, write_checkpoint
 
@@ -63,7 +63,7 @@ happened = Counter()
 requests = st.lists(st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, len(DECODING) - 1),
                               st.sampled_from([1, 5, 70]), st.integers(0, 2),
                               st.integers(0, 12), st.one_of(st.none(), st.integers(0, 30))), min_size=1, max_size=7)
-limits = st.builds(Limits, lanes=st.sampled_from([1, 3, 8, 32]), tokens=st.sampled_from([4, 37, 100, 512]),
+limits = st.builds(StepLimits, sequences=st.sampled_from([1, 3, 8, 32]), tokens=st.sampled_from([4, 37, 100, 512]),
                    batching=st.sampled_from(["dynamic", "dynamic", "static"]),
                    preemption=st.sampled_from(["swap", "recompute"]))
 
@@ -92,7 +92,7 @@ def test_random_schedules_change_no_bit(loaded, coming, limits, blocks, prefix, 
                 assert ids == wanted[0][:len(ids)]
             else:
                 assert (ids, reason, *rest) == wanted
-    core.scheduler.parking.settle()
+    core.scheduler.swap_space.settle()
     assert used_blocks(model) == core.host.allocator.used == 0
     happened.update({name: core.scheduler.counts[name] for name in ("preemptions", "swaps", "prefix_tokens")})
     happened["accepted_drafts"] += core.counts["accepted_drafts"]

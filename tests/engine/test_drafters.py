@@ -7,7 +7,7 @@ from numflow.decoding.speculative import StepTimes
 from numflow.engine.engine import Engine
 from numflow.engine.load import load
 from numflow.engine.request.settings import Settings
-from numflow.engine.speculate.drafters import ModelDraft, NgramDraft, check_draft
+from numflow.engine.speculate.drafters import ModelDrafter, NgramDrafter, check_draft
 from numflow.errors import RequestError
 from tests.decoding.test_speculative import chi_square, limit
 from tests.engine.fake import EOS, VOCABULARY, fake_model, used_blocks
@@ -150,7 +150,7 @@ def test_a_draft_sequence_follows_the_text():
     """What was guessed wrongly is run again, and no more than that."""
     draft = fake_model(lambda history: (history[-1] + 1) % 256, context=30)
     request = fake_model().request([5, 6, 7], Settings(max_tokens=20))
-    guesser = ModelDraft(draft.runner, request.sampler(), 60, StepTimes(), 4)
+    guesser = ModelDrafter(draft.runner, request.sampler(), 60, StepTimes(), 4)
     assert guesser.propose([5, 6, 7], 9) == [8, 9, 10, 11]
     assert guesser.propose([5, 6, 7], 2) == [8, 9]
     draft.program.batches.clear()
@@ -163,7 +163,7 @@ def test_a_draft_sequence_follows_the_text():
 
 
 def test_guesses_from_what_an_encoder_has_read():
-    guesser = NgramDraft(StepTimes(), 3, np.array([5, 6, 7, 8, 9], np.int32))
+    guesser = NgramDrafter(StepTimes(), 3, np.array([5, 6, 7, 8, 9], np.int32))
     assert guesser.propose(np.array([1, 6, 7], np.int32), 9) == [8, 9, 1]
 
 

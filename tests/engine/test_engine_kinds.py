@@ -8,7 +8,7 @@ import pytest
 import numflow
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.schedule.scheduler import Limits
+from numflow.engine.schedule.scheduler import StepLimits
 from tests.engine.fake import used_blocks
 from tests.engine.published import write_case
 from tests.engine.tiny import write_checkpoint
@@ -79,7 +79,7 @@ def test_encoders_read_in_batches_of_so_many_tokens(tmp_path):
 
     with load(write_case("m2m100", tmp_path, eos_token_id=2), backend="reference") as made:
         model = Model(made.network, Counting(made.program), ends=frozenset({2}))
-        model.core.open(Limits(encoder_tokens=16))
+        model.core.open(StepLimits(encoder_tokens=16))
         model.generate_batch([[5] * 7] * 5, max_tokens=1)
         assert [n for entry, _, n in model.program.batches if entry == "encode"] == [14, 14, 7]
         model.program.batches.clear()

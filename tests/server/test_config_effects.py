@@ -17,7 +17,7 @@ def test_load_and_engine(model_folders):
                  prefix_cache=False, preemption="recompute")
     try:
         limits = one.model.core.scheduler.limits
-        assert (one.model.context, limits.lanes, limits.preemption) == (100, 3, "recompute")
+        assert (one.model.context, limits.sequences, limits.preemption) == (100, 3, "recompute")
         assert one.engine.stats["kv_blocks_limit"] * one.engine.stats["kv_block_tokens"] > 0
         assert one.model.core.scheduler.prefix is None and one.engine.max_queue == 5
     finally:

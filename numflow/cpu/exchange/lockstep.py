@@ -12,7 +12,7 @@ import numpy as np
 from numflow.cpu.runtime.kernel import Code
 from numflow.cpu.runtime.threads import shared_threads
 from numflow.errors import DeviceError
-from numflow.network.batch import Limits, checked
+from numflow.network.batch import BatchBounds, checked
 from numflow.ops import Batch, Network
 
 _CODE = Code("numflow.cpu.runtime.threads_kernels")
@@ -27,7 +27,7 @@ class Together:
 
     def __init__(self, network: Network, programs: Sequence[Any], world: Any):
         self._programs, self._world = programs, world
-        self._limits = {entry: Limits(network, steps) for entry, steps in network.entries.items()}
+        self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         self._threads = shared_threads(sum(program.threads for program in programs))
         self._own = np.array([(program.pool.address, thread, program.threads) for program in programs
                               for thread in range(program.threads)], np.int64)

@@ -21,7 +21,7 @@ LINE, SINK = 64, 1024  # of memory that results go to, so that no work is left o
 
 
 @dataclass(frozen=True)
-class Limits:
+class Roofline:
     """Of all threads together: 10^9 bytes, int8 operations and float32 operations per second (a multiply-add is 2)."""
 
     threads: int
@@ -30,7 +30,7 @@ class Limits:
     f32_gop_s: float
 
 
-def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Limits:
+def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20) -> Roofline:
     """The best of `repeat` short runs each; takes about a quarter of a second of all threads."""
     memory = Arena().zeros(read_bytes)
     memory[:] = 1
@@ -39,7 +39,7 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES, repeat: int = 20)
     per_step = CHAINS * threads * STEPS / 1e9
     seconds = [_best(_CODE.kernel(name), threads, repeat, source, count, sink) for name, source, count in (
         ("read", memory, read_bytes // (8 * LINE)), ("multiply_bytes", small, STEPS), ("multiply_f32", small, STEPS))]
-    return Limits(threads, read_bytes / 1e9 / seconds[0], 128 * per_step / seconds[1], 32 * per_step / seconds[2])
+    return Roofline(threads, read_bytes / 1e9 / seconds[0], 128 * per_step / seconds[1], 32 * per_step / seconds[2])
 
 
 def _best(fn: Kernel, threads: int, repeat: int, *values) -> float:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from numflow.engine.runner.runner import Part
+from numflow.engine.runner.runner import BatchPart
 
 BATCHED_CONTEXT = 32  # tokens of each sequence before batched decoding begins
 BATCHED_STEPS = 32    # steps of batched decoding that are timed, at most
@@ -60,7 +60,8 @@ class Measure:
             sequences = [stack.enter_context(runner.open(context + steps + 1)) for _ in range(count)]
             for sequence, prompt in zip(sequences, prompts):
                 sequence.last(prompt)
-            parts = [Part(sequence, prompt[-1:], np.zeros(1, np.int32)) for sequence, prompt in zip(sequences, prompts)]
+            parts = [BatchPart(sequence, prompt[-1:], np.zeros(1, np.int32))
+                     for sequence, prompt in zip(sequences, prompts)]
             runner.run(parts, "logits")
             begin = time.perf_counter()
             for _ in range(steps):

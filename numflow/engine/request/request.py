@@ -22,8 +22,8 @@ from numflow.engine.request.prompt import Prompts
 from numflow.engine.request.settings import Settings
 from numflow.engine.runner.runner import Runner
 from numflow.engine.runner.scoring import prompt_logprobs
-from numflow.engine.speculate.draft import MAX_DRAFTS, Draft
-from numflow.engine.speculate.drafters import ModelDraft, NgramDraft
+from numflow.engine.speculate.draft import MAX_DRAFTS, Drafter
+from numflow.engine.speculate.drafters import ModelDrafter, NgramDrafter
 from numflow.errors import RequestError, TokenizerError, quoted
 
 SPECULATIONS = ("ngram", "draft", "off")
@@ -59,7 +59,7 @@ class Request:
     grammar: Grammar | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     echo: str | None = None
-    drafting: Callable[[Sampler], Draft] | None = None
+    drafting: Callable[[Sampler], Drafter] | None = None
     shared: Hashable = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
 
@@ -232,7 +232,7 @@ class Requests:
             raise RequestError("echo is for prompts that the text continues, without chat and encoder")
         return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
 
-    def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Draft] | None:
+    def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Drafter] | None:
         how, count = settings.speculate, settings.draft_tokens
         if how is None:
             how = "draft" if self.draft is not None and beams is None else "off"
@@ -249,9 +249,9 @@ class Requests:
         times, most = self._step_times, count or 0
         if how == "ngram":
             before = prompt if self._runner.has_encoder else None
-            return lambda sampler: NgramDraft(times, most, before)
+            return lambda sampler: NgramDrafter(times, most, before)
         runner = self.draft.runner
-        return lambda sampler: ModelDraft(runner, sampler, limit, times, most)
+        return lambda sampler: ModelDrafter(runner, sampler, limit, times, most)
 
     def first_ids(self) -> tuple[int, int | None]:
         """The decoder's start token, and the token that is forced after it.

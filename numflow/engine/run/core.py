@@ -10,22 +10,22 @@ from typing import TypeVar
 import numpy as np
 
 from numflow.decoding.choice import Choice
-from numflow.engine.run.forward_job import Reading
+from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.generation import Piece
 from numflow.engine.run.job import Job
 from numflow.engine.runner.host_blocks import HostBlocks
 from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
-from numflow.engine.runner.runner import Part, Runner
+from numflow.engine.runner.runner import BatchPart, Runner
 from numflow.engine.schedule.prefix import PrefixCache
-from numflow.engine.schedule.scheduler import Limits, Scheduler
-from numflow.engine.schedule.sequence import Group, Lane, Plan, Span
+from numflow.engine.schedule.scheduler import Scheduler, StepLimits
+from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
 from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
 from numflow.sizes import in_words
 
-MODEL_LANES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
+MODEL_SEQUENCES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
 MOST_LOSSES = 3  # devices that are lost one after the other, without a step between, before requests fail
-Work = Job | Reading
-AnyWork = TypeVar("AnyWork", Job, Reading)
+Work = Job | ForwardJob
+AnyWork = TypeVar("AnyWork", Job, ForwardJob)
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
 IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
@@ -40,7 +40,7 @@ class Core:
 
     def __init__(self, runner: Runner):
         self.runner = runner
-        self.jobs: dict[Group, Work] = {}
+        self.jobs: dict[SequenceGroup, Work] = {}
         self.counts = dict(COUNTS)
         self.signal = threading.Condition()
         self._inbox: deque[Work] = deque()
@@ -51,7 +51,7 @@ class Core:
         self._open = False
         self.scheduler = self._scheduler(self._plain(), False)
 
-    def open(self, limits: Limits, blocks: int | None = None, keep_up_to: int = 0) -> None:
+    def open(self, limits: StepLimits, blocks: int | None = None, keep_up_to: int = 0) -> None:
         """Set what steps and memory may hold, while no request is here.
 
         blocks: KV blocks at most, reserved at once; None: what the machine has. keep_up_to: above 0 there is a prefix
@@ -102,10 +102,10 @@ class Core:
             if not self.busy:
                 self._set(self._plain(), None, 0)
 
-    def _plain(self) -> Limits:
-        return Limits(MODEL_LANES, max(MODEL_TOKENS, self.runner.chunk))
+    def _plain(self) -> StepLimits:
+        return StepLimits(MODEL_SEQUENCES, max(MODEL_TOKENS, self.runner.chunk))
 
-    def _set(self, limits: Limits, blocks: int | None, keep_up_to: int) -> None:
+    def _set(self, limits: StepLimits, blocks: int | None, keep_up_to: int) -> None:
         for pool in self.runner.pools:
             pool.allocator.forget_idle()
             pool.allocator.keep_up_to = keep_up_to
@@ -114,7 +114,7 @@ class Core:
         self.runner.limit(blocks)
         self.scheduler = self._scheduler(limits, keep_up_to > 0)
 
-    def _scheduler(self, limits: Limits, prefix: bool) -> Scheduler:
+    def _scheduler(self, limits: StepLimits, prefix: bool) -> Scheduler:
         runner = self.runner
         size = runner.program.block_size
         limits = replace(limits, chunk=runner.chunk)
@@ -257,14 +257,14 @@ class Core:
         while self._leaving:
             self._end(self._leaving.popleft(), "cancelled")
 
-    def _concerned(self, plan: Plan | None) -> list[Group]:
+    def _concerned(self, plan: StepPlan | None) -> list[SequenceGroup]:
         """Whose work is lost when a step has failed: of those that took part; of all while blocks were moving."""
         if plan is None:
             return list(self.jobs)
         return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
                 if group in self.jobs]
 
-    def _run(self, plan: Plan) -> None:
+    def _run(self, plan: StepPlan) -> None:
         program, runner = self.runner.program, self.runner
         for pool, moves in plan.moving.items():
             host = self.hosts[pool]
@@ -278,39 +278,39 @@ class Core:
         runner.trim()
         if plan.encodes:
             self._encode(plan)
-        parts = [self._part(span) for span in plan.spans]
+        parts = [self._part(chunk) for chunk in plan.chunks]
         if parts:
-            wanted, choices = any(span.rows for span in plan.spans), self._choices(plan)
+            wanted, choices = any(chunk.rows for chunk in plan.chunks), self._choices(plan)
             self._deliver(plan, runner.sample(parts, choices) if choices else
                           runner.execute(parts, "main", plan.output if wanted else None))
 
-    def _choices(self, plan: Plan) -> list[Choice] | None:
+    def _choices(self, plan: StepPlan) -> list[Choice] | None:
         """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
         if plan.output != "logits" or not hasattr(self.runner.program, "sample"):
             return None
         found = list[Choice]()
-        for span in plan.spans:
-            if span.rows:
-                some = self.jobs[span.lane.group].choices(span.lane, span.drafts)
+        for chunk in plan.chunks:
+            if chunk.rows:
+                some = self.jobs[chunk.sequence.group].choices(chunk.sequence, chunk.drafts)
                 if some is None:
                     return None
                 found += some
         return found
 
-    def _part(self, span: Span) -> Part:
-        lane, types = span.lane, self.jobs[span.lane.group].types
-        ids = np.array([*lane.ids[span.start:span.start + span.count], *span.drafts], np.int32)
-        rows = np.arange(span.rows.start, span.rows.stop, dtype=np.int32)
-        return Part(lane, ids, rows, None if types is None else types[span.start:span.start + span.count])
+    def _part(self, chunk: ScheduledChunk) -> BatchPart:
+        sequence, types = chunk.sequence, self.jobs[chunk.sequence.group].types
+        ids = np.array([*sequence.ids[chunk.start:chunk.start + chunk.count], *chunk.drafts], np.int32)
+        rows = np.arange(chunk.rows.start, chunk.rows.stop, dtype=np.int32)
+        return BatchPart(sequence, ids, rows, None if types is None else types[chunk.start:chunk.start + chunk.count])
 
-    def _encode(self, plan: Plan) -> None:
+    def _encode(self, plan: StepPlan) -> None:
         """Let encoders read: for decoders that follow, and where their output is what is wanted."""
         for output in (None, "encoder_hidden"):
             reads = [(group, scratch) for group, scratch in plan.encodes
                      if (group.output == "encoder_hidden") == (output is not None)]
             if not reads:
                 continue
-            parts = [Part(EncoderSpan(group), np.asarray(self.jobs[group].encoder_ids),
+            parts = [BatchPart(EncodedText(group), np.asarray(self.jobs[group].encoder_ids),
                           np.arange(group.encoder, dtype=np.int32) if output else NO_ROWS) for group, _ in reads]
             result = self.runner.execute(parts, "encode", output, [scratch for _, scratch in reads])
             if output:
@@ -319,15 +319,15 @@ class Core:
                     self.jobs[group].take(rows)
                     self._end(self.jobs[group])
 
-    def _deliver(self, plan: Plan, result: np.ndarray) -> None:
+    def _deliver(self, plan: StepPlan, result: np.ndarray) -> None:
         """Hand each request its rows; one that cannot use them ends alone."""
-        at, rows = 0, dict[Group, dict[Lane, tuple[np.ndarray, list[int]]]]()
-        for span in plan.spans:
-            count = len(span.rows)
+        at, rows = 0, dict[SequenceGroup, dict[Sequence, tuple[np.ndarray, list[int]]]]()
+        for chunk in plan.chunks:
+            count = len(chunk.rows)
             if count:
-                rows.setdefault(span.lane.group, {})[span.lane] = result[at:at + count], span.drafts
+                rows.setdefault(chunk.sequence.group, {})[chunk.sequence] = result[at:at + count], chunk.drafts
             at += count
-            self.scheduler.ran(span)
+            self.scheduler.ran(chunk)
         for group, own in rows.items():
             job = self.jobs[group]
             try:
@@ -357,10 +357,10 @@ def _no_memory(tokens: int) -> str:
     return f"no memory for the keys and values of {tokens} tokens"
 
 
-class EncoderSpan:
+class EncodedText:
     """An encoder's text as a batch sees it: nothing has been read yet."""
 
     __slots__ = ("cross", "encoded", "length")
 
-    def __init__(self, group: Group):
+    def __init__(self, group: SequenceGroup):
         self.length, self.cross, self.encoded = 0, group.cross, group.encoder

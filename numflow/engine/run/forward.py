@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from numflow.engine.run.core import Core
-from numflow.engine.run.forward_job import Reading
+from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.runner.runner import ROW_VALUES
 from numflow.engine.runner.texts import BATCH_ROWS, Text
 
@@ -16,10 +16,10 @@ AHEAD_ROWS = 4 * BATCH_ROWS  # tokens of texts that are under way before the fir
 def outputs(core: Core, texts: Iterable[Text], output: str) -> Iterator[np.ndarray]:
     """`output` at every position of each text, float32 [len(ids), N], in order."""
     width = core.runner.network.outputs[output].width
-    ahead: deque[Reading] = deque()
+    ahead: deque[ForwardJob] = deque()
     try:
         for text in texts:
-            job = Reading(text, output, width, max(1, ROW_VALUES // width), core.runner.causal)
+            job = ForwardJob(text, output, width, max(1, ROW_VALUES // width), core.runner.causal)
             ahead.append(core.submit(job))
             while sum(len(job.result) for job in ahead) > AHEAD_ROWS:
                 yield _result(core, ahead)
@@ -29,6 +29,6 @@ def outputs(core: Core, texts: Iterable[Text], output: str) -> Iterator[np.ndarr
         core.leave(ahead)
 
 
-def _result(core: Core, ahead: deque[Reading]) -> np.ndarray:
+def _result(core: Core, ahead: deque[ForwardJob]) -> np.ndarray:
     core.drive(ahead[0])
     return ahead.popleft().result

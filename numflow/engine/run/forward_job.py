@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from numflow.engine.runner.texts import Text
-from numflow.engine.schedule.sequence import Group, Lane
+from numflow.engine.schedule.sequence import Sequence, SequenceGroup
 
 
-class Reading:
+class ForwardJob:
     """One text on its way; see Job for what the engine wants of it.
 
     result: float32 [n, width], complete when it is done. rows: positions at most that a step may give.
@@ -22,7 +22,7 @@ class Reading:
         self.done = threading.Event()
         self.result = np.empty((len(text.ids), width), np.float32)
         ids = [] if output == "encoder_hidden" else text.ids.tolist()
-        self.group = Group(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
+        self.group = SequenceGroup(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
                            output=output, every_row=rows, whole=not causal, cached=False)
         self._filled = 0
 
@@ -39,13 +39,13 @@ class Reading:
         self._filled = len(self.result) if end is None else end
         self.result[self._filled - len(rows):self._filled] = rows
 
-    def choices(self, lane: Lane, drafts) -> None:
+    def choices(self, sequence: Sequence, drafts) -> None:
         """The rows themselves are wanted."""
 
-    def advance(self, rows: Mapping[Lane, tuple], scheduler) -> None:
-        """Take lane -> (rows, no drafts) of the only lane; it starts again where it had to make place."""
-        (lane, (found, _)), = rows.items()
-        self.take(found, lane.length)
+    def advance(self, rows: Mapping[Sequence, tuple], scheduler) -> None:
+        """Take sequence -> (rows, no drafts) of the only sequence; it starts again where it had to make place."""
+        (sequence, (found, _)), = rows.items()
+        self.take(found, sequence.length)
 
     def tally(self) -> dict[str, int]:
         """Nothing to count."""

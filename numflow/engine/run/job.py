@@ -1,7 +1,8 @@
 """A request on its way: its samples, their text, and what is told to whoever waits."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ids
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numflow.engine.request.request import Request
 from numflow.engine.run.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.run.search import Search, searches
 from numflow.engine.schedule.prefix import START
-from numflow.engine.schedule.sequence import Group, Lane
+from numflow.engine.schedule.sequence import Sequence, SequenceGroup
 from numflow.engine.speculate.draft import MAX_DRAFTS
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
@@ -21,30 +22,30 @@ Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
 
 
 class Sample:
-    """One text of a request, with a lane for each hypothesis of its search."""
+    """One text of a request, with a sequence for each hypothesis of its search."""
 
     def __init__(self, search: Search, text: TextStream, timing: Timing, index: int, emit: Sink):
         self.search, self.text, self.timing, self.index = search, text, timing, index
         self.generation = Generation()
-        self.lanes: list[Lane] = []
+        self.sequences: list[Sequence] = []
         self.done = search.done
         self.drafts = self.accepted = 0
         self._emit = emit
 
     def propose(self, limit: int) -> None:
-        """Let the lane run drafts in the next step."""
+        """Let the sequence run drafts in the next step."""
         if isinstance(self.search, BeamSearch) or self.done:
             return
-        lane, = self.lanes
-        lane.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(lane.ids)))]
+        sequence, = self.sequences
+        sequence.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(sequence.ids)))]
 
-    def choices(self, drafts: Sequence[int]) -> list[Choice] | None:
+    def choices(self, drafts: Ids[int]) -> list[Choice] | None:
         """How a device can pick the next tokens; None if it cannot."""
         return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
 
-    def advance(self, rows: np.ndarray, drafts: Sequence[int], scheduler) -> None:
-        """Take the logits [n, V] of the lanes, or the tokens [n] picked by `choices`, and give each new hypothesis its
-        lane with its new token."""
+    def advance(self, rows: np.ndarray, drafts: Ids[int], scheduler) -> None:
+        """Take the logits [n, V] of the sequences, or the tokens [n] picked by `choices`, and give each new hypothesis
+        its sequence with its new token."""
         self.timing.token()
         if isinstance(self.search, BeamSearch):
             self._branch(self.search.advance(rows), scheduler)
@@ -53,37 +54,37 @@ class Sample:
             self.search.advance(rows, drafts)
             self.drafts += len(drafts)
             self.accepted += self.search.sampler.new - picked - 1
-            new, (lane,) = self.search.new[before:], self.lanes
-            lane.ids += new
+            new, (sequence,) = self.search.new[before:], self.sequences
+            sequence.ids += new
             self._write(new)
             self.done = self.search.done or self.text.stopped
             if len(drafts) and not self.done:
-                scheduler.accept(lane, len(new) - 1)
+                scheduler.accept(sequence, len(new) - 1)
         if self.done:
             self.drop(scheduler)
 
-    def _branch(self, parents: Sequence[int], scheduler) -> None:
-        before, after = list(self.lanes), []
+    def _branch(self, parents: Ids[int], scheduler) -> None:
+        before, after = list(self.sequences), []
         for at, parent in enumerate(parents):
             if parent in parents[:at]:
-                self.lanes.append(scheduler.fork(before[parent]))  # before it gets its next token
-                after.append(self.lanes[-1])
+                self.sequences.append(scheduler.fork(before[parent]))  # before it gets its next token
+                after.append(self.sequences[-1])
             else:
                 after.append(before[parent])
-        for lane in self.lanes:
-            if lane not in after:
-                scheduler.drop(lane)
-        self.lanes, self.done = after, self.search.done
-        for lane, hypothesis in zip(after, self.search.running, strict=True):
-            lane.ids.append(hypothesis.ids[-1])
+        for sequence in self.sequences:
+            if sequence not in after:
+                scheduler.drop(sequence)
+        self.sequences, self.done = after, self.search.done
+        for sequence, hypothesis in zip(after, self.search.running, strict=True):
+            sequence.ids.append(hypothesis.ids[-1])
 
     def drop(self, scheduler) -> None:
-        """Give the lanes back."""
-        for lane in self.lanes:
-            scheduler.drop(lane)
-        self.lanes = []
+        """Give the sequences back."""
+        for sequence in self.sequences:
+            scheduler.drop(sequence)
+        self.sequences = []
 
-    def _write(self, ids: Sequence[int]) -> None:
+    def _write(self, ids: Ids[int]) -> None:
         """Add ids and their text to the generation, up to a stop string."""
         for id in ids:
             if self.text.stopped:
@@ -145,7 +146,7 @@ class Job:
         self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
-        self.group = Group(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
+        self.group = SequenceGroup(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
                            len(request.prompt) if encoder else 0,
                            root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
 
@@ -173,27 +174,27 @@ class Job:
     def propose(self) -> None:
         """Let the samples guess what comes next."""
         for sample in self.samples:
-            if sample.lanes:
+            if sample.sequences:
                 sample.propose(self.group.limit)
 
-    def choices(self, lane: Lane, drafts: Sequence[int]) -> list[Choice] | None:
-        """How a device can pick the tokens of a lane, one for its last token and one for each draft; None if it
+    def choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
+        """How a device can pick the tokens of a sequence, one for its last token and one for each draft; None if it
         cannot, or several samples start from the same row."""
-        found = [sample for sample in self.samples if lane in sample.lanes] or self.samples
+        found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples
         return found[0].choices(drafts) if len(found) == 1 else None
 
-    def advance(self, rows: Mapping[Lane, tuple[np.ndarray, Sequence[int]]], scheduler) -> None:
-        """Take lane -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all lanes of the
-        request."""
-        if not any(sample.lanes for sample in self.samples):  # the prompt has run: every sample starts from it
+    def advance(self, rows: Mapping[Sequence, tuple[np.ndarray, Ids[int]]], scheduler) -> None:
+        """Take sequence -> (logits [n, V] or tokens [n] as in Sample.advance, the drafts that ran) of all sequences of
+        the request."""
+        if not any(sample.sequences for sample in self.samples):  # the prompt has run: every sample starts from it
             root, = rows
-            lanes = [root, *(scheduler.fork(root) for _ in self.samples[1:])]
-            rows = dict.fromkeys(lanes, rows[root])
-            for sample, lane in zip(self.samples, lanes):
-                sample.lanes = [lane]
+            sequences = [root, *(scheduler.fork(root) for _ in self.samples[1:])]
+            rows = dict.fromkeys(sequences, rows[root])
+            for sample, sequence in zip(self.samples, sequences):
+                sample.sequences = [sequence]
         for sample in self.samples:
-            if sample.lanes:
-                own = [rows[lane] for lane in sample.lanes]
+            if sample.sequences:
+                own = [rows[sequence] for sequence in sample.sequences]
                 logits = own[0][0] if len(own) == 1 else np.concatenate([logits for logits, _ in own])
                 sample.advance(logits, own[0][1], scheduler)
 

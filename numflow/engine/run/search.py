@@ -17,17 +17,17 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.request.beam import BeamSearch, Hypothesis
 from numflow.engine.request.request import Request
-from numflow.engine.speculate.draft import Draft
+from numflow.engine.speculate.draft import Drafter
 
 
-class OneByOne:
+class TokenByToken:
     """Picks one token after the other, greedily or at random: a BeamSearch with one beam that ends at an end token.
 
     new: ids so far, without an end token. ended: whether one came. done: whether there is no more to pick.
     index: which of a request's samples this is. draft: proposes tokens, if there is any speculation.
     """
 
-    def __init__(self, request: Request, index: int = 0, draft: Draft | None = None):
+    def __init__(self, request: Request, index: int = 0, draft: Drafter | None = None):
         self.new: list[int] = []
         self.ended, self.done = False, request.constraints.max_tokens == 0
         self._constraints, self.sampler = request.constraints, request.sampler(index)
@@ -80,11 +80,11 @@ class OneByOne:
             self._draft.close()
 
 
-Search = OneByOne | BeamSearch
+Search = TokenByToken | BeamSearch
 
 
 def searches(request: Request, count: int = 1) -> list[Search]:
     """The searches of `count` samples of a request."""
     if request.beams is not None:
         return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted, request.sampling)]
-    return [OneByOne(request, index) for index in range(count)]
+    return [TokenByToken(request, index) for index in range(count)]

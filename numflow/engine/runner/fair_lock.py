@@ -3,7 +3,7 @@
 import threading
 
 
-class Turns:
+class FairLock:
     """As threading.RLock, but a thread that lets go and takes it again at once does not keep others out."""
 
     def __init__(self):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding.choice import Choice
-from numflow.engine.runner.fair_lock import Turns
+from numflow.engine.runner.fair_lock import FairLock
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
@@ -23,10 +23,11 @@ ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whate
 
 
 @dataclass
-class Part:
+class BatchPart:
     """What one sequence adds to a batch: its next tokens.
 
-    sequence: a Sequence, or what has its length, tables, cross, encoded and reach (a Lane of the scheduler).
+    sequence: an OpenSequence, or what has its length, tables, cross, encoded and reach (a Sequence of the
+    scheduler).
     ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
     """
 
@@ -57,7 +58,7 @@ class Runner:
         self.pools = [Pool(BlockAllocator(), window, sizes[window]) for window in found]
         self.blocks = self.pools[0].allocator
         self.cross_blocks = BlockAllocator()
-        self.lock = Turns()
+        self.lock = FairLock()
         self.memory: MemoryPlan | None = None
         self._there: list[int] = []  # blocks of each pool in the program's memory
         for pool in self.pools:
@@ -165,18 +166,18 @@ class Runner:
         """What keys and values of a text that may come to hold so many tokens depend on beside its tokens."""
         return variant(self.network, min(reach, self.context))
 
-    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "Sequence":
+    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "OpenSequence":
         """A new sequence of at most `limit` tokens, after the encoder has read `encoder_ids`, if given."""
-        sequence = Sequence(self, limit, reach)
+        sequence = OpenSequence(self, limit, reach)
         if encoder_ids is not None:
             try:
-                self.encode([Part(sequence, encoder_ids, np.zeros(0, np.int32))], None)
+                self.encode([BatchPart(sequence, encoder_ids, np.zeros(0, np.int32))], None)
             except BaseException:
                 sequence.close()
                 raise
         return sequence
 
-    def encode(self, parts: Ids[Part], output: str | None = "encoder_hidden") -> np.ndarray:
+    def encode(self, parts: Ids[BatchPart], output: str | None = "encoder_hidden") -> np.ndarray:
         """Let the encoder read whole texts, each for its sequence, which is still empty. Returns what `run` does.
 
         The texts' keys and values for the decoder stay with the sequences; the encoder's own lie in blocks that are
@@ -196,7 +197,7 @@ class Runner:
                 for table in scratch:
                     table.release()
 
-    def run(self, parts: Ids[Part], output: str | None) -> np.ndarray:
+    def run(self, parts: Ids[BatchPart], output: str | None) -> np.ndarray:
         """One batch. Returns the wanted rows of `output`, part by part, float32 [R, N]; R = 0 if it is None."""
         with self.lock:
             self._reserve(self.pools, [part.sequence.tables for part in parts],
@@ -207,11 +208,11 @@ class Runner:
                 part.sequence.went_on(len(part.ids))
             return result
 
-    def execute(self, parts: Ids[Part], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
+    def execute(self, parts: Ids[BatchPart], entry: str, output: str | None, tables: Ids[BlockTable] | None = None):
         """One run of the program on parts whose blocks are there; tables: blocks instead of the sequences' own."""
         return self.program.run(self._batch(parts, tables), entry, output)
 
-    def sample(self, parts: Ids[Part], choices: Ids[Choice]) -> np.ndarray:
+    def sample(self, parts: Ids[BatchPart], choices: Ids[Choice]) -> np.ndarray:
         """As `execute` on the main entry, but the program picks the tokens: int32 [R]."""
         return self.program.sample(self._batch(parts), choices)
 
@@ -219,9 +220,9 @@ class Runner:
         """As `run` for one token, with a row per step of the network."""
         with self.lock:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
-            return self.program.trace(self._batch([Part(sequence, ids, np.zeros(1, np.int32))]))
+            return self.program.trace(self._batch([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
 
-    def _batch(self, parts: Ids[Part], tables: Ids[BlockTable] | None = None) -> Batch:
+    def _batch(self, parts: Ids[BatchPart], tables: Ids[BlockTable] | None = None) -> Batch:
         """The parts side by side, without padding. tables: instead of the sequences' own."""
         counts = [len(part.ids) for part in parts]
         starts = np.cumsum([0, *counts], dtype=np.int32)
@@ -270,7 +271,7 @@ def _rows_of(tables: Ids[list[int]]) -> np.ndarray:
     return table
 
 
-class Sequence:
+class OpenSequence:
     """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`.
 
     encoded: tokens that the encoder has read for it. reach: tokens of the request that it is a part of, which choose
@@ -311,13 +312,13 @@ class Sequence:
     def last(self, ids: Ids, output: str = "logits") -> np.ndarray:
         """Run `ids` in chunks; float32 [N], the output's row of the last one."""
         rest = self.advance(np.asarray(ids, np.int32))
-        return self.runner.run([Part(self, rest, np.array([len(rest) - 1], np.int32))], output)[0]
+        return self.runner.run([BatchPart(self, rest, np.array([len(rest) - 1], np.int32))], output)[0]
 
     def advance(self, ids: np.ndarray) -> np.ndarray:
         """Run all `ids` but the last chunk, which is returned."""
         chunk = self.runner.chunk
         while len(ids) > chunk:
-            self.runner.run([Part(self, ids[:chunk], np.zeros(0, np.int32))], None)
+            self.runner.run([BatchPart(self, ids[:chunk], np.zeros(0, np.int32))], None)
             ids = ids[chunk:]
         return ids
 
@@ -329,7 +330,7 @@ class Sequence:
         for start in range(0, len(ids), chunk):
             part = ids[start:start + chunk]
             part_types = None if types is None else types[start:start + chunk]
-            yield start, self.runner.run([Part(self, part, np.arange(0, len(part), every), part_types)], output)
+            yield start, self.runner.run([BatchPart(self, part, np.arange(0, len(part), every), part_types)], output)
 
     def close(self) -> None:
         """Give the KV blocks back; may be called twice."""

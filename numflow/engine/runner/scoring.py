@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
-from numflow.engine.runner.runner import ROW_VALUES, Part, Runner
+from numflow.engine.runner.runner import ROW_VALUES, BatchPart, Runner
 from numflow.engine.runner.texts import BATCH_ROWS, groups
 from numflow.errors import RequestError
 
@@ -83,7 +83,7 @@ def _one_context(runner, context, continuations) -> list[Likelihood]:
         sequence.kept = before
         if before:
             rest = sequence.advance(context[:-1])
-            runner.run([Part(sequence, rest, NO_ROWS)], None)
+            runner.run([BatchPart(sequence, rest, NO_ROWS)], None)
         for ids in continuations:
             sequence.rewind(before)  # what an earlier one has left behind is written over
             run = np.concatenate([context[-1:], ids[:-1]])
@@ -95,7 +95,7 @@ def _one_context(runner, context, continuations) -> list[Likelihood]:
 def _side_by_side(runner, pairs) -> list[Likelihood]:
     sequences = [runner.open(len(pair.ids)) for pair in pairs]
     try:
-        y = runner.run([Part(sequence, pair.ids, np.arange(len(pair.context) - 1, len(pair.ids), dtype=np.int32))
+        y = runner.run([BatchPart(sequence, pair.ids, np.arange(len(pair.context) - 1, len(pair.ids), dtype=np.int32))
                         for sequence, pair in zip(sequences, pairs, strict=True)], "logits")
     finally:
         for sequence in sequences:

@@ -180,17 +180,17 @@ class BlockTable:
     """The blocks of one sequence, in the order of its tokens.
 
     window: tokens that attention looks back at, itself included; 0: all. first: the blocks before this one left the
-    window; their places hold GONE. parked: blocks in the host's memory that have the content of those from `first` on
+    window; their places hold GONE. swapped: blocks in the host's memory that have the content of those from `first` on
     while the sequence is swapped out; skipped: what `first` was then.
     """
 
-    __slots__ = ("allocator", "block_size", "blocks", "first", "parked", "skipped", "window")
+    __slots__ = ("allocator", "block_size", "blocks", "first", "skipped", "swapped", "window")
 
     def __init__(self, allocator: BlockAllocator, block_size: int, window: int = 0):
         self.allocator, self.block_size, self.window = allocator, block_size, window
         self.blocks: list[int] = []
         self.first = self.skipped = 0
-        self.parked: list[int] = []
+        self.swapped: list[int] = []
 
     @property
     def held(self) -> list[int]:

@@ -9,10 +9,10 @@ PREEMPTION = ("swap", "recompute")
 
 
 @dataclass
-class Limits:
+class StepLimits:
     """What a step may hold.
 
-    lanes:      sequences that run side by side; a request that has more runs alone.
+    sequences:      sequences that run side by side; a request that has more runs alone.
     tokens:     of a step; soft, what generates always runs.
     chunk:      tokens of one prompt in a step. encoder_tokens: that encoders read in a step; a longer text runs alone.
     batching:   "dynamic": requests join and leave at every step; "static": new ones start when all others have ended.
@@ -22,7 +22,7 @@ class Limits:
         RequestError: a value out of range.
     """
 
-    lanes: int = 32
+    sequences: int = 32
     tokens: int = 512
     chunk: int = 512
     encoder_tokens: int = 512
@@ -30,7 +30,7 @@ class Limits:
     preemption: str = "swap"
 
     def __post_init__(self):
-        for name in ("lanes", "tokens", "chunk", "encoder_tokens"):
+        for name in ("sequences", "tokens", "chunk", "encoder_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RequestError(f"{name} should be a whole number from 1, is {value!r}")

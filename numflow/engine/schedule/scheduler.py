@@ -8,15 +8,15 @@ what it knows.
 """
 
 from bisect import insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
-from numflow.engine.schedule.chunks import choose_spans
-from numflow.engine.schedule.limits import Limits
+from numflow.engine.schedule.chunks import choose_chunks
+from numflow.engine.schedule.limits import StepLimits
 from numflow.engine.schedule.pools import CommonMemory, Pool, room
 from numflow.engine.schedule.prefix import PrefixCache
-from numflow.engine.schedule.sequence import Group, Lane, Plan, Span
-from numflow.engine.schedule.swap_space import Parking
+from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
+from numflow.engine.schedule.swap_space import SwapSpace
 from numflow.errors import RequestError
 from numflow.sizes import in_words
 
@@ -25,26 +25,27 @@ class Scheduler:
     """Plans steps for groups (requests).
 
         scheduler.add(group)
-        plan = scheduler.plan()          # do what it says, then, for every span:
-        scheduler.ran(span)              # its known tokens have keys and values now
-        lane.ids.append(...)             # new tokens; scheduler.fork(lane) and drop(lane) as samples part and end
-        scheduler.remove(group)          # at any time
+        plan = scheduler.plan()     # do what it says, then, for every chunk:
+        scheduler.ran(chunk)        # its known tokens have keys and values now
+        sequence.ids.append(...)    # new tokens; scheduler.fork(sequence), drop(sequence) as samples part and end
+        scheduler.remove(group)     # at any time
 
     blocks: KV blocks: an allocator, or pools for layers with different windows. host: for their copies in the host's
     memory. prefix: the prefix cache over them, None to do without. counts: totals since the beginning.
     """
 
-    def __init__(self, blocks: BlockAllocator | Sequence[Pool], cross: BlockAllocator, block_size: int, limits: Limits,
-                 prefix: PrefixCache | None = None, host: BlockAllocator | Sequence[BlockAllocator] | None = None):
+    def __init__(self, blocks: BlockAllocator | Iterable[Pool], cross: BlockAllocator, block_size: int,
+                 limits: StepLimits, prefix: PrefixCache | None = None,
+                 host: BlockAllocator | Iterable[BlockAllocator] | None = None):
         self.pools = [Pool(blocks)] if isinstance(blocks, BlockAllocator) else list(blocks)
         self.blocks, self.cross, self.block_size = self.pools[0].allocator, cross, block_size
         self.limits, self.prefix = limits, prefix
         hosts = [BlockAllocator() for _ in self.pools] if host is None else \
             [host] if isinstance(host, BlockAllocator) else list(host)
-        self.parkings = [Parking(own, block_size, pool) for pool, own in enumerate(hosts)]
-        self.parking = self.parkings[0]
-        self.waiting: list[Group] = []
-        self.running: list[Group] = []
+        self.swap_spaces = [SwapSpace(own, block_size, pool) for pool, own in enumerate(hosts)]
+        self.swap_space = self.swap_spaces[0]
+        self.waiting: list[SequenceGroup] = []
+        self.running: list[SequenceGroup] = []
         self.counts = {"preemptions": 0, "swaps": 0, "prefix_tokens": 0, "prompt_tokens": 0}
         self._arrivals = 0
         self._last_output = ""
@@ -55,11 +56,11 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     @property
-    def lanes(self) -> int:
-        """Lanes that the running requests may have."""
+    def sequences(self) -> int:
+        """Sequences that the running requests may have."""
         return sum(group.width for group in self.running)
 
-    def check(self, group: Group) -> None:
+    def check(self, group: SequenceGroup) -> None:
         """Whether a request could run, were it alone.
 
         Raises:
@@ -78,137 +79,140 @@ class Scheduler:
             raise RequestError(f"{in_words(nbytes)} of keys and values may be needed, and the memory for them holds "
                                f"{in_words(common.nbytes)}: ask for fewer tokens, or give it more")
 
-    def add(self, group: Group) -> None:
+    def add(self, group: SequenceGroup) -> None:
         """A new request, behind those of its priority."""
         group.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         group.cross = BlockTable(self.cross, self.block_size)
         insort(self.waiting, group, key=lambda g: g.rank)
 
-    def remove(self, group: Group) -> None:
+    def remove(self, group: SequenceGroup) -> None:
         """A request has ended, wherever it is; all that it holds is free. May be called twice."""
         for queue in (self.running, self.waiting):
             if group in queue:
                 queue.remove(group)
-        for lane in group.lanes:
-            self._release(lane)
-        group.lanes = []
+        for sequence in group.sequences:
+            self._release(sequence)
+        group.sequences = []
         if group.arrival >= 0:
             group.cross.release()
         group.running = False
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step; blocks are taken for it. False if there is nothing to do."""
-        plan = Plan()
-        for parking, pool in zip(self.parkings, self.pools, strict=True):
-            parking.settle()
+        plan = StepPlan()
+        for swap_space, pool in zip(self.swap_spaces, self.pools, strict=True):
+            swap_space.settle()
             pool.allocator.pinned = 0
         for group in list(self.running):
             self._make_room(group, plan)
         self._admit(plan)
-        outputs = {group.output for group in self.running if group.lanes}
+        outputs = {group.output for group in self.running if group.sequences}
         if outputs:
             others = sorted(outputs - {self._last_output}) or [self._last_output]
             plan.output = self._last_output = others[0]
-            plan.spans = choose_spans(self.running, plan.output, self.limits, self._next_block)
+            plan.chunks = choose_chunks(self.running, plan.output, self.limits, self._next_block)
         return plan
 
-    def ran(self, span: Span) -> None:
-        """A span has run: its known tokens have keys and values now. Drafts wait for `accept`."""
-        span.lane.drafts = []
-        if span.drafts:
-            span.lane.length = span.start + span.count - len(span.drafts)
+    def ran(self, chunk: ScheduledChunk) -> None:
+        """A chunk has run: its known tokens have keys and values now. Drafts wait for `accept`."""
+        chunk.sequence.drafts = []
+        if chunk.drafts:
+            chunk.sequence.length = chunk.start + chunk.count - len(chunk.drafts)
         else:
-            self._advance(span.lane, span.start + span.count)
+            self._advance(chunk.sequence, chunk.start + chunk.count)
 
-    def accept(self, lane: Lane, drafts: int) -> None:
-        """The first `drafts` tokens after those that have run were right, and are at the end of `lane.ids`."""
-        self._advance(lane, lane.length + drafts)
+    def accept(self, sequence: Sequence, drafts: int) -> None:
+        """The first `drafts` tokens after those that have run were right, and are at the end of `sequence.ids`."""
+        self._advance(sequence, sequence.length + drafts)
 
-    def fork(self, lane: Lane) -> Lane:
-        """A new lane of the same group with the same tokens; blocks are shared until one of them writes."""
-        twin = Lane(lane.group, list(lane.ids), *(table.fork(self._blocks(lane.length)) for table in lane.tables))
-        twin.length, twin.node, twin.registered, twin.border = lane.length, lane.node, lane.registered, lane.border
-        lane.group.lanes.append(twin)
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A new sequence of the same group with the same tokens; blocks are shared until one of them writes."""
+        blocks = self._blocks(sequence.length)
+        twin = Sequence(sequence.group, list(sequence.ids), *(table.fork(blocks) for table in sequence.tables))
+        twin.length, twin.border = sequence.length, sequence.border
+        twin.node, twin.registered = sequence.node, sequence.registered
+        sequence.group.sequences.append(twin)
         return twin
 
-    def drop(self, lane: Lane) -> None:
-        """A lane has ended."""
-        self._release(lane)
-        lane.group.lanes.remove(lane)
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._release(sequence)
+        sequence.group.sequences.remove(sequence)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
     def _most(self, tokens: int) -> list[int]:
-        """Blocks of each pool that a lane of so many tokens may hold at a time."""
+        """Blocks of each pool that a sequence of so many tokens may hold at a time."""
         return [pool.most(tokens, self.limits.chunk, self.block_size) for pool in self.pools]
 
-    def _release(self, lane: Lane) -> None:
-        for table in lane.tables:
+    def _release(self, sequence: Sequence) -> None:
+        for table in sequence.tables:
             table.release()
-        for parking in self.parkings:
-            parking.forget(lane)
+        for swap_space in self.swap_spaces:
+            swap_space.forget(sequence)
 
-    def _advance(self, lane: Lane, length: int) -> None:
-        lane.length = length
-        for table in lane.tables:
-            table.truncate(max(length, len(lane.ids)))
-        if (prefix := self._prefix_of(lane)) is not None:
-            for at in range(lane.registered, length // self.block_size):
-                lane.node = prefix.insert(lane.node, lane.ids, at, [table.blocks[at] for table in lane.tables])
-                lane.registered = at + 1
-        for table in lane.tables:
-            table.slide(length, lane.border)
+    def _advance(self, sequence: Sequence, length: int) -> None:
+        sequence.length = length
+        for table in sequence.tables:
+            table.truncate(max(length, len(sequence.ids)))
+        if (prefix := self._prefix_of(sequence)) is not None:
+            for at in range(sequence.registered, length // self.block_size):
+                blocks = [table.blocks[at] for table in sequence.tables]
+                sequence.node = prefix.insert(sequence.node, sequence.ids, at, blocks)
+                sequence.registered = at + 1
+        for table in sequence.tables:
+            table.slide(length, sequence.border)
 
-    def _prefix_of(self, lane: Lane) -> PrefixCache | None:
-        return self.prefix if lane.group.cached else None
+    def _prefix_of(self, sequence: Sequence) -> PrefixCache | None:
+        return self.prefix if sequence.group.cached else None
 
-    def _make_room(self, group: Group, plan: Plan) -> None:
-        """Let every lane of a running group write what is due, if others have to go for it."""
+    def _make_room(self, group: SequenceGroup, plan: StepPlan) -> None:
+        """Let every sequence of a running group write what is due, if others have to go for it."""
         while group.running and not self._writable(group, plan):
             self._preempt(self.running[-1], plan)
 
-    def _writable(self, group: Group, plan: Plan) -> bool:
+    def _writable(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Take the blocks that the known tokens and drafts of a group need, own ones where they are written to."""
         needed = self._needed(group)
         if any(needed) and not room(self.pools, needed, self._may_need(group), self.block_size):
-            for lane in group.lanes:
-                lane.drafts = []
+            for sequence in group.sequences:
+                sequence.drafts = []
             needed = self._needed(group)
             if not room(self.pools, needed, needed, self.block_size):
                 return False
         if any(needed):
-            for lane in group.lanes:
-                for pool, table in enumerate(lane.tables):
-                    if table.shared(lane.length):
-                        plan.moves(pool).copies.append(table.own(lane.length))
+            for sequence in group.sequences:
+                for pool, table in enumerate(sequence.tables):
+                    if table.shared(sequence.length):
+                        plan.moves(pool).copies.append(table.own(sequence.length))
                         self._pin(plan)
-                    table.extend(lane.due(table, self.limits.chunk))
+                    table.extend(sequence.due(table, self.limits.chunk))
         return True
 
-    def _needed(self, group: Group) -> list[int]:
+    def _needed(self, group: SequenceGroup) -> list[int]:
         """Blocks of each pool that `_writable` has to take: new ones, and copies for all but one of those that share a
         block."""
         found = []
         for number, pool in enumerate(self.pools):
             needed = 0
             shared: dict[int, int] = {}
-            for lane, table in ((lane, lane.tables[number]) for lane in group.lanes):
-                needed += table.missing(lane.due(table, self.limits.chunk))
-                if table.shared(lane.length):
-                    block = table.blocks[lane.length // self.block_size]
+            for sequence, table in ((sequence, sequence.tables[number]) for sequence in group.sequences):
+                needed += table.missing(sequence.due(table, self.limits.chunk))
+                if table.shared(sequence.length):
+                    block = table.blocks[sequence.length // self.block_size]
                     shared[block] = shared.get(block, 0) + 1
             found.append(needed + sum(min(count, pool.allocator.holders(block) - 1)
                                       for block, count in shared.items()))
         return found
 
-    def _may_need(self, group: Group) -> list[int]:
+    def _may_need(self, group: SequenceGroup) -> list[int]:
         """Blocks of each pool that the group may come to need beyond those it has.
 
         Beside others, or where prefixes are kept, at least half of those that there are: memory that grows is copied,
         and by a few blocks at a time that would be most of the work.
         """
-        own = [max(0, group.width * most - sum(len(lane.tables[number].held) for lane in group.lanes))
+        own = [max(0, group.width * most - sum(len(sequence.tables[number].held) for sequence in group.sequences))
                for number, most in enumerate(self._most(group.limit))]
         alone = self.prefix is None and len(self.running) + len(self.waiting) <= 1
         return own if alone else [max(count, pool.allocator.capacity // 2)
@@ -217,15 +221,15 @@ class Scheduler:
     def lost(self) -> None:
         """What all KV blocks held is gone: running requests wait, and read their texts from the first token again."""
         for group in list(self.running):
-            self._preempt(group, Plan(), swap=False)
-        for lane in (lane for group in self.waiting for lane in group.lanes if lane.parked):
-            for parking in self.parkings:
-                parking.forget(lane)  # it may not have been saved yet
-            self._begin(lane)
+            self._preempt(group, StepPlan(), swap=False)
+        for sequence in (sequence for group in self.waiting for sequence in group.sequences if sequence.swapped):
+            for swap_space in self.swap_spaces:
+                swap_space.forget(sequence)  # it may not have been saved yet
+            self._begin(sequence)
         if self.prefix is not None:
             self.prefix.clear()
 
-    def _preempt(self, group: Group, plan: Plan, swap: bool = True) -> None:
+    def _preempt(self, group: SequenceGroup, plan: StepPlan, swap: bool = True) -> None:
         """Take a running group's blocks away; it waits in its old place."""
         self.running.remove(group)
         group.running = group.encoded = False
@@ -235,28 +239,28 @@ class Scheduler:
         for pool in range(len(self.pools)):
             moves = plan.moves(pool)
             origins.append({new: old for old, new in moves.copies})  # of copies that have not been made yet
-            taken = {block for lane in group.lanes for block in lane.tables[pool].held}
+            taken = {block for sequence in group.sequences for block in sequence.tables[pool].held}
             moves.copies = [copy for copy in moves.copies if copy[1] not in taken]
-        if swap and self.limits.preemption == "swap" and all(parking.room(group) for parking in self.parkings):
+        if swap and self.limits.preemption == "swap" and all(swap_space.room(group) for swap_space in self.swap_spaces):
             self.counts["swaps"] += 1
-            for parking, origin in zip(self.parkings, origins, strict=True):
-                parking.park(group, plan, origin)
+            for swap_space, origin in zip(self.swap_spaces, origins, strict=True):
+                swap_space.swap_out(group, plan, origin)
             self._pin(plan)
-        for lane in group.lanes:
-            for table in lane.tables:
+        for sequence in group.sequences:
+            for table in sequence.tables:
                 table.release()
-            lane.drafts = []
-            if not lane.parked:
-                self._begin(lane)
+            sequence.drafts = []
+            if not sequence.swapped:
+                self._begin(sequence)
         group.cross.release()
 
-    def _pin(self, plan: Plan) -> None:
+    def _pin(self, plan: StepPlan) -> None:
         """What the plan is to save and copy stays until then, whatever memory makes way for."""
         for pool, moves in plan.moving.items():
             sources = [block for block, _ in (*moves.saves, *moves.copies)]
             self.pools[pool].allocator.pinned = max(sources, default=-1) + 1
 
-    def _admit(self, plan: Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Start requests that wait, in order, as long as they fit."""
         if self.limits.batching == "static" and self.running:
             return
@@ -265,19 +269,20 @@ class Scheduler:
         held = self.cross.used or any(pool.allocator.used for pool in self.pools)
         if self.waiting and not (self.running or held):  # there is nobody to wait for
             group = self.waiting[0]
-            plan.refused.append((group, max(group.encoder, sum(len(lane.ids) for lane in group.lanes) or group.limit)))
+            known = sum(len(sequence.ids) for sequence in group.sequences)
+            plan.refused.append((group, max(group.encoder, known or group.limit)))
             self.remove(group)
 
-    def _start(self, group: Group, plan: Plan) -> bool:
+    def _start(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Start the first of the waiting requests, if it fits; those of lower priority make place."""
         if group.encoder and plan.encodes and (
                 sum(other.encoder for other, _ in plan.encodes) + group.encoder > self.limits.encoder_tokens):
             return False
         lower = [other for other in self.running if other.priority < group.priority]
-        above = self.lanes - sum(other.width for other in lower)
-        if above and above + group.width > self.limits.lanes:
+        above = self.sequences - sum(other.width for other in lower)
+        if above and above + group.width > self.limits.sequences:
             return False
-        while (self.lanes and self.lanes + group.width > self.limits.lanes) or not self._take(group, plan):
+        while (self.sequences and self.sequences + group.width > self.limits.sequences) or not self._take(group, plan):
             if not lower:
                 return False
             self._preempt(lower.pop(), plan)
@@ -286,108 +291,109 @@ class Scheduler:
         group.running = True
         return True
 
-    def _take(self, group: Group, plan: Plan) -> bool:
+    def _take(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Take the blocks that a group starts with, or none."""
-        if group.limit and not group.lanes:
-            group.lanes.append(Lane(group, list(group.prompt), *(pool.table(self.block_size) for pool in self.pools)))
-        fresh = not group.parked
+        if group.limit and not group.sequences:
+            tables = [pool.table(self.block_size) for pool in self.pools]
+            group.sequences.append(Sequence(group, list(group.prompt), *tables))
+        fresh = not group.swapped
         if fresh:
             self._find(group)
         if not self._has_room(group, fresh):
-            found = any(lane.length for lane in group.lanes) and fresh
-            for lane in group.lanes if fresh else ():
-                self._release(lane)
-                self._begin(lane)
+            found = any(sequence.length for sequence in group.sequences) and fresh
+            for sequence in group.sequences if fresh else ():
+                self._release(sequence)
+                self._begin(sequence)
             # What was found may lie where it keeps a pool from making way for another: alone, it goes.
             if self.running or not found or not self._has_room(group, fresh):
                 return False
         if fresh:
             self._fill(group)
         else:
-            for parking, pool in zip(self.parkings, self.pools, strict=True):
-                parking.fetch(group, pool.allocator, plan)
+            for swap_space, pool in zip(self.swap_spaces, self.pools, strict=True):
+                swap_space.swap_in(group, pool.allocator, plan)
             self._writable(group, plan)  # what it needs was counted
         if group.encoder:
             group.cross.extend(group.encoder)
             scratch = BlockTable(self.blocks, self.block_size)
             scratch.extend(group.encoder)
             plan.encodes.append((group, scratch))
-            group.encoded = True  # it reads before the spans of the same plan run
+            group.encoded = True  # it reads before the chunks of the same plan run
         return True
 
-    def _has_room(self, group: Group, fresh: bool) -> bool:
+    def _has_room(self, group: SequenceGroup, fresh: bool) -> bool:
         """Whether the blocks that a group starts with can be had."""
-        needed = self._needed(group) if fresh else [parking.needed(group, self.limits.chunk)
-                                                    for parking in self.parkings]
+        needed = self._needed(group) if fresh else [
+            swap_space.needed(group, self.limits.chunk) for swap_space in self.swap_spaces]
         wanted, crossing = self._may_need(group), self._blocks(group.encoder)
         needed[0], wanted[0] = needed[0] + crossing, wanted[0] + crossing  # scratch blocks of the encoder
         return (room(self.pools, needed, wanted, self.block_size)
                 and self.cross.room(crossing, crossing, self.block_size))
 
-    def _begin(self, lane: Lane) -> None:
-        """Nothing of a lane has run, or what has is lost."""
-        lane.length, lane.node, lane.registered, lane.border = 0, lane.group.root, 0, 0
+    def _begin(self, sequence: Sequence) -> None:
+        """Nothing of a sequence has run, or what has is lost."""
+        sequence.length, sequence.node, sequence.registered, sequence.border = 0, sequence.group.root, 0, 0
 
-    def _find(self, group: Group) -> None:
-        """Let new lanes hold what the prefix cache has of them; their last token runs in any case."""
-        for lane in group.lanes:
-            if (prefix := self._prefix_of(lane)) is None or lane.group.every_row:
+    def _find(self, group: SequenceGroup) -> None:
+        """Let new sequences hold what the prefix cache has of them; their last token runs in any case."""
+        for sequence in group.sequences:
+            if (prefix := self._prefix_of(sequence)) is None or sequence.group.every_row:
                 continue
-            node, blocks, lane.border = prefix.match(group.root, lane.ids, (len(lane.ids) - 1) // self.block_size,
-                                                     lane.tables)
-            for table, own in zip(lane.tables, blocks, strict=True):
+            most = (len(sequence.ids) - 1) // self.block_size
+            node, blocks, sequence.border = prefix.match(group.root, sequence.ids, most, sequence.tables)
+            for table, own in zip(sequence.tables, blocks, strict=True):
                 first = own.count(GONE)
                 table.hold([*own[:first], *table.allocator.share(own[first:])], first)
-            lane.node, lane.registered, lane.length = node, len(blocks[0]), len(blocks[0]) * self.block_size
+            sequence.node, sequence.registered, sequence.length = node, len(blocks[0]), len(blocks[0]) * self.block_size
 
-    def _fill(self, group: Group) -> None:
-        """Let new lanes hold what they need beside what was found."""
-        for lane in group.lanes:
-            self.counts["prompt_tokens"] += len(lane.ids)
-            self._count(lane, lane.registered)
-            for table in lane.tables:
-                table.extend(lane.due(table, self.limits.chunk))
+    def _fill(self, group: SequenceGroup) -> None:
+        """Let new sequences hold what they need beside what was found."""
+        for sequence in group.sequences:
+            self.counts["prompt_tokens"] += len(sequence.ids)
+            self._count(sequence, sequence.registered)
+            for table in sequence.tables:
+                table.extend(sequence.due(table, self.limits.chunk))
 
-    def _next_block(self, lane: Lane) -> Hashable:
-        """Take over blocks of the prefix cache that came into being since the lane started; see choose_spans."""
-        start = lane.length
-        if (prefix := self._prefix_of(lane)) is None or lane.group.every_row or start % self.block_size:
+    def _next_block(self, sequence: Sequence) -> Hashable:
+        """Take over blocks of the prefix cache that came into being since the sequence started; see choose_chunks."""
+        start = sequence.length
+        if (prefix := self._prefix_of(sequence)) is None or sequence.group.every_row or start % self.block_size:
             return None
-        upcoming = self._take_over(lane, prefix)
-        if lane.length > start:
-            self._extend(lane, [lane.due(table, self.limits.chunk) for table in lane.tables])
+        upcoming = self._take_over(sequence, prefix)
+        if sequence.length > start:
+            self._extend(sequence, [sequence.due(table, self.limits.chunk) for table in sequence.tables])
         return upcoming
 
-    def _take_over(self, lane: Lane, prefix: PrefixCache) -> Hashable:
+    def _take_over(self, sequence: Sequence, prefix: PrefixCache) -> Hashable:
         size = self.block_size
-        while lane.length + size < len(lane.ids) and lane.registered == (at := lane.length // size):
-            found = prefix.find(lane.node, lane.ids, at)
+        while sequence.length + size < len(sequence.ids) and sequence.registered == (at := sequence.length // size):
+            found = prefix.find(sequence.node, sequence.ids, at)
             if found is None:
-                return lane.node, tuple(lane.ids[lane.length:lane.length + size])
-            further = min(len(lane.ids), (at + 2) * size)  # what is left to run needs a block too
-            if GONE in found[1] or not self._extend(lane, [further] * len(lane.tables)):
+                return sequence.node, tuple(sequence.ids[sequence.length:sequence.length + size])
+            further = min(len(sequence.ids), (at + 2) * size)  # what is left to run needs a block too
+            if GONE in found[1] or not self._extend(sequence, [further] * len(sequence.tables)):
                 return None
-            lane.node, blocks = found
-            for table, block in zip(lane.tables, blocks, strict=True):
+            sequence.node, blocks = found
+            for table, block in zip(sequence.tables, blocks, strict=True):
                 if block != table.blocks[at]:
                     table.allocator.share([block])
                     table.allocator.release([table.blocks[at]])
                     table.blocks[at] = block
-            lane.length, lane.registered = lane.length + size, at + 1
-            self._count(lane, 1)
-            for table in lane.tables:
-                table.slide(lane.length, lane.border)
+            sequence.length, sequence.registered = sequence.length + size, at + 1
+            self._count(sequence, 1)
+            for table in sequence.tables:
+                table.slide(sequence.length, sequence.border)
         return None
 
-    def _extend(self, lane: Lane, tokens: Sequence[int]) -> bool:
-        """Let each table of a lane hold so many tokens, if there is room."""
-        missing = [table.missing(count) for table, count in zip(lane.tables, tokens, strict=True)]
+    def _extend(self, sequence: Sequence, tokens: list[int]) -> bool:
+        """Let each table of a sequence hold so many tokens, if there is room."""
+        missing = [table.missing(count) for table, count in zip(sequence.tables, tokens, strict=True)]
         if any(missing) and not room(self.pools, missing, missing, self.block_size):
             return False
-        for table, count in zip(lane.tables, tokens, strict=True):
+        for table, count in zip(sequence.tables, tokens, strict=True):
             table.extend(count)
         return True
 
-    def _count(self, lane: Lane, blocks: int) -> None:
+    def _count(self, sequence: Sequence, blocks: int) -> None:
         self.counts["prefix_tokens"] += blocks * self.block_size
-        lane.group.reused = min(lane.group.reused + blocks * self.block_size, len(lane.group.prompt))
+        sequence.group.reused = min(sequence.group.reused + blocks * self.block_size, len(sequence.group.prompt))

@@ -7,7 +7,7 @@ from numflow.engine.schedule.blocks import BlockTable
 from numflow.engine.schedule.prefix import START
 
 
-class Lane:
+class Sequence:
     """One sequence of tokens.
 
     ids:    all tokens that are known. length: the first so many have keys and values in the blocks of `tables`, one for
@@ -19,7 +19,7 @@ class Lane:
 
     __slots__ = ("border", "drafts", "group", "ids", "length", "node", "registered", "tables")
 
-    def __init__(self, group: "Group", ids: list[int], *tables: BlockTable):
+    def __init__(self, group: "SequenceGroup", ids: list[int], *tables: BlockTable):
         self.group, self.ids, self.tables, self.length = group, ids, tables, 0
         self.drafts: list[int] = []
         self.node, self.registered, self.border = group.root, 0, 0
@@ -30,9 +30,9 @@ class Lane:
         return self.tables[0]
 
     @property
-    def parked(self) -> list[int]:
+    def swapped(self) -> list[int]:
         """Blocks in the host's memory that hold its keys and values, of the first pool, while it is swapped out."""
-        return self.table.parked
+        return self.table.swapped
 
     @property
     def room(self) -> int:
@@ -67,11 +67,11 @@ class Lane:
 
 
 @dataclass(eq=False)
-class Group:
-    """A request as the scheduler sees it: lanes that start, wait and leave together.
+class SequenceGroup:
+    """A request as the scheduler sees it: sequences that start, wait and leave together.
 
-    prompt:    ids of the first lane. limit: tokens that a lane may come to hold. width: lanes at most.
-    encoder:   tokens that an encoder reads before the lanes run; 0 without one.
+    prompt:    ids of the first sequence. limit: tokens that a sequence may come to hold. width: sequences at most.
+    encoder:   tokens that an encoder reads before the sequences run; 0 without one.
     output:    what is wanted of the rows. every_row: above 0: of all tokens, not only of the last known one and of
                drafts, so many rows at most in a step.
     whole:     the prompt cannot be cut (attention to both sides).
@@ -90,7 +90,7 @@ class Group:
     cached: bool = True
     root: Hashable = START
     reused: int = 0
-    lanes: list[Lane] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     arrival: int = -1
     running: bool = False
     encoded: bool = False
@@ -102,19 +102,19 @@ class Group:
         return -self.priority, self.arrival
 
     @property
-    def parked(self) -> bool:
+    def swapped(self) -> bool:
         """Whether its keys and values are in the host's memory."""
-        return any(lane.parked for lane in self.lanes)
+        return any(sequence.swapped for sequence in self.sequences)
 
 
 @dataclass(eq=False)
-class Span:
-    """Tokens of one lane in a step: `count` from `start` on, of which the last ones are `drafts`.
+class ScheduledChunk:
+    """Tokens of one sequence in a step: `count` from `start` on, of which the last ones are `drafts`.
 
     rows: which of them are wanted, counted from `start`.
     """
 
-    lane: Lane
+    sequence: Sequence
     start: int
     count: int
     rows: range
@@ -131,20 +131,20 @@ class Moves:
 
 
 @dataclass(eq=False)
-class Plan:
-    """One step. In this order: save, load and copy blocks, let the encoder read, run the spans.
+class StepPlan:
+    """One step. In this order: save, load and copy blocks, let the encoder read, run the chunks.
 
     moving: by pool, the blocks that move; saves, loads and copies are those of the first one.
-    encodes: requests whose encoder text is read, with scratch blocks for each. output: of the spans' rows.
+    encodes: requests whose encoder text is read, with scratch blocks for each. output: of the chunks' rows.
     refused: requests that do not fit into the memory there is, with the tokens they need.
     moved:   set when saves, loads and copies are done.
     """
 
     moving: dict[int, Moves] = field(default_factory=dict)
-    encodes: list[tuple[Group, BlockTable]] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    encodes: list[tuple[SequenceGroup, BlockTable]] = field(default_factory=list)
+    chunks: list[ScheduledChunk] = field(default_factory=list)
     output: str = "logits"
-    refused: list[tuple[Group, int]] = field(default_factory=list)
+    refused: list[tuple[SequenceGroup, int]] = field(default_factory=list)
     moved: bool = False
 
     def moves(self, pool: int) -> Moves:
@@ -169,12 +169,12 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens that run, the encoder's included."""
-        return sum(span.count for span in self.spans) + sum(group.encoder for group, _ in self.encodes)
+        return sum(chunk.count for chunk in self.chunks) + sum(group.encoder for group, _ in self.encodes)
 
     @property
-    def groups(self) -> set[Group]:
+    def groups(self) -> set[SequenceGroup]:
         """Requests that take part."""
-        return {span.lane.group for span in self.spans} | {group for group, _ in self.encodes}
+        return {chunk.sequence.group for chunk in self.chunks} | {group for group, _ in self.encodes}
 
     def __bool__(self) -> bool:
-        return bool(self.spans or self.encodes or self.refused)
+        return bool(self.chunks or self.encodes or self.refused)

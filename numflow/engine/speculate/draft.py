@@ -10,8 +10,8 @@ them, one step gives several tokens:
     ... the engine forgets the keys and values of the drafts that were not picked ...
 
 The scheduler may run fewer drafts than were proposed (little room, many requests): `advance` gets those that ran.
-A `Draft` belongs to one sample of one request; `search.OneByOne` asks it and tells it what became of its proposals.
-Picking row by row with the sampler's own random numbers, as OneByOne does by itself, gives exactly the tokens that
+A `Drafter` belongs to one sample of one request; `search.TokenByToken` asks it and tells it what became of them.
+Picking row by row with the sampler's own random numbers, as TokenByToken does by itself, gives exactly the tokens that
 come without drafts. A drafter that knows the probabilities its tokens were drawn with may let more of them pass.
 """
 
@@ -25,7 +25,7 @@ from numflow.decoding.speculative import Distribution
 MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
 
 
-class Draft(Protocol):
+class Drafter(Protocol):
     """Proposes the tokens of one text."""
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:

@@ -61,7 +61,7 @@ class Paced:
         self._times.leave(self)
 
 
-class NgramDraft(Paced):
+class NgramDrafter(Paced):
     """Guesses that the text goes on as it did after an earlier occurrence of its latest tokens.
 
     before: tokens that the text may repeat too, such as those an encoder has read.
@@ -80,7 +80,7 @@ class NgramDraft(Paced):
         return found[:self.count(limit)].tolist() if agree else []
 
 
-class ModelDraft(Paced):
+class ModelDrafter(Paced):
     """Guesses with a smaller model of the same vocabulary, in a sequence of its own.
 
     runner: of that model. sampler: the text's own, whose strategies and random numbers the guesses are drawn with.

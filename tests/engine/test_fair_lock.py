@@ -2,12 +2,12 @@
 
 import threading
 
-from numflow.engine.runner.fair_lock import Turns
+from numflow.engine.runner.fair_lock import FairLock
 from tests.waiting import until
 
 
 def test_who_waits_comes_before_who_lets_go_and_takes_it_again():
-    lock, taken = Turns(), []
+    lock, taken = FairLock(), []
 
     def visit():
         with lock:
@@ -25,7 +25,7 @@ def test_who_waits_comes_before_who_lets_go_and_takes_it_again():
 
 
 def test_it_is_taken_again_by_its_owner_and_not_by_others():
-    lock, found = Turns(), []
+    lock, found = FairLock(), []
     with lock, lock:
         other = threading.Thread(target=lambda: found.append(lock.acquire(timeout=0.01)))
         other.start()
