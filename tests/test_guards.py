@@ -46,6 +46,18 @@ def test_files_have_one_idea_each():
     assert {path: lines for path, lines in lengths.items() if lines > LONGEST} == {}
 
 
+def test_a_public_class_name_has_one_meaning():
+    """The executors share names on purpose: each has its Program, World and KVCache."""
+    places: dict[str, list[str]] = {}
+    for path in sources("numflow/**/*.py"):
+        if path.relative_to(REPO).parts[1] not in ("reference", "cpu", "cuda"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(str(path.relative_to(REPO)))
+    assert len(places) > 200  # else they were not found
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_no_model_family_is_named_in_code():
     files = [path for path in sources("numflow/**/*.py") if path.relative_to(REPO).parts[1] != "formats"]
     assert hits(family_pattern(), files) == []

@@ -203,13 +203,13 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
         return
     from numflow.cpu.measure.roofline import measure_limits
     from numflow.engine.measure.profile import cost
-    from numflow.network.cost import Load
+    from numflow.network.cost import Workload
 
     engine = random_model(shape, kind, threads)
     built, program = engine.network, engine.program
     linears = [step for step in built.entries["main"] if step.op == "linear"]
     read = sum(program.weight_cost(step.weights["weight"])[0] for step in linears)
-    work = sum(cost(step, built, program, Load(1, PROMPT)).int8 for step in linears) / PROMPT
+    work = sum(cost(step, built, program, Workload(1, PROMPT)).int8 for step in linears) / PROMPT
     rng = np.random.default_rng(0)
     for _ in range(4 * samples.rounds):
         if not samples.missing(*key, "decode"):

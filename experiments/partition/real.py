@@ -26,7 +26,7 @@ from numflow.errors import NumflowError
 from numflow.lab.machine import as_cluster
 from numflow.lab.machine import measure as measure_machine
 from numflow.lab.shapes import find_shape, random_network
-from numflow.network.cost import Load
+from numflow.network.cost import Workload
 from numflow.partition.cut.cut import partition
 from numflow.partition.cut.plan import Plan
 from numflow.partition.price.events import Simulator
@@ -185,8 +185,8 @@ def _factors(plan: Plan, cluster: Cluster, queries: int, steps: Mapping[str, flo
     return {kind: took / priced[kind] for kind, took in steps.items() if took > HIDDEN * priced[kind]}
 
 
-def _load(queries: int) -> Load:
-    return Load(queries, 1, CONTEXT + TOKENS // 2)
+def _load(queries: int) -> Workload:
+    return Workload(queries, 1, CONTEXT + TOKENS // 2)
 
 
 def _opened(plan: Plan, checkpoint, threads: int) -> Model:

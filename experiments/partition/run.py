@@ -15,7 +15,7 @@ from numflow.partition.cut.cut import partition
 from numflow.partition.price.hardware import read_cluster
 from numflow.partition.price.planner import decode_rate
 from numflow.partition.price.price import INFERFLOW, NUMFLOW, Prices
-from numflow.partition.price.serving import Queries, Service, simulate
+from numflow.partition.price.serving import Queries, SimulatedEngine, simulate
 
 from .sweeps import sweeps
 from .virtual import virtual
@@ -60,7 +60,7 @@ def _simulated(lab, network, cluster) -> list[dict]:
         one = simulate(cluster, prices.scripts, Queries(2, options["prompt"], options["new"], 1))
         many = simulate(cluster, prices.scripts,
                         Queries(options["queries"], options["prompt"], options["new"], options["at_once"]),
-                        Service(options["at_once"], lanes))
+                        SimulatedEngine(options["at_once"], lanes))
         memory = prices.memory(options["at_once"] * (options["prompt"] + options["new"]), options["prompt"])
         _, exchanging, waiting = decode_rate(prices, 1, options["prompt"], 1)
         rows.append({"engine": style_name, "strategy": name, "devices": STRATEGIES[name], "speed": one.speed,
@@ -116,7 +116,7 @@ def _timeline(lab, network, cluster) -> None:
     for axis, (name, devices) in zip(axes, STRATEGIES.items(), strict=True):
         plan = partition(network, devices)
         outcome = simulate(cluster, Prices(plan, cluster).scripts, Queries(8, 1, 3, 8),
-                           Service(8, len(plan.groups)), record=True)
+                           SimulatedEngine(8, len(plan.groups)), record=True)
         for row, device in enumerate(cluster.devices):
             for what, shade in shades.items():
                 bars = [(span.begin * 1e3, (span.end - span.begin) * 1e3) for span in outcome.spans

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from numflow.engine.quantise.sensitivity import Group, allocate
+from numflow.engine.quantise.sensitivity import MatrixGroup, allocate
 from numflow.errors import NumflowError
 from numflow.quant.layout import ROW_SCHEMES
 from numflow.quant.recipe import KEEP
@@ -125,7 +125,7 @@ def _candidates(lab, name, source, work, calibration, quantiser, text) -> list[C
             *(Candidate(s, "Inferflow", partial(plain.whole, s)) for s in INFERFLOW)]
 
 
-def _offered(group: Group) -> Group:
+def _offered(group: MatrixGroup) -> MatrixGroup:
     """The group, which may stay as it is only where it is a table of tokens or has to."""
     if group.modules[0] in ("token_embd", "output") or len(group.sizes) == 1:
         return group

@@ -10,7 +10,7 @@ from numflow.engine.quantise.quantize import quantize
 from numflow.formats import container
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TYPES
-from numflow.formats.writer import Entry, write
+from numflow.formats.writer import TensorEntry, write
 from numflow.network.quantise.calibration import Calibration
 from numflow.network.quantise.quantise import encoded
 from numflow.quant.recipe import read_recipe
@@ -41,7 +41,7 @@ class Files:
         model = replace(source, tensors=tensors)
         files = container.attached(model.files)
         entries = [container.entry_of(t, t.type.name, t.raw) for t in tensors.values()]
-        entries += [Entry.of(container.PREFIX + f.name, np.fromfile(f.path, np.uint8)) for f in files]
+        entries += [TensorEntry.of(container.PREFIX + f.name, np.fromfile(f.path, np.uint8)) for f in files]
         entries += [container.json_entry(container.CONFIG, dict(model.config)),
                     container.json_entry(container.REPORT, {"mixed": schemes})]
         types = {t.name: (t.type.name, t.shape) for t in tensors.values()}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numflow
 from numflow.errors import RequestError
-from numflow.server.load_generator import Load
+from numflow.server.load_generator import LoadTest
 from numflow.server.load_generator import run as drive
 
 from . import soak
@@ -92,9 +92,9 @@ def measure(lab, settings) -> list[dict]:
     return rounds
 
 
-def load(settings, first: int, requests: int, tokens: int) -> Load:
-    return Load("http://127.0.0.1:1", settings["clients"], 600, requests, settings["words"], tokens, first=first,
-                limit=600)
+def load(settings, first: int, requests: int, tokens: int) -> LoadTest:
+    return LoadTest("http://127.0.0.1:1", settings["clients"], 600, requests, settings["words"], tokens, first=first,
+                    limit=600)
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
         model = stack.enter_context(numflow.load(path, threads=settings["threads"]))
         self._engine = stack.enter_context(numflow.Engine(model, max_batch=settings["clients"]))
 
-    def drive(self, load: Load) -> dict:
+    def drive(self, load: LoadTest) -> dict:
         """Queue everything; as many run at a time as there are clients."""
         begin = time.perf_counter()
         handles = [self._engine.submit(load.prompt(number), load.max_tokens, ignore_eos=True)
@@ -122,9 +122,9 @@ class Server:
         stack.enter_context(process(command(port)))
         wait_for(self._url + health)
 
-    def drive(self, load: Load) -> dict:
+    def drive(self, load: LoadTest) -> dict:
         """What the clients see."""
-        found = drive(Load(**{**vars(load), "url": self._url})).report()
+        found = drive(LoadTest(**{**vars(load), "url": self._url})).report()
         if found["errors"]:
             raise RequestError(f"requests failed: {found['errors']}")
         return found

@@ -121,10 +121,10 @@ class Oracle:
 
     def __init__(self, paced, text, accuracy):
         self._paced, self._text, self._accuracy = paced, text, accuracy
-        self._paced.guess = self._guess
+        self._paced.draft = self._draft
         self.propose, self.accepted, self.close = paced.propose, paced.accepted, paced.close
 
-    def _guess(self, ids, limit):
+    def _draft(self, ids, limit):
         rng = np.random.default_rng(len(ids))
         right = self._text[len(ids):len(ids) + self._paced.count(limit)]
         return [int(id) if rng.random() < self._accuracy else int(id) ^ 1 for id in right]

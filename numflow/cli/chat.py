@@ -7,7 +7,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.conversation import Conversation
-from numflow.cli.groups import Execution, Sampling, grouped
+from numflow.cli.groups import Execution, SamplingOptions, grouped
 from numflow.cli.keyboard import Keyboard
 from numflow.cli.running import loaded
 from numflow.cli.strategies import completed, streams
@@ -21,7 +21,7 @@ def chat(
     model: options.Model = None,
     system: options.System = None,
     max_tokens: options.MaxTokens = 1024,
-    sampling: Sampling = Sampling(),
+    sampling: SamplingOptions = SamplingOptions(),
     draft: options.Draft = None,
     trim: Annotated[bool, typer.Option("--trim", help="Drop the oldest turns when the context is full; else that is "
                                        "said.")] = False,

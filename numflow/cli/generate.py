@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
-from numflow.cli.groups import Execution, Sampling, grouped
+from numflow.cli.groups import Execution, SamplingOptions, grouped
 from numflow.cli.inputs import read_prompt
 from numflow.cli.running import asked_name, loaded, print_json
 from numflow.cli.strategies import completed, seeded, streams
@@ -25,7 +25,7 @@ def generate(
     file: options.ReadFile = None,
     system: options.System = None,
     max_tokens: options.MaxTokens = MAX_TOKENS,
-    sampling: Sampling = Sampling(),
+    sampling: SamplingOptions = SamplingOptions(),
     stop_: options.Stop = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,

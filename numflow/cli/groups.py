@@ -45,7 +45,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingOptions:
     """How the next token is chosen."""
 
     temperature: options.Temperature = None

@@ -31,12 +31,12 @@ def bench_serve(
     of this machine, for a bounded time. An API key is read from NUMFLOW_API_KEY.
     """
     try:
-        from numflow.server.load_generator import Load, run
+        from numflow.server.load_generator import LoadTest, run
     except ImportError as error:
         raise DeviceError(f"this needs {error.name}: {install('server')}") from None
 
-    report = run(Load(url, clients, seconds, requests, prompt_words, max_tokens, model,
-                      os.environ.get("NUMFLOW_API_KEY"), limit=limit)).report()
+    report = run(LoadTest(url, clients, seconds, requests, prompt_words, max_tokens, model,
+                          os.environ.get("NUMFLOW_API_KEY"), limit=limit)).report()
     if not report["requests"]:
         raise RequestError(f"{url}: no request was answered: {', '.join(report['errors']) or 'too little time'}")
     if json:

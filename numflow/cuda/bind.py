@@ -6,7 +6,7 @@ from numflow.cuda.attention import attention
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
 from numflow.cuda.elementwise import act, norm, rope, select
-from numflow.cuda.exchange.exchange import Meeting, bind_exchange
+from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.fuse import fused
 from numflow.cuda.linear import embed, head_linear, linear
 from numflow.cuda.moe import moe
@@ -28,7 +28,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 
 
 def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True,
-         units: bool = True) -> list[tuple[Step, list[Call | Meeting]]]:
+         units: bool = True) -> list[tuple[Step, list[Call | HostCall]]]:
     """Every step with its calls, in order.
 
     together: let kernels do neighbouring steps; units: also where blocks must own 32 results for that (fuse.py).

@@ -12,7 +12,7 @@ from numflow.cuda.context import Context, Weights, overlap
 from numflow.cuda.device.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
 from numflow.cuda.device.device import Device, Launch
 from numflow.cuda.device.gpu import open_device
-from numflow.cuda.exchange.exchange import Meeting, World
+from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.sample.sample import WORDS, best, encode, pick
@@ -268,9 +268,9 @@ class Program:
         self._bound = {entry: bind(steps, self._ctx, self._fused, self._units)
                        for entry, steps in self.network.entries.items()}
 
-    def _walk(self, what: tuple, calls: list[Call | Meeting], sizes: Sizes) -> None:
+    def _walk(self, what: tuple, calls: list[Call | HostCall], sizes: Sizes) -> None:
         """Run the calls; of decode steps, those between two that the host takes part in are a graph."""
-        parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, Meeting))]
+        parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, HostCall))]
         graphs = self.device.graphs and is_decode(sizes)
         if self._rooms.count:  # a graph must have both queues to their end
             parts[-1][1].extend(JOIN)
@@ -282,8 +282,8 @@ class Program:
             for call in some:
                 self._launch(call, sizes)
 
-    def _launch(self, call: Call | Meeting, sizes: Sizes) -> None:
-        if isinstance(call, Meeting):
+    def _launch(self, call: Call | HostCall, sizes: Sizes) -> None:
+        if isinstance(call, HostCall):
             call.act(sizes)
             return
         for work in call.launches(sizes):

@@ -1,4 +1,4 @@
-"""Guessing by looking up what came after the latest tokens earlier in the text (prompt look-up, Saxena 2023)."""
+"""Draft tokens by looking up what came after the latest tokens earlier in the text (prompt look-up, Saxena 2023)."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ def lookup(ids: np.ndarray, count: int, longest: int = LONGEST, shortest: int = 
     """`count` tokens that followed the latest earlier occurrence of the text's last tokens; int32, or none.
 
     The longest run of last tokens (`longest` .. `shortest`) that has been decides; its length is returned too. Where
-    the text ends before `count` tokens have followed, it is guessed to go on repeating itself.
+    the text ends before `count` tokens have followed, the drafts repeat its end.
     """
     ends, agree = np.arange(shortest, len(ids)), 0  # before which the last tokens stand too
     for back in range(1, longest + 1):

@@ -121,13 +121,13 @@ class Sampler:
             return Candidates(np.array([greedy(scores)]), np.zeros(1))
         return self._narrowed(candidates(scores, settings.pool_size))
 
-    def check(self, logits: np.ndarray, guess: int, q: Distribution) -> int:
-        """As `pick`, where a guess was drawn from q: the guess if it passes, else another token. Not the token that
+    def check(self, logits: np.ndarray, draft: int, q: Distribution) -> int:
+        """As `pick`, where a draft was drawn from q: the draft if it passes, else another token. Not the token that
         `pick` would give, but one of the same distribution. See numflow.decoding.speculative."""
         if self.settings.eos_bypassing_max:
             return self.pick(logits)
         p = Distribution(*self.distribution(logits))
-        id = verify(p, guess, q, self.uniform(CHECK), self.uniform(CHECK + 1))
+        id = verify(p, draft, q, self.uniform(CHECK), self.uniform(CHECK + 1))
         self.accept(id, logits)
         return id
 

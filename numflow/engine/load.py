@@ -16,7 +16,7 @@ from numflow.engine.request.ahead import check_draft
 from numflow.engine.request.defaults import read_defaults
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
-from numflow.engine.tasks.embedding_recipe import Recipe
+from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, quoted
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
@@ -29,7 +29,7 @@ BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.progra
 ACTIVATIONS = ("int8", "int16", "f32")
 OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
 OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
-Before = Callable[[Network, Prompts, Callable[[], Recipe]], None]
+Before = Callable[[Network, Prompts, Callable[[], EmbeddingRecipe]], None]
 
 
 def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",

@@ -22,7 +22,7 @@ from numflow.engine.runner.runner import Runner
 from numflow.engine.runner.scoring import Likelihood, loglikelihoods
 from numflow.engine.speculate.drafters import check_draft
 from numflow.engine.tasks.embedding import Texts, embed
-from numflow.engine.tasks.embedding_recipe import Recipe
+from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.engine.tasks.fill_mask import Filling, fill_mask
 from numflow.engine.tasks.translation import Languages, languages, translations
 from numflow.errors import RequestError, TokenizerError
@@ -43,7 +43,7 @@ class Model:
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
                  ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
-                 system_prompt: str = "", chunk: int = 512, recipe: Callable[[], Recipe] = Recipe,
+                 system_prompt: str = "", chunk: int = 512, recipe: Callable[[], EmbeddingRecipe] = EmbeddingRecipe,
                  defaults: Callable[[], Defaults] = Defaults, listed: Callable[[], Mapping[str, Any]] = dict):
         self.network = network
         self.program = program
@@ -155,7 +155,7 @@ class Model:
         return embed(self, self._recipe, texts, normalize, pooling, truncate, prompt)
 
     @cached_property
-    def _recipe(self) -> Recipe:
+    def _recipe(self) -> EmbeddingRecipe:
         return self._load_recipe()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:

@@ -8,7 +8,7 @@ from numflow.formats.types import tensor_type
 from numflow.network.quantise.calibration import read_calibration
 from numflow.network.quantise.kept import KeptTensors
 from numflow.network.quantise.quantise import check_calibration, plan_of, quantised, uncalibrated
-from numflow.network.quantise.transposed import upright
+from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import read_recipe
 from numflow.registry.progress import Silent
 
@@ -26,7 +26,7 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
         SpecError: as `network.build`.
     """
     recipe = read_recipe(weights)
-    original, checkpoint = checkpoint, upright(checkpoint, spec)
+    original, checkpoint = checkpoint, transposed(checkpoint, spec)
     plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, recipe)
     calibration = None if imatrix is None else read_calibration(Path(imatrix))
     for line in filter(None, (plan.says(), uncalibrated(calibration, plan))):

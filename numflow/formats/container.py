@@ -27,7 +27,7 @@ from numflow.formats import safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import parse_json, show
 from numflow.formats.types import tensor_type
-from numflow.formats.writer import Entry
+from numflow.formats.writer import TensorEntry
 
 KEY, VERSION, PREFIX = "numflow", 1, "numflow/"
 CONFIG, REPORT = f"{PREFIX}config", f"{PREFIX}report"
@@ -179,12 +179,12 @@ def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]
     return files
 
 
-def entry_of(tensor: Tensor, kind: str, read) -> Entry:
+def entry_of(tensor: Tensor, kind: str, read) -> TensorEntry:
     """How a tensor of type `kind` is stored; `read` returns its bytes."""
-    if kind in _PLAIN:
-        return Entry(tensor.name, kind, tensor.shape, tensor.rows * tensor_type(kind).row_bytes(tensor.columns), read)
     row = tensor_type(kind).row_bytes(tensor.columns)
-    return Entry(tensor.name, "U8", (*tensor.shape[:-1], row), tensor.rows * row, read)
+    if kind in _PLAIN:
+        return TensorEntry(tensor.name, kind, tensor.shape, tensor.rows * row, read)
+    return TensorEntry(tensor.name, "U8", (*tensor.shape[:-1], row), tensor.rows * row, read)
 
 
 def metadata_of(naming: str, types: Mapping[str, tuple[str, tuple[int, ...]]],
@@ -197,9 +197,9 @@ def metadata_of(naming: str, types: Mapping[str, tuple[str, tuple[int, ...]]],
                              "files": {file.name: file.role for file in files}})}
 
 
-def json_entry(name: str, value: Any) -> Entry:
+def json_entry(name: str, value: Any) -> TensorEntry:
     """A JSON object as a U8 tensor."""
-    return Entry.of(name, np.frombuffer(json.dumps(value).encode(), np.uint8))
+    return TensorEntry.of(name, np.frombuffer(json.dumps(value).encode(), np.uint8))
 
 
 def attached(files: Mapping[str, Any]) -> list[Attached]:

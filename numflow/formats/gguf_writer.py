@@ -11,7 +11,7 @@ from numflow.errors import FormatError, RequestError
 from numflow.formats import gguf
 from numflow.formats.gguf_pairs import encode_pairs, text
 from numflow.formats.types import GGML_NUMBERS, tensor_type
-from numflow.formats.writer import Entry, write_whole
+from numflow.formats.writer import TensorEntry, write_whole
 from numflow.quant import k_types
 from numflow.quant.k_types import K_TYPES
 
@@ -67,7 +67,7 @@ def made_pairs(metadata: Mapping[str, Any]) -> tuple[dict[str, bytes], int]:
     return encode_pairs(kept), kept.get("general.alignment", 32)
 
 
-def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Sequence[Entry],
+def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Sequence[TensorEntry],
           written: Callable[[int], None] = lambda count: None) -> None:
     """Write a GGUF file; it appears when it is complete.
 
@@ -90,7 +90,7 @@ def write(path: Path, pairs: Mapping[str, bytes], alignment: int, entries: Seque
     write_whole(path, head + bytes(-len(head) % alignment), padded, written)
 
 
-def _padded(entry: Entry, alignment: int) -> Entry:
+def _padded(entry: TensorEntry, alignment: int) -> TensorEntry:
     """The entry with zeros behind it, so that the next one is aligned."""
     more = -entry.nbytes % alignment
     if not more:
@@ -100,4 +100,4 @@ def _padded(entry: Entry, alignment: int) -> Entry:
         data = np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8)
         return np.concatenate([data, np.zeros(more, np.uint8)])
 
-    return Entry(entry.name, entry.dtype, entry.shape, entry.nbytes + more, read)
+    return TensorEntry(entry.name, entry.dtype, entry.shape, entry.nbytes + more, read)

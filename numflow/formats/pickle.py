@@ -15,7 +15,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import MappedFile, show
 from numflow.formats.pickle_machine import MAX_BYTES, Machine
 from numflow.formats.pickle_torch import KNOWN, Storage, StoredTensor, storage, to_tensor
-from numflow.formats.zipped import Entry, entries
+from numflow.formats.zipped import ZipMember, entries
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -135,7 +135,7 @@ class _Reader:
             starts[key] = data.start
         return root, starts
 
-    def _check_byte_order(self, entry: Entry | None) -> None:
+    def _check_byte_order(self, entry: ZipMember | None) -> None:
         order = b"little" if entry is None else self.file.bytes(entry.start, min(entry.size, 16))
         if order != b"little":
             raise self.file.fail(f"byte order {order!r}; only little-endian checkpoints are read")

@@ -27,7 +27,7 @@ _PART = re.compile(r"\..+\.(\d+)\.part")  # what a file is called until it is co
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor to be written. `read` returns its bytes, called when its turn comes: an array of `nbytes` bytes."""
 
     name: str
@@ -37,18 +37,18 @@ class Entry:
     read: Callable[[], np.ndarray] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, array: np.ndarray) -> "Entry":
+    def of(cls, name: str, array: np.ndarray) -> "TensorEntry":
         """An array in memory: float32 or uint8."""
         return cls(name, _DTYPES[array.dtype.name], array.shape, array.nbytes, lambda: array)
 
 
-def write(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str],
+def write(path: Path, entries: Sequence[TensorEntry], metadata: Mapping[str, str],
           written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
     """Write a safetensors file, whole or not at all; arguments and errors as `write_whole`."""
     write_whole(path, _header(entries, metadata), entries, written, kept)
 
 
-def write_whole(path: Path, header: bytes, entries: Sequence[Entry],
+def write_whole(path: Path, header: bytes, entries: Sequence[TensorEntry],
                 written: Callable[[int], None] = lambda count: None, kept: bool = False) -> None:
     """Write a file of a header and tensors. It appears under its name when it is complete; until then, and after a
     failure or a signal, whatever was there before is untouched. Only SIGKILL leaves a part, under a hidden name.
@@ -156,7 +156,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _fill(file, header: bytes, entries: Iterable[Entry], written: Callable[[int], None]) -> None:
+def _fill(file, header: bytes, entries: Iterable[TensorEntry], written: Callable[[int], None]) -> None:
     file.write(header)
     done = len(header)
     for entry in entries:
@@ -168,7 +168,7 @@ def _fill(file, header: bytes, entries: Iterable[Entry], written: Callable[[int]
         written(done)
 
 
-def _header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+def _header(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> bytes:
     """The length, and the header padded so that the tensors begin at a multiple of 64."""
     table: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0

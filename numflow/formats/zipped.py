@@ -23,7 +23,7 @@ _IN_EXTRA = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZipMember:
     """Bytes [start, start + size) of the file, and the checksum that they should have."""
 
     start: int
@@ -31,14 +31,14 @@ class Entry:
     crc: int
 
 
-def entries(file: MappedFile) -> dict[str, Entry]:
+def entries(file: MappedFile) -> dict[str, ZipMember]:
     """All files of an archive by name.
 
     Raises:
         FormatError: damaged, compressed, encrypted, overlapping or repeated entries, or names that leave the archive.
     """
     count, position, end = _directory(file)
-    found: dict[str, Entry] = {}
+    found: dict[str, ZipMember] = {}
     for _ in range(count):
         position = _read_record(file, position, end, found)
     ordered = sorted(found.items(), key=lambda item: item[1].start)
@@ -70,7 +70,7 @@ def _directory(file: MappedFile) -> tuple[int, int, int]:
     return count, start, start + size
 
 
-def _read_record(file: MappedFile, position: int, end: int, found: dict[str, Entry]) -> int:
+def _read_record(file: MappedFile, position: int, end: int, found: dict[str, ZipMember]) -> int:
     """Add the entry of one directory record; returns where the next record begins."""
     (_, _, flags, method, _, _, crc, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _,
      header) = _unpack(file, _RECORD, position, b"PK\1\2", end)
@@ -93,11 +93,11 @@ def _read_record(file: MappedFile, position: int, end: int, found: dict[str, Ent
         raise file.fail(f"zip entry {show(name)}: its own header has another name")
     if start + size > file.size:
         raise file.fail(f"zip entry {show(name)}: {size} bytes at {start}, the file has {file.size}")
-    found[name] = Entry(start, size, crc)
+    found[name] = ZipMember(start, size, crc)
     return following
 
 
-def _check_name(file: MappedFile, raw: bytes, flags: int, found: dict[str, Entry]) -> str:
+def _check_name(file: MappedFile, raw: bytes, flags: int, found: dict[str, ZipMember]) -> str:
     try:
         name = raw.decode("utf-8" if flags & _UTF8 else "cp437")
     except UnicodeDecodeError:

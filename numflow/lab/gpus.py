@@ -21,7 +21,7 @@ from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import UNIT, Operand, operand_bytes
 from numflow.lab.machine import kept, this_machine
 from numflow.partition.cut.devices import CPU
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 
 _FORMAT = 1
 _READ, _COLUMNS = 1 << 30, 8192     # bytes of a matrix that no cache holds, and columns of its rows
@@ -50,7 +50,7 @@ def these_gpus(names: Sequence[str] = (), again: bool = False) -> Cluster:
 
 def as_cluster(figures: Mapping[str, Any], cards: Sequence[str]) -> Cluster:
     """What `measure` has found as a cluster; cards: names of the GPUs."""
-    devices = {str(index): Device(name, **own) for index, (name, own) in enumerate(zip(cards, figures["gpus"]))}
+    devices = {str(index): DeviceSpec(name, **own) for index, (name, own) in enumerate(zip(cards, figures["gpus"]))}
     links = {tuple(ends.split(">")): Link(**own) for ends, own in figures["links"].items()}
     slowest = min(links.values(), key=lambda link: link.bandwidth)
     title = ", ".join(f"{count} x {name}" for name, count in Counter(cards).items())

@@ -11,7 +11,7 @@ from typing import Any
 from numflow import places
 from numflow.engine.measure.host import host
 from numflow.engine.model import Model
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 
 _FORMAT = 3
 _TOY = {"width": 64, "heads": 4, "kv_heads": 4, "ffn": 64, "vocabulary": 64, "context": 256}
@@ -68,7 +68,7 @@ def measure(devices: int) -> dict[str, float]:
 
 def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | None = None) -> Cluster:
     """Measured figures as a cluster; devices are "0", "1", ... if they have no other names."""
-    device = Device("virtual", figures["memory"], figures["bandwidth"], figures["operations"], figures["step"])
+    device = DeviceSpec("virtual", figures["memory"], figures["bandwidth"], figures["operations"], figures["step"])
     names = list(map(str, range(devices))) if names is None else names
     return Cluster(f"this machine as {devices} virtual device{'s' * (devices > 1)}", dict.fromkeys(names, device),
                    Link(figures["host_bandwidth"] / 2, figures["latency"]), {}, figures["cores"],

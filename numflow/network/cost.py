@@ -14,7 +14,7 @@ _TABLES = ("embed_position", "embed_type")
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """A batch as integers: `sequences` equal ones, each with `new` tokens after `cached` ones.
 
     wanted: rows of each sequence whose logits are computed. encoded: tokens that an encoder has read for each.
@@ -49,7 +49,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Bytes of weights, of cached keys and values, and of activations that are moved; operations, 2 per multiply-add.
 
     matrix: operations of matrix products, which run at another speed than the rest.
@@ -66,9 +66,9 @@ class Cost:
         """All bytes moved."""
         return self.weights + self.cache + self.activations
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.weights + other.weights, self.cache + other.cache, self.activations + other.activations,
-                    self.operations + other.operations, self.matrix + other.matrix)
+    def __add__(self, other: "StepCost") -> "StepCost":
+        return StepCost(self.weights + other.weights, self.cache + other.cache, self.activations + other.activations,
+                        self.operations + other.operations, self.matrix + other.matrix)
 
 
 def all_floats(network: Network) -> bool:
@@ -99,8 +99,8 @@ def weight_bytes(weight: Weight) -> int:
     return rows * tensor_type(weight.types[0]).row_bytes(columns)
 
 
-def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,
-              weigh: Callable[[Weight], float] = weight_bytes) -> Cost:
+def step_cost(network: Network, step: Step, load: Workload, kv_bytes: float = 2.0,
+              weigh: Callable[[Weight], float] = weight_bytes) -> StepCost:
     """What one step costs under a load.
 
     kv_bytes: bytes of a cached value. weigh: bytes of a weight.
@@ -108,13 +108,13 @@ def step_cost(network: Network, step: Step, load: Load, kv_bytes: float = 2.0,
     rows = _rows(network, step, load)
     moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
     weights = {role: network.weights[name] for role, name in step.weights.items()}
-    own = Cost(sum(map(weigh, weights.values())), 0, moved * _ELEMENT, 4 * moved)
+    own = StepCost(sum(map(weigh, weights.values())), 0, moved * _ELEMENT, 4 * moved)
     if step.op in _SPECIAL:
         return _SPECIAL[step.op](network, step, load, rows, weights, own, kv_bytes)
     return own
 
 
-def _rows(network: Network, step: Step, load: Load) -> Mapping[str, int]:
+def _rows(network: Network, step: Step, load: Workload) -> Mapping[str, int]:
     """Rows of the buffers that the step reads and writes."""
     rows = {"tokens": load.tokens, "logits": load.sequences * load.wanted}
     views = (*step.inputs, *step.outputs)
@@ -124,27 +124,27 @@ def _rows(network: Network, step: Step, load: Load) -> Mapping[str, int]:
     return rows
 
 
-def _lookup(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+def _lookup(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     """A row of the table per token; of a part of one, the part of the tokens that is likely to be there."""
     whole = step.params.get("vocabulary") or weights["table"].shape[0]
-    return Cost(own.weights / whole * load.tokens, 0, own.activations, own.operations)
+    return StepCost(own.weights / whole * load.tokens, 0, own.activations, own.operations)
 
 
-def _linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+def _linear(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     count = rows[network.buffers[step.outputs[0].buffer].rows]
     operations = 2 * count * weights["weight"].shape[0] * weights["weight"].shape[1]
-    return Cost(own.weights, 0, own.activations, operations, operations)
+    return StepCost(own.weights, 0, own.activations, operations, operations)
 
 
-def _expert_linear(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+def _expert_linear(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     """Experts are read that some token chose, here as if it chose at random."""
     matrix, routes = weights["weight"], rows["routes"]
     touched = 1 - (1 - 1 / matrix.groups) ** routes
     operations = 2 * routes * matrix.shape[0] // matrix.groups * matrix.shape[-1]
-    return Cost(own.weights * touched, 0, own.activations, operations, operations)
+    return StepCost(own.weights * touched, 0, own.activations, operations, operations)
 
 
-def _attention(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     cache = network.caches[param(step, "cache")]
     if cache.kind == "cross":
         keys, pairs = load.sequences * load.encoded, load.tokens * load.encoded
@@ -153,12 +153,12 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> Cost:
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
     operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
     read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes
-    return Cost(own.weights, read, own.activations, operations, operations)
+    return StepCost(own.weights, read, own.activations, operations, operations)
 
 
-def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> Cost:
+def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     written = sum(view.width for view in step.inputs) * load.tokens
-    return Cost(0, written * kv_bytes, written * _ELEMENT, own.operations)
+    return StepCost(0, written * kv_bytes, written * _ELEMENT, own.operations)
 
 
 _SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,

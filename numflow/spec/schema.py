@@ -15,7 +15,7 @@ STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
-class Option:
+class SpecOption:
     """One key of a section. kind: "int", "float", "bool", "choice", "text", "list". choices: the allowed words.
 
     least, most: of a number, or of every number of a list; above: it is to be larger than that.
@@ -45,31 +45,31 @@ class Option:
 
 
 def _int(default, what, least=1, most=2**31 - 1):
-    return Option("int", default, what, (), least, most)
+    return SpecOption("int", default, what, (), least, most)
 
 
 def _float(default, what, least=-1e6, most=1e6, above=-math.inf):
     """A number; without other bounds a factor or an addend, which a float32 and what it is used on can hold."""
     if above > -math.inf:
         least = -math.inf
-    return Option("float", default, what, (), least, most, above)
+    return SpecOption("float", default, what, (), least, most, above)
 
 
 def _bool(default, what):
-    return Option("bool", default, what)
+    return SpecOption("bool", default, what)
 
 
 def _choice(choices, default, what):
-    return Option("choice", default, what, tuple(choices))
+    return SpecOption("choice", default, what, tuple(choices))
 
 
 def _text(default, what):
-    return Option("text", default, what)
+    return SpecOption("text", default, what)
 
 
 def _list(default, what, above=-math.inf):
     """A list of numbers."""
-    return Option("list", default, what, (), above=above)
+    return SpecOption("list", default, what, (), above=above)
 
 
 # The activations of the op table, which this package does not import; a test holds the two lists together.
@@ -80,7 +80,7 @@ ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "ge
                       "gelu_accurate": "gelu_tanh", "quick_gelu": "gelu_quick", "relu_squared": "relu2",
                       "gelu_python": "gelu"}
 
-SECTIONS: dict[str, dict[str, Option]] = {
+SECTIONS: dict[str, dict[str, SpecOption]] = {
     "stack": {
         "layers": _int("layers", "layers of this stack", 0, 2000),
         "width": _int("hidden", "columns of the residual stream"),
@@ -208,8 +208,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
                         "which reader; auto goes by the files"),
         "file": _text("", "file of the tokenizer inside the checkpoint's folder"),
         "pre": _text("", "name of a GGUF byte-pair pre-tokenizer"),
-        "add_bos": Option("bool", None, "put the begin token first; the file's own word if absent"),
-        "add_eos": Option("bool", None, "put the end token last; the file's own word if absent"),
+        "add_bos": SpecOption("bool", None, "put the begin token first; the file's own word if absent"),
+        "add_eos": SpecOption("bool", None, "put the end token last; the file's own word if absent"),
         "bos": _text("", "text of the begin token"),
         "eos": _text("", "text of the end token"),
         "unk": _text("", "text of the unknown token"),

@@ -9,7 +9,7 @@ import pytest
 import numflow
 from numflow.cli.app import app
 from numflow.engine.model import Model
-from numflow.engine.tasks.embedding_recipe import Recipe
+from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from tests.engine.fake import BOS, EOS, FakeProgram, FakeTokenizer, network, writes
 
 
@@ -71,7 +71,7 @@ class Loader:
         self.programs.append(FakeProgram(self._next))
         model = Model(network(self.context), self.programs[-1], lambda: self.tokenizer, ends=frozenset({EOS}), bos=BOS)
         if before is not None:
-            before(model.network, model.prompts, Recipe)
+            before(model.network, model.prompts, EmbeddingRecipe)
         return model
 
     def _next(self, history):

@@ -5,7 +5,7 @@ import inspect
 import numflow
 from numflow.cli.bench import bench
 from numflow.cli.generate import generate
-from numflow.cli.groups import Execution, Sampling, grouped
+from numflow.cli.groups import Execution, SamplingOptions, grouped
 
 
 def test_a_group_becomes_its_options_and_comes_back_as_one():
@@ -31,8 +31,8 @@ def test_every_field_is_an_argument_of_load():
 
 
 def test_only_what_was_given_is_a_setting():
-    assert Sampling().settings() == {}
-    assert Sampling(top_k=4, set_=["n=2"]).settings(stop=["x"]) == {"top_k": 4, "n": 2, "stop": ["x"]}
+    assert SamplingOptions().settings() == {}
+    assert SamplingOptions(top_k=4, set_=["n=2"]).settings(stop=["x"]) == {"top_k": 4, "n": 2, "stop": ["x"]}
 
 
 def test_the_processor_compiles_unless_a_gpu_runs_all():

@@ -111,7 +111,8 @@ def test_spec_new(run, tiny, tmp_path):
 
 
 def test_spec_new_prints_a_draft_that_does_not_run_yet_and_fails(run, tiny, monkeypatch):
-    monkeypatch.setattr(draft, "draft", lambda checkpoint: draft.Draft('extends = "x"\n', "tensor 'y' has no place"))
+    found = draft.SpecDraft('extends = "x"\n', "tensor 'y' has no place")
+    monkeypatch.setattr(draft, "draft", lambda checkpoint: found)
     done = run("spec", "new", tiny)
     assert (done.code, done.out) == (1, 'extends = "x"\n')
     assert done.err == "error: the draft does not run as it is: tensor 'y' has no place\n"

@@ -12,7 +12,7 @@ import numpy as np
 from numflow.cuda.compiler.compile import Binary
 from numflow.cuda.lang.kernel import REGISTRY
 from numflow.cuda.lang.scalar import Pointer, f32, i32
-from numflow.cuda.lang.simulator import Span, launch
+from numflow.cuda.lang.simulator import SimulatedPointer, launch
 
 
 class Code(int):
@@ -183,7 +183,7 @@ class FakeDriver:
             return None
         begin, memory = next((b, m) for b, m in list(self.memory.items()) if b <= address < b + m.size)
         rest = memory[address - begin:]
-        return Span(rest[:rest.size - rest.size % kind.to.size].view(kind.to.dtype))
+        return SimulatedPointer(rest[:rest.size - rest.size % kind.to.size].view(kind.to.dtype))
 
 
 def fake_binary(kernel, capability) -> Binary:

@@ -13,7 +13,7 @@ from numflow.cuda.lang import intrinsics as i
 from numflow.cuda.lang.intrinsic import ALL, SharedArray
 from numflow.cuda.lang.kernel import REGISTRY, kernel
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.lang.simulator import SimulatorError, Span
+from numflow.cuda.lang.simulator import SimulatedPointer, SimulatorError
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
@@ -180,14 +180,14 @@ def test_background_copies_land_when_they_are_waited_for():
 
 def test_vectors_must_be_aligned():
     words = np.zeros(16, np.uint32)
-    assert i.load4(Span(words[:8]), 0) == (0, 0, 0, 0) or words.ctypes.data % 16
+    assert i.load4(SimulatedPointer(words[:8]), 0) == (0, 0, 0, 0) or words.ctypes.data % 16
     offset = (-words.ctypes.data % 16) // 4
     with pytest.raises(SimulatorError, match="not aligned"):
-        i.load4(Span(words), offset + 2)
+        i.load4(SimulatedPointer(words), offset + 2)
 
 
 def test_vectors_and_views_of_memory():
-    words = Span(np.arange(16, dtype=np.uint32))
+    words = SimulatedPointer(np.arange(16, dtype=np.uint32))
     at = -words.address // 4 % 4  # the first that lies on 16 bytes
     assert i.stream4(words, at) == i.load4(words, at) == tuple(range(at, at + 4))
     assert i.stream2(words + at, 2) == (at + 2, at + 3)
@@ -209,7 +209,7 @@ def test_adding_in_memory_wraps():
     for array, value, before, after in ((np.array([7], np.int32), -9, 7, -2), (np.array([2], np.uint32), 5, 2, 7),
                                         (np.array([2**32 - 1], np.uint32), 3, 2**32 - 1, 2),
                                         (np.array([2**31 - 1], np.int32), 1, 2**31 - 1, -2**31)):
-        assert i.atomic_add(Span(array), 0, value) == before
+        assert i.atomic_add(SimulatedPointer(array), 0, value) == before
         assert array.tolist() == [after]
 
 

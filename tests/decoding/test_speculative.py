@@ -1,4 +1,4 @@
-"""Speculation is exact: what passes is distributed as if nobody had guessed."""
+"""Speculation is exact: what passes is distributed as if nobody had drafted."""
 
 import itertools
 
@@ -42,10 +42,10 @@ def test_the_distribution_is_that_of_the_model(p, q):
     target, source = distribution(p), distribution(q)
     counts, passed = np.zeros(5), 0
     for uniform in rng.random((draws, 3)):
-        guess = draw(source.ids, source.probabilities, uniform[0])
-        id = verify(target, guess, source, uniform[1], uniform[2])
+        draft = draw(source.ids, source.probabilities, uniform[0])
+        id = verify(target, draft, source, uniform[1], uniform[2])
         counts[id] += 1
-        passed += id == guess
+        passed += id == draft
     found, freedom = chi_square(counts, p)
     assert found < limit(max(freedom, 1))
     assert passed / draws == pytest.approx(np.minimum(p, q).sum(), abs=0.02)
@@ -53,12 +53,12 @@ def test_the_distribution_is_that_of_the_model(p, q):
 
 @pytest.mark.parametrize(("p", "q"), PAIRS)
 def test_the_distribution_by_integrals(p, q):
-    """Summed over all guesses and a fine grid of random numbers, without drawing anything."""
+    """Summed over all drafts and a fine grid of random numbers, without drawing anything."""
     target, source, grid = distribution(p), distribution(q), (np.arange(60) + 0.5) / 60
     found = np.zeros(5)
-    for guess, weight in zip(*source, strict=True):
+    for draft, weight in zip(*source, strict=True):
         for accept, other in itertools.product(grid, grid):
-            found[verify(target, int(guess), source, accept, other)] += weight / 3600
+            found[verify(target, int(draft), source, accept, other)] += weight / 3600
     np.testing.assert_allclose(found, p, atol=0.02)
 
 
@@ -81,17 +81,17 @@ def test_compared_guesses_change_no_token(settings):
         plain = Sampler(Sampling(seed=seed, **settings), prefix=[0, 1])
         for _ in range(30):
             plain.pick(logits_after(plain.ids))
-        guessing, rng = Sampler(Sampling(seed=seed, **settings), prefix=[0, 1]), np.random.default_rng(seed)
-        while guessing.new < 30:
-            guesses = rng.integers(0, 5, 4)
-            for guess in guesses:  # as numflow.engine.run.search does
-                if guessing.pick(logits_after(guessing.ids)) != guess or guessing.new == 30:
+        drafting, rng = Sampler(Sampling(seed=seed, **settings), prefix=[0, 1]), np.random.default_rng(seed)
+        while drafting.new < 30:
+            drafts = rng.integers(0, 5, 4)
+            for draft in drafts:  # as numflow.engine.run.search does
+                if drafting.pick(logits_after(drafting.ids)) != draft or drafting.new == 30:
                     break
-        np.testing.assert_array_equal(plain.ids, guessing.ids)
+        np.testing.assert_array_equal(plain.ids, drafting.ids)
 
 
 def test_rejection_in_a_chain_of_strategies():
-    """Three tokens drawn with guesses from a model that is too flat, against the probabilities of all 125 texts."""
+    """Three tokens drawn with drafts from a model that is too flat, against the probabilities of all 125 texts."""
     settings = {"temperature": 0.8, "top_k": 4, "repetition_penalty": 1.2}
     exact = np.zeros((5, 5, 5))
     for text in itertools.product(range(5), repeat=3):
@@ -108,10 +108,10 @@ def test_rejection_in_a_chain_of_strategies():
         while sampler.new < 3:
             row = logits_after(sampler.ids)
             q = Distribution(*drafter.distribution(0.5 * row))
-            guess = draw(*q, drafter.uniform())
-            id = sampler.check(row, guess, q)
+            draft = draw(*q, drafter.uniform())
+            id = sampler.check(row, draft, q)
             drafter.accept(id)
-            passed += id == guess
+            passed += id == draft
         counts[tuple(sampler.ids[2:])] += 1
     found, freedom = chi_square(counts, exact)
     assert found < limit(freedom)
@@ -133,9 +133,9 @@ def test_look_up(text, count, expected):
 
 def test_the_length_follows_success():
     length, times = DraftLength(8), StepTimes()
-    for guesses in range(9):
-        for seconds in (9.0, 1 + 0.05 * guesses, 1 + 0.05 * guesses, 5.0):  # long steps change nothing
-            times.observe(guesses, seconds)
+    for drafts in range(9):
+        for seconds in (9.0, 1 + 0.05 * drafts, 1 + 0.05 * drafts, 5.0):  # long steps change nothing
+            times.observe(drafts, seconds)
     for _ in range(30):
         length.update(4, 4)
     assert (length.rate, length.choose(times, 0.2)) == (pytest.approx(1, abs=0.02), 8)
@@ -156,7 +156,7 @@ def test_steps_that_were_never_run_are_estimated():
     assert [times.estimate(k) for k in (0, 3, 5)] == pytest.approx([1, 1.3, 2])
     times.observe(0, 0.010)
     assert times.estimate(3) == pytest.approx(0.013)
-    times.observe(3, 0.026)  # three guesses take twice as long as was assumed, and five will
+    times.observe(3, 0.026)  # three drafts take twice as long as was assumed, and five will
     assert (times.estimate(5), times.estimate(1)) == (pytest.approx(0.040), pytest.approx(0.011))
 
 
@@ -172,7 +172,7 @@ def test_texts_side_by_side_guess_less():
         chosen.append(length.choose(times))
     assert chosen[0] == 3 and chosen[3:] == [0] * 5
     times.observe(0, 1.0)
-    times.observe(3, 1.1)  # but where a step with 32 rows takes no longer, all may guess
+    times.observe(3, 1.1)  # but where a step with 32 rows takes no longer, all may draft
     assert length.choose(times) >= 2
     for text in texts[1:]:
         times.leave(text)
@@ -183,6 +183,6 @@ def test_texts_side_by_side_guess_less():
 def test_a_dear_step_is_avoided():
     """Four rows fit into what the kernels do at once, a fifth costs as much as all of them."""
     length, times = DraftLength(8, rate=0.8), StepTimes()
-    for guesses in range(9):
-        times.observe(guesses, 1.0 if guesses < 4 else 2.0)
+    for drafts in range(9):
+        times.observe(drafts, 1.0 if drafts < 4 else 2.0)
     assert length.choose(times) == 3

@@ -8,9 +8,9 @@ import pytest
 
 from numflow.engine.measure.bench import bench
 from numflow.engine.measure.bench_runs import compare
-from numflow.engine.measure.profile import Cost, cost
+from numflow.engine.measure.profile import LeastWork, cost
 from numflow.errors import RequestError
-from numflow.network.cost import Load
+from numflow.network.cost import Workload
 from numflow.ops import Buffer, Cache, Network, Step, View, Weight
 from tests.engine.tiny import write_checkpoint
 
@@ -88,13 +88,13 @@ class FakeProgram:
 
 
 def of(step, tokens, context):
-    return cost(step, network(), FakeProgram(), Load(1, tokens, context))
+    return cost(step, network(), FakeProgram(), Workload(1, tokens, context))
 
 
 def test_costs():
     x, y = View("x", 0, 64), View("y", 0, 64)
     linear = of(Step("linear", (x,), (y,), {"weight": "w"}), 10, 0)
-    assert linear == Cost(4096 + 10 * 128 * 4, 0.0, 2.0 * 10 * 64 * 64)
+    assert linear == LeastWork(4096 + 10 * 128 * 4, 0.0, 2.0 * 10 * 64 * 64)
     assert linear.seconds(LIMITS) == pytest.approx(max(linear.nbytes / 10, linear.int8 / 400) / 1e9)
     experts = Step("expert_linear", (x, View("ids", 0, 2)), (View("r", 0, 64),), {"weight": "e"})
     assert of(experts, 1, 0).f32 == 2 * 2 * 64 * 64

@@ -48,9 +48,9 @@ def test_ngrams_change_no_token(settings, more):
     for prompt in ("abc", "hahahaha", "abcabcabcabc"):
         plain = letter_model(language(1.0)).generate(prompt, max_tokens=40, **settings)
         model = letter_model(language(1.0), chunk=5)
-        guessed = model.generate(prompt, max_tokens=40, speculate="ngram", **settings, **more)
+        drafted = model.generate(prompt, max_tokens=40, speculate="ngram", **settings, **more)
         assert [(one.ids, one.text, one.finish_reason) for one in plain.choices] == [
-            (one.ids, one.text, one.finish_reason) for one in guessed.choices]
+            (one.ids, one.text, one.finish_reason) for one in drafted.choices]
         assert used_blocks(model) == 0
 
 
@@ -61,8 +61,8 @@ def test_a_draft_model_changes_no_greedy_token(settings, strength):
     for prompt in ("abc", "a" * 20):
         plain = letter_model(language(1.0)).generate(prompt, max_tokens=40, **settings)
         for more in ({}, {"draft_tokens": 4}):
-            guessed = model.generate(prompt, max_tokens=40, **settings, **more)
-            assert (plain.ids, plain.text, plain.finish_reason) == (guessed.ids, guessed.text, guessed.finish_reason)
+            drafted = model.generate(prompt, max_tokens=40, **settings, **more)
+            assert (plain.ids, plain.text, plain.finish_reason) == (drafted.ids, drafted.text, drafted.finish_reason)
     if strength == 1.0 and not settings:
         assert model.core.counts["accepted_drafts"] == model.core.counts["drafts"] > 30
     assert used_blocks(model) == used_blocks(model.draft) == 0
@@ -102,7 +102,7 @@ def test_a_draft_model_changes_no_distribution(strength, settings):
 
 
 def test_in_an_engine_with_others():
-    """Requests that guess and requests that do not, in one batch with little room."""
+    """Requests that draft and requests that do not, in one batch with little room."""
     kinds = [{}, {"speculate": "ngram"}, {"temperature": 1.0, "seed": 3, "speculate": "ngram"}, {"speculate": "draft"},
              {"temperature": 1.0, "seed": 5, "speculate": "off"}, {"num_beams": 2}, {"speculate": "off", "fsd": True}]
     prompts = ["abc", "hahahahaha", "abcabcabc", "g", "cdefcdef"]
@@ -121,25 +121,25 @@ def test_fewer_steps():
     model = fake_model(lambda history: text[len(history) - 1] if len(history) <= len(text) else EOS, context=400)
     plain = model.generate("", max_tokens=200)
     steps = model.core.counts["steps"]
-    guessed = model.generate("", max_tokens=200, speculate="ngram", draft_tokens=8)
-    assert guessed.ids == plain.ids
+    drafted = model.generate("", max_tokens=200, speculate="ngram", draft_tokens=8)
+    assert drafted.ids == plain.ids
     assert model.core.counts["steps"] - steps < steps / 3
-    counts, stats = model.core.counts, guessed.stats
+    counts, stats = model.core.counts, drafted.stats
     assert (stats["drafts"], stats["accepted_drafts"]) == (counts["drafts"], counts["accepted_drafts"])
     assert stats["acceptance_rate"] > 0.5 and "drafts" not in plain.stats
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_real_program(backend, tmp_path):
-    """Keys and values of wrong guesses are written over; the tokens are the same to the last bit on the CPU."""
+    """Keys and values of wrong drafts are written over; the tokens are the same to the last bit on the CPU."""
     with load(write_checkpoint(tmp_path), backend=backend, activations="f32") as model:
         for settings in ({"temperature": 0.7, "seed": 1}, {}):
             plain = model.generate([1, 5, 9, 5, 9, 5], max_tokens=40, ignore_eos=True, **settings)
             for more in ({}, {"draft_tokens": 7}):
-                guessed = model.generate([1, 5, 9, 5, 9, 5], max_tokens=40, ignore_eos=True, speculate="ngram",
+                drafted = model.generate([1, 5, 9, 5, 9, 5], max_tokens=40, ignore_eos=True, speculate="ngram",
                                          **settings, **more)
-                assert guessed.ids == plain.ids
-        model.draft = model  # guesses that are always right
+                assert drafted.ids == plain.ids
+        model.draft = model  # drafts that are always right
         assert model.generate([1, 5, 9], max_tokens=40, ignore_eos=True).ids == model.generate(
             [1, 5, 9], max_tokens=40, ignore_eos=True, speculate="off").ids
         assert model.core.counts["accepted_drafts"] > 20
@@ -147,24 +147,24 @@ def test_a_real_program(backend, tmp_path):
 
 
 def test_a_draft_sequence_follows_the_text():
-    """What was guessed wrongly is run again, and no more than that."""
+    """What was drafted wrongly is run again, and no more than that."""
     draft = fake_model(lambda history: (history[-1] + 1) % 256, context=30)
     request = fake_model().request([5, 6, 7], Settings(max_tokens=20))
-    guesser = ModelDrafter(draft.runner, request.sampler(), 60, StepTimes(), 4)
-    assert guesser.propose([5, 6, 7], 9) == [8, 9, 10, 11]
-    assert guesser.propose([5, 6, 7], 2) == [8, 9]
+    drafter = ModelDrafter(draft.runner, request.sampler(), 60, StepTimes(), 4)
+    assert drafter.propose([5, 6, 7], 9) == [8, 9, 10, 11]
+    assert drafter.propose([5, 6, 7], 2) == [8, 9]
     draft.program.batches.clear()
-    assert guesser.propose([5, 6, 7, 8, 9, 20], 3) == [21, 22, 23]
+    assert drafter.propose([5, 6, 7, 8, 9, 20], 3) == [21, 22, 23]
     assert draft.program.batches == [2, 1, 1]
-    assert guesser.propose(list(range(29)), 9) == [29]  # the draft model's context
-    assert guesser.propose(list(range(30)), 9) == []
-    guesser.close()
+    assert drafter.propose(list(range(29)), 9) == [29]  # the draft model's context
+    assert drafter.propose(list(range(30)), 9) == []
+    drafter.close()
     assert used_blocks(draft) == 0
 
 
 def test_guesses_from_what_an_encoder_has_read():
-    guesser = NgramDrafter(StepTimes(), 3, np.array([5, 6, 7, 8, 9], np.int32))
-    assert guesser.propose(np.array([1, 6, 7], np.int32), 9) == [8, 9, 1]
+    drafter = NgramDrafter(StepTimes(), 3, np.array([5, 6, 7, 8, 9], np.int32))
+    assert drafter.propose(np.array([1, 6, 7], np.int32), 9) == [8, 9, 1]
 
 
 def test_models_that_cannot_guess():

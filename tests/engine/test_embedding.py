@@ -10,7 +10,7 @@ import pytest
 
 from numflow.engine.load import load
 from numflow.engine.model import Model
-from numflow.engine.tasks.embedding_recipe import Dense, Recipe
+from numflow.engine.tasks.embedding_recipe import Dense, EmbeddingRecipe
 from numflow.errors import RequestError
 from numflow.reference.program import Program
 from numflow.tokenizer.wrapping import around
@@ -32,7 +32,7 @@ def table_model(recipe=None, context=20, type="encoder"):
     case = b.case(hidden)
     network = replace(case.network, outputs={"hidden": hidden},
                       facts={"type": type, "vocabulary": VOCABULARY, "context": context})
-    recipe = recipe or Recipe(("mean",))
+    recipe = recipe or EmbeddingRecipe(("mean",))
     model = Model(network, Program(network, case.weights), lambda: TOKENIZER, recipe=lambda: recipe)
     return model, next(iter(case.weights.arrays.values())).astype(np.float64)
 
@@ -46,7 +46,7 @@ def rows(table, text):
     ("mean_sqrt_len", lambda y: y.sum(0) / len(y) ** 0.5),
     ("weighted_mean", lambda y: sum((i + 1) * row for i, row in enumerate(y)) / sum(range(1, len(y) + 1)))])
 def test_poolings(pooling, expected):
-    for recipe, option in ((Recipe((pooling,)), None), (Recipe(("max",)), pooling)):
+    for recipe, option in ((EmbeddingRecipe((pooling,)), None), (EmbeddingRecipe(("max",)), pooling)):
         model, table = table_model(recipe)
         for text in ("abc", ""):
             y = model.embed(text, normalize=False, pooling=option)
@@ -57,7 +57,7 @@ def test_poolings(pooling, expected):
 
 
 def test_several_poolings_are_joined():
-    model, table = table_model(Recipe(("cls", "mean")))
+    model, table = table_model(EmbeddingRecipe(("cls", "mean")))
     y = rows(table, "abc")
     np.testing.assert_allclose(model.embed("abc", False), [*y[0], *y.mean(0)], rtol=1e-6)
 
@@ -65,21 +65,21 @@ def test_several_poolings_are_joined():
 def test_layers_after_the_pooling():
     weight = np.arange(12, dtype=np.float32).reshape(2, 6) / 10
     dense = Dense(weight, None, "Tanh")
-    model, table = table_model(Recipe(("mean",), ("normalize", dense)))
+    model, table = table_model(EmbeddingRecipe(("mean",), ("normalize", dense)))
     mean = rows(table, "abc").mean(0)
     plain = np.tanh(weight @ (mean / np.linalg.norm(mean)))
     np.testing.assert_allclose(model.embed("abc", None), plain, rtol=1e-6)
     np.testing.assert_allclose(model.embed("abc"), plain / np.linalg.norm(plain), rtol=1e-6)
     np.testing.assert_allclose(model.embed("abc", False), np.tanh(weight @ mean), rtol=1e-6)
     assert model.embed([]).shape == (0, 2)
-    model, _ = table_model(Recipe(("mean", "max"), (Dense(np.ones((2, 12), np.float32), None, "Identity"),)))
+    model, _ = table_model(EmbeddingRecipe(("mean", "max"), (Dense(np.ones((2, 12), np.float32), None, "Identity"),)))
     with pytest.raises(RequestError, match="needs 12 columns: pooling 'cls' alone"):
         model.embed("abc", pooling="cls")
 
 
 def test_normalising_as_the_files_say():
     for layers in ((), ("normalize",)):
-        model, table = table_model(Recipe(("mean",), layers))
+        model, table = table_model(EmbeddingRecipe(("mean",), layers))
         length = 1.0 if layers else np.linalg.norm(rows(table, "abc").mean(0))
         np.testing.assert_allclose(np.linalg.norm(model.embed("abc", normalize=None)), length, rtol=1e-6)
 
@@ -96,18 +96,18 @@ def test_one_text_or_several():
 
 
 def test_long_texts_are_cut_only_when_asked():
-    model, _ = table_model(Recipe(("mean",), max_tokens=8, limit_from="limits.json"))
+    model, _ = table_model(EmbeddingRecipe(("mean",), max_tokens=8, limit_from="limits.json"))
     with pytest.raises(RequestError, match="text 2 has 9 tokens; the model's limit in limits.json is 8.*truncate"):
         model.embed(["abcdef", "abcdefg"])
     np.testing.assert_array_equal(model.embed("abcdefg", truncate=True), model.embed("abcdef"))
-    model, _ = table_model(Recipe(("mean",), max_tokens=500), context=10)
+    model, _ = table_model(EmbeddingRecipe(("mean",), max_tokens=500), context=10)
     with pytest.raises(RequestError, match="text 1 has 14 tokens; the model's limit is 10"):
         model.embed("a" * 12)
     assert model.embed("a" * 12, truncate=True).shape == (WIDTH,)
 
 
 def test_prompts():
-    recipe = Recipe(("mean",), prompts={"query": "q: ", "none": ""}, prompt="query", strip=True, lower=True)
+    recipe = EmbeddingRecipe(("mean",), prompts={"query": "q: ", "none": ""}, prompt="query", strip=True, lower=True)
     model, table = table_model(recipe)
     np.testing.assert_allclose(model.embed("ABC ", False), rows(table, "q: abc").mean(0), rtol=1e-6)
     np.testing.assert_allclose(model.embed("abc", False, prompt="none"), rows(table, "abc").mean(0), rtol=1e-6)
@@ -118,7 +118,7 @@ def test_prompts():
 
 
 def test_what_cannot_be_embedded():
-    model, _ = table_model(Recipe())
+    model, _ = table_model(EmbeddingRecipe())
     with pytest.raises(RequestError, match="table does not say how embeddings are pooled.*one of cls, max, mean"):
         model.embed("abc")
     assert model.embed("abc", pooling="mean").shape == (WIDTH,)
@@ -130,7 +130,7 @@ def test_what_cannot_be_embedded():
 
 
 def test_ids_run_as_they_are():
-    model, _ = table_model(Recipe(pooling=("mean",)))
+    model, _ = table_model(EmbeddingRecipe(pooling=("mean",)))
     texts = ["abc", "b"]
     ids = [[CLS, *TOKENIZER.encode(text, False), SEP] for text in texts]
     np.testing.assert_array_equal(model.embed(ids), model.embed(texts))

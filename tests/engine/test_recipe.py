@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from numflow.engine.tasks.embedding_recipe import Recipe, read_recipe
+from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe, read_recipe
 from numflow.errors import FormatError, RequestError
 
 MODULES = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"),
@@ -29,7 +29,7 @@ def write_json(path, content):
 
 
 def test_models_without_files_go_by_their_specification():
-    assert read_recipe({}) == Recipe()
+    assert read_recipe({}) == EmbeddingRecipe()
     assert read_recipe({}, "cls").pooling == ("cls",)
 
 
@@ -37,7 +37,7 @@ def test_all_there_is_to_read(tmp_path):
     files = write(tmp_path, sentence_bert_config={"max_seq_length": 256, "do_lower_case": True},
                   config_sentence_transformers={"prompts": {"query": "query: ", "passage": "p: "},
                                                 "default_prompt_name": "passage"})
-    assert read_recipe(files, "cls") == Recipe(
+    assert read_recipe(files, "cls") == EmbeddingRecipe(
         ("mean",), ("normalize",), 256, "sentence_bert_config.json", {"query": "query: ", "passage": "p: "}, "passage",
         lower=True, strip=True)
     assert read_recipe({"pooling": files["pooling"]}).pooling == ("mean",)

@@ -89,8 +89,8 @@ def run_schedule(seed, cancel_at=None, windows=(0,)):
     """One random schedule to its end; returns the steps it took and what happened."""
     rng = random.Random(seed)
     limits = StepLimits(rng.choice((1, 2, 4, 8)), rng.choice((3, 8, 32)), rng.choice((2, 5, 32)), rng.choice((4, 16)),
-                    batching=rng.choice(("dynamic", "dynamic", "static")),
-                    preemption=rng.choice(("swap", "recompute")))
+                        batching=rng.choice(("dynamic", "dynamic", "static")),
+                        preemption=rng.choice(("swap", "recompute")))
     encoders = rng.random() < 0.2
     coming = [random_request(rng, encoders) for _ in range(rng.randint(1, 7))]
     most = max(max(r.samples * -(-r.group.limit // SIZE), 3) for r in coming) + (3 if encoders else 0)

@@ -8,7 +8,7 @@ import pytest
 from numflow import formats, network
 from numflow.engine.quantise.calibrate import calibrate
 from numflow.engine.quantise.quantize import quantize
-from numflow.engine.quantise.sensitivity import Group, allocate, automatic_recipe, groups, sensitivities
+from numflow.engine.quantise.sensitivity import MatrixGroup, allocate, automatic_recipe, groups, sensitivities
 from numflow.errors import RequestError
 from numflow.network.quantise.quantise import plan_of, quantised
 from numflow.quant import ROW_SCHEMES
@@ -69,7 +69,7 @@ ERRORS = {name: 4.0 ** -i for i, name in enumerate(ROW_SCHEMES)}
 
 
 def test_allocation():
-    found = [Group((name,), (name,), 800, SIZES, ERRORS) for name in ("a", "b", "c")]
+    found = [MatrixGroup((name,), (name,), 800, SIZES, ERRORS) for name in ("a", "b", "c")]
     assert allocate(found, [1.0, 1.0, 1.0], 2) == ["q2"] * 3
     assert allocate(found, [1.0, 0.0, 0.0], 3) == ["q4", "q2", "q2"]
     assert allocate(found, [5.0, 1.0, 1.0], 8) == ["q8"] * 3
@@ -82,8 +82,8 @@ def test_allocation():
 
 
 def test_what_is_small_and_exact_already_stays():
-    exact = Group(("a",), ("a",), 800, {**SIZES, KEEP: 450}, {**ERRORS, KEEP: 0.0})
-    other = Group(("b",), ("b",), 800, SIZES, ERRORS)
+    exact = MatrixGroup(("a",), ("a",), 800, {**SIZES, KEEP: 450}, {**ERRORS, KEEP: 0.0})
+    other = MatrixGroup(("b",), ("b",), 800, SIZES, ERRORS)
     assert allocate([exact, other], [1.0, 1.0], 6.25) == [KEEP, "q8"]  # never something larger than it is
     assert allocate([exact, other], [1.0, 1.0], 2.1) == ["q2", "q2"]
 

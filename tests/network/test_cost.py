@@ -2,7 +2,7 @@
 
 import pytest
 
-from numflow.network.cost import Cost, Load, step_cost, weight_bytes
+from numflow.network.cost import StepCost, Workload, step_cost, weight_bytes
 from numflow.ops import Buffer, Cache, Network, Step, View, Weight
 
 X, Y = View("x", 0, 64), View("y", 0, 96)
@@ -19,19 +19,19 @@ def network(*steps: Step, **weights: Weight) -> Network:
 def test_pairs_are_those_that_a_loop_counts(new, cached, window):
     seen = [(query, key) for query in range(cached, cached + new) for key in range(query + 1)
             if not window or key > query - window]
-    load = Load(3, new, cached)
+    load = Workload(3, new, cached)
     assert load.pairs(window=window) == 3 * len(seen)
     assert load.keys(window) == 3 * len({key for _, key in seen})
 
 
 def test_every_pair_of_a_bidirectional_text_is_seen():
-    assert Load(3, 7).pairs(causal=False) == 3 * 7 * 7
+    assert Workload(3, 7).pairs(causal=False) == 3 * 7 * 7
 
 
 def test_a_linear_reads_its_matrix_once_whatever_the_batch():
     weight = Weight("w", (96, 64), types=("Q4_0",))
     step = Step("linear", (X,), (Y,), {"weight": "w"})
-    one, many = (step_cost(network(step, w=weight), step, Load(n)) for n in (1, 32))
+    one, many = (step_cost(network(step, w=weight), step, Workload(n)) for n in (1, 32))
     assert one.weights == many.weights == weight_bytes(weight) == 96 * 64 // 32 * 18
     assert (one.operations, many.operations) == (2 * 96 * 64, 2 * 96 * 64 * 32)
     assert many.activations == 32 * 4 * (96 + 64)
@@ -45,19 +45,19 @@ def test_matrices_whose_parts_differ_are_float32():
 def test_a_lookup_reads_rows():
     table = Weight("t", (1000, 64), types=("F16",))
     step = Step("embed", (), (X,), {"table": "t"})
-    assert step_cost(network(step, t=table), step, Load(2, 3)).weights == 6 * 64 * 2
+    assert step_cost(network(step, t=table), step, Workload(2, 3)).weights == 6 * 64 * 2
     part = Step("embed", (), (X,), {"table": "t"}, {"first": 1000, "vocabulary": 3000})
-    assert step_cost(network(part, t=table), part, Load(2, 3)).weights == 2 * 64 * 2
+    assert step_cost(network(part, t=table), part, Workload(2, 3)).weights == 2 * 64 * 2
 
 
 def test_attention_reads_keys_once_for_all_heads():
     params = {"cache": "kv", "heads": 4, "scale": 1.0}
     step = Step("attention", (X,), (View("y", 0, 32),), {}, params)
-    cost = step_cost(network(step), step, Load(2, 1, 9), kv_bytes=2)
+    cost = step_cost(network(step), step, Workload(2, 1, 9), kv_bytes=2)
     assert cost.cache == 2 * 10 * 2 * (16 + 8) * 2
     assert cost.operations == 2 * 2 * 10 * 4 * (16 + 8)
     cross = Step("attention", (X,), (View("y", 0, 32),), {}, params | {"cache": "cross"})
-    assert step_cost(network(cross), cross, Load(2, 1, 9, encoded=5)).cache == 2 * 5 * 2 * 24 * 2
+    assert step_cost(network(cross), cross, Workload(2, 1, 9, encoded=5)).cache == 2 * 5 * 2 * 24 * 2
 
 
 def test_experts_are_read_as_they_are_chosen():
@@ -65,7 +65,7 @@ def test_experts_are_read_as_they_are_chosen():
     route = Step("moe_route", (X,), (ids, View("y", 2, 2)))
     weight = Weight("w", (8 * 96, 64), groups=8, types=("F16",))
     step = Step("expert_linear", (X, ids), (View("x", 64, 96),), {"weight": "w"})
-    one, many = (step_cost(network(route, step, w=weight), step, Load(n)) for n in (1, 1000))
+    one, many = (step_cost(network(route, step, w=weight), step, Workload(n)) for n in (1, 1000))
     assert one.weights == pytest.approx(weight_bytes(weight) * (1 - (7 / 8) ** 2))
     assert many.weights == pytest.approx(weight_bytes(weight))
     assert one.operations == 2 * 2 * 96 * 64
@@ -74,6 +74,6 @@ def test_experts_are_read_as_they_are_chosen():
 def test_costs_add_up():
     weight = Weight("w", (96, 64), types=("F16",))
     step = Step("linear", (X,), (Y,), {"weight": "w"})
-    one = step_cost(network(step, w=weight), step, Load(4))
-    assert one + Cost() == one
+    one = step_cost(network(step, w=weight), step, Workload(4))
+    assert one + StepCost() == one
     assert (one + one).bytes == 2 * one.bytes and (one + one).operations == 2 * one.operations

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from numflow.errors import DeviceError
-from numflow.partition.cut.devices import Device, parse_devices
+from numflow.partition.cut.devices import PlacedDevice, parse_devices
 
 
 @pytest.mark.parametrize(("text", "strategy", "groups"), [
@@ -28,7 +28,7 @@ def test_groups(text, strategy, groups):
 
 def test_shares():
     devices = parse_devices("0*2;1&3 * .5")
-    assert list(devices) == [Device("0", 2), Device("1"), Device("3", 0.5)]
+    assert list(devices) == [PlacedDevice("0", 2), PlacedDevice("1"), PlacedDevice("3", 0.5)]
     assert devices.group_shares == (2, 1.5)
     assert str(devices) == "0*2;1&3*0.5"
     for text in ("0*1000000;1*0.000001", "0*1.234567&1"):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from numflow.partition.price.events import Receive, Send, Simulator, Together, Work
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.events import Collective, Receive, Send, Simulator, Work
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 
-DEVICES = {name: Device("d", 1e9, 1e9, 1e9) for name in "01"}
+DEVICES = {name: DeviceSpec("d", 1e9, 1e9, 1e9) for name in "01"}
 CLUSTER = Cluster("two", DEVICES, Link(bandwidth=100.0, latency=0.5))
 
 
@@ -50,7 +50,7 @@ def test_two_stages_overlap_two_jobs():
 
 
 def test_a_collective_waits_for_the_slowest():
-    group = Together(("0", "1"), 0.25)
+    group = Collective(("0", "1"), 0.25)
     simulator, ended = simulate(CLUSTER, {"0": [Work.of(1, 0), group, Work.of(1, 0)], "1": [Work.of(3, 0), group]})
     assert ended == {0: pytest.approx(4.25)}
     spans = [(s.device, s.begin, s.end, s.what) for s in simulator.spans]

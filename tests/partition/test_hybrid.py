@@ -14,7 +14,7 @@ from numflow.ops import Batch
 from numflow.partition.cut.cpu_layers import with_cpu_layers
 from numflow.partition.cut.cut import partition
 from numflow.partition.cut.devices import executors_of, parse_devices
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 from numflow.partition.price.price import Holding, Prices
 from numflow.partition.run import micro
 from numflow.partition.run.program import PlanProgram
@@ -192,7 +192,7 @@ def test_memory_is_told_as_each_executor_holds_it(weights):
 
     network, checkpoint = random_network(Shape(2, 32, 2, 1, 32, 40, 64), weights, fuse=False)
     program = mixed(network, checkpoint, "cpu;0", kv_k="f16", kv_v="f32")
-    device = Device("some", 1e9, 1e9, 1e9)
+    device = DeviceSpec("some", 1e9, 1e9, 1e9)
     prices = Prices(program.plan, Cluster("here", {"cpu": device, "0": device}, Link(1e9, 0)), holdings={
         name: Holding(of.weight_bytes, lambda cache, of=of: of.cache_bytes(cache, "f16", "f32"))
         for name, of in (("cpu", cpu), ("cuda", cuda))})

@@ -12,7 +12,7 @@ from numflow.lab import machine
 from numflow.lab.shapes import find_shape, random_network
 from numflow.network import WeightSource
 from numflow.partition.cut.cut import partition
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 from numflow.partition.price.price import Prices
 from numflow.partition.run.program import PlanProgram
 from tests.conftest import shared
@@ -26,7 +26,7 @@ SIZES = {"layers": 2, "width": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "voca
 def test_predictions_are_within_a_hundredth(devices, weights, kv):
     network, checkpoint = random_network(find_shape("1b", **SIZES), weights, fuse=False)
     plan = partition(network, devices)
-    device = Device("virtual", 1e9, 1e9, 1e9)
+    device = DeviceSpec("virtual", 1e9, 1e9, 1e9)
     cluster = Cluster("here", {part.name: device for part in plan.devices}, Link(1e9, 0))
     prices = Prices(plan, cluster, weigh=weight_bytes, hold=lambda cache: cache_bytes(cache, kv, kv))
     program = PlanProgram(plan, executor, lambda own: WeightSource(own, checkpoint), threads=1, kv_k=kv, kv_v=kv)

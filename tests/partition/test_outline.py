@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from numflow.lab.shapes import find_shape, random_network
-from numflow.network.cost import Load, weight_bytes
+from numflow.network.cost import Workload, weight_bytes
 from numflow.ops import EXCHANGES
 from numflow.partition.cut.cut import partition
 from numflow.partition.price import price
 from numflow.partition.price.events import Work
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 from numflow.partition.price.outline import outline
 from numflow.partition.price.planner import Goal, rank
 
-CLUSTER = Cluster("four", {str(i): Device("gpu", 16e9, 800e9, 80e12, 4e-6) for i in range(4)}, Link(11e9, 10e-6))
-LOADS = [Load(3, 1, 77), Load(1, 64, 0, 0)]
+CLUSTER = Cluster("four", {str(i): DeviceSpec("gpu", 16e9, 800e9, 80e12, 4e-6) for i in range(4)}, Link(11e9, 10e-6))
+LOADS = [Workload(3, 1, 77), Workload(1, 64, 0, 0)]
 
 
 def network(layers: int, kind: str = "F16"):

@@ -6,16 +6,16 @@ import pytest
 
 from numflow.errors import DeviceError, RequestError
 from numflow.lab.shapes import find_shape, random_network
-from numflow.network.cost import Load, weight_bytes
+from numflow.network.cost import Workload, weight_bytes
 from numflow.partition.cut.cut import partition
 from numflow.partition.price.drawing import draw, exchanges
-from numflow.partition.price.events import Receive, Send, Simulator, Together, Work
-from numflow.partition.price.hardware import Cluster, Device, Link
+from numflow.partition.price.events import Collective, Receive, Send, Simulator, Work
+from numflow.partition.price.hardware import Cluster, DeviceSpec, Link
 from numflow.partition.price.planner import Goal, decode_rate, prefill_seconds, rank, strategies
 from numflow.partition.price.price import INFERFLOW, NUMFLOW, Prices, kind_of
 
 NETWORK, _ = random_network(find_shape("7b", layers=8), "F16", fuse=False)
-GPU = Device("gpu", 16e9, 800e9, 80e12, 4e-6)
+GPU = DeviceSpec("gpu", 16e9, 800e9, 80e12, 4e-6)
 CLUSTER = Cluster("four", {str(i): GPU for i in range(4)}, Link(11e9, 10e-6))
 
 
@@ -24,27 +24,27 @@ def prices(devices: str, style=NUMFLOW, cluster=CLUSTER) -> Prices:
 
 
 def test_one_device_reads_all_weights_for_a_token():
-    [work] = prices("0").scripts([Load(1, 1, 0)])["0"]
+    [work] = prices("0").scripts([Workload(1, 1, 0)])["0"]
     matrices = [w for w in NETWORK.weights.values() if len(w.shape) == 2 and "embd" not in w.name]
     least = sum(map(weight_bytes, matrices)) / GPU.bandwidth
     assert least < work.seconds() < 1.2 * least
 
 
 def test_a_batch_reads_weights_once():
-    one, many = (sum(item.seconds() for item in prices("0").scripts([Load(n)])["0"]) for n in (1, 16))
+    one, many = (sum(item.seconds() for item in prices("0").scripts([Workload(n)])["0"]) for n in (1, 16))
     assert many < 1.3 * one
-    mixed = sum(item.seconds() for item in prices("0").scripts([Load(16), Load(1, 16)])["0"])
+    mixed = sum(item.seconds() for item in prices("0").scripts([Workload(16), Workload(1, 16)])["0"])
     assert mixed < 1.3 * many
 
 
 def test_scripts_have_the_exchanges_of_the_plan():
-    scripts = prices("0;1").scripts([Load(2, 3)])
+    scripts = prices("0;1").scripts([Workload(2, 3)])
     sent, received = scripts["0"][-1], scripts["1"][0]
     assert sent == Send("1", 2 * 3 * 4096 * 4)
     assert received == Receive("0")
-    scripts = prices("0&1").scripts([Load(1)])
-    meetings = [item for item in scripts["0"] if isinstance(item, Together)]
-    assert meetings == [item for item in scripts["1"] if isinstance(item, Together)]
+    scripts = prices("0&1").scripts([Workload(1)])
+    meetings = [item for item in scripts["0"] if isinstance(item, Collective)]
+    assert meetings == [item for item in scripts["1"] if isinstance(item, Collective)]
     assert len(meetings) == 8 * 2 + 2
     assert all(isinstance(item, Work) for item in scripts["0"] if item not in meetings)
 
@@ -156,11 +156,11 @@ def test_what_was_measured_is_time_of_a_core_and_memory_is_shared():
         cluster = replace(CLUSTER, cores=2, host_bandwidth=host_bandwidth)
         found = replace(prices("0"), cluster=cluster, factors={step.op: factor for step in NETWORK.entries["main"]})
         simulator = Simulator(cluster, lambda job, now: None)
-        script = found.scripts([Load(1, 1, 0)])["0"]
+        script = found.scripts([Workload(1, 1, 0)])["0"]
         simulator.issue({"0": script, "1": script})
         return simulator.run()
 
-    alone = prices("0").scripts([Load(1, 1, 0)])["0"][0].seconds()
+    alone = prices("0").scripts([Workload(1, 1, 0)])["0"][0].seconds()
     assert seconds(1.0, 2 * GPU.bandwidth) == pytest.approx(alone)
     assert seconds(3.0, 1 * GPU.bandwidth) == pytest.approx(3 * alone)  # the core is what takes the time
     assert 1.9 * alone < seconds(1.0, 1 * GPU.bandwidth) < 2.01 * alone

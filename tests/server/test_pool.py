@@ -9,7 +9,7 @@ import pytest
 from numflow.errors import DeviceFaultError, FormatError
 from numflow.server.config.config import make_config
 from numflow.server.http.errors import ApiError
-from numflow.server.models.pool import Pool
+from numflow.server.models.pool import ModelPool
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ def pool(tmp_path, memory=None, fails=(), **service):
 
     models = {name: {"path": str(tmp_path / name), "aliases": [name.upper()]} for name in "abc"}
     config = make_config({"models": models, "service": {**service, **({"memory": memory} if memory else {})}})
-    return Pool(config, load), log
+    return ModelPool(config, load), log
 
 
 async def test_the_first_is_loaded_at_once_and_others_on_demand(tmp_path):

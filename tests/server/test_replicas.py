@@ -174,16 +174,16 @@ def test_a_replica_is_the_application_without_a_socket(model_folders):
         await Replica.__init__(replica, config)
         assert await replica.failure() == ""
         await replica.check_health()
-        from numflow.server.replicas.replica import Call
+        from numflow.server.replicas.replica import ReplicaCall
 
         body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True, "temperature": 0}
-        call = Call("POST", "/v1/completions", b"", json.dumps(body).encode(), "some-id")
+        call = ReplicaCall("POST", "/v1/completions", b"", json.dumps(body).encode(), "some-id")
         head, *parts = [part async for part in replica.ask(call)]
         assert head.status == 200 and head.get(b"x-request-id") == "some-id"
         assert json.loads(b"".join(parts))["usage"]["completion_tokens"] == 3
         # Who stops listening ends the request.
         body |= {"stream": True, "max_tokens": 400}
-        answer = replica.ask(Call("POST", "/v1/completions", b"", json.dumps(body).encode(), "other"))
+        answer = replica.ask(ReplicaCall("POST", "/v1/completions", b"", json.dumps(body).encode(), "other"))
         assert (await anext(answer)).status == 200
         await anext(answer)
         await answer.aclose()

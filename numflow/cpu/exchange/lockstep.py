@@ -18,7 +18,7 @@ from numflow.ops import Batch, Network
 _CODE = Code("numflow.cpu.runtime.threads_kernels")
 
 
-class Together:
+class Lockstep:
     """Runs the programs of all devices of a world.
 
     network: the whole, of which every program has a part.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.cpu.exchange.lockstep import Together
+from numflow.cpu.exchange.lockstep import Lockstep
 from numflow.cpu.memory.buffers import LINE, aligned, padded
 from numflow.cpu.runtime.cores import default_threads, patience
 from numflow.errors import DeviceError
@@ -108,10 +108,10 @@ class World:
         self._shared = SharedMemory(state["_shared"])
         self._memory = np.frombuffer(self._shared.buf, np.uint8)
 
-    def together(self, network: Network, programs: Sequence[Any]) -> Together | None:
+    def together(self, network: Network, programs: Sequence[Any]) -> Lockstep | None:
         """What runs the programs of all devices, parts of `network`, by one call; None where Python has to look after
         devices that are elsewhere."""
-        return None if self.remote is not None else Together(network, programs, self)
+        return None if self.remote is not None else Lockstep(network, programs, self)
 
     @property
     def address(self) -> int:

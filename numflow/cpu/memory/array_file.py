@@ -12,7 +12,7 @@ from numflow.cpu.memory.arena import Arena
 from numflow.errors import NumflowError
 from numflow.formats import safetensors
 from numflow.formats.kept import PIECE, checksum, piece_sum, pieces
-from numflow.formats.writer import Entry
+from numflow.formats.writer import TensorEntry
 from numflow.formats.writer import write as write_safetensors
 
 _LARGE = 1 << 23  # bytes from which on several threads read
@@ -74,5 +74,5 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         RequestError: it cannot be written.
     """
     sums = {name: checksum(map(piece_sum, pieces(array))) for name, array in arrays.items()}
-    write_safetensors(path, [Entry.of(name, array) for name, array in arrays.items()], {_SUMS: json.dumps(sums)},
+    write_safetensors(path, [TensorEntry.of(name, array) for name, array in arrays.items()], {_SUMS: json.dumps(sums)},
                       kept=True)

@@ -183,7 +183,7 @@ class Packed:
     type:          tensor type in the file, such as "Q4_K".
     groups:        number of equal matrices stacked along N (experts); each starts at a tile of its own.
     expanded_from: the file's type where it has no kernels of its own and was expanded to `kind` at load, else None.
-    outliers:      what is added to some weights, an outliers.Sparse, or None.
+    outliers:      what is added to some weights, an outliers.PackedOutliers, or None.
     """
 
     kind: str

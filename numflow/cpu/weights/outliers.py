@@ -22,7 +22,7 @@ _PART = 1 << 20  # outliers that are brought into slots at a time
 
 
 @dataclass(frozen=True)
-class Sparse:
+class PackedOutliers:
     """Outliers of a packed matrix: slots uint32 [S, 16], and starts int64 [tiles + 1], where each tile's begin."""
 
     slots: np.ndarray = field(repr=False)
@@ -34,7 +34,7 @@ class Sparse:
         return self.slots.nbytes + self.starts.nbytes
 
 
-def pack_outliers(outliers: Outliers, groups: int) -> Sparse:
+def pack_outliers(outliers: Outliers, groups: int) -> PackedOutliers:
     """Those of a matrix of `groups` equal groups of rows, each of which begins at a tile of its own."""
     rows = len(outliers.columns) // groups
     tiles, width = tiles_of(rows), outliers.columns.shape[1]
@@ -50,7 +50,7 @@ def pack_outliers(outliers: Outliers, groups: int) -> Sparse:
         here = slice(group * tiles, (group + count) * tiles)
         kept = np.arange(width) < last[here, None]
         slots[starts[here.start]:starts[here.stop]] = (columns | values.astype(np.uint32) << 16)[kept]
-    return Sparse(slots, starts)
+    return PackedOutliers(slots, starts)
 
 
 def _by_tile(a: np.ndarray, groups: int, rows: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.scalar import Pointer
-from numflow.cuda.lang.simulator import Span, launch
+from numflow.cuda.lang.simulator import SimulatedPointer, launch
 from numflow.errors import DeviceError
 
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid
@@ -188,7 +188,7 @@ class Simulated:
             return None
         size = value.memory.nbytes - value.offset
         memory = self._bytes(value, size - size % kind.to.size)
-        return Span(memory.view(kind.to.dtype))
+        return SimulatedPointer(memory.view(kind.to.dtype))
 
     def _bytes(self, ref: Ref, nbytes: int) -> np.ndarray:
         if ref.memory.device is not self:

@@ -108,7 +108,7 @@ class World(Mailboxes):
 
 
 @dataclass(eq=False)
-class Piece:
+class Transfer:
     """A value on its way: rows one after the other in memory of `device`, there once `ready` has come.
 
     stock:   where it goes when the last of its `readers` is done with it.
@@ -156,7 +156,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class HostCall:
     """A call that is not a launch: act(sizes) puts work into queues and may wait for other devices' threads."""
 
     step: Step
@@ -167,7 +167,7 @@ class Meeting:
         return []
 
 
-def bind_exchange(step: Step, ctx) -> list[Call | Meeting]:
+def bind_exchange(step: Step, ctx) -> list[Call | HostCall]:
     """send, receive, all_reduce or all_gather.
 
     Raises:
@@ -178,7 +178,7 @@ def bind_exchange(step: Step, ctx) -> list[Call | Meeting]:
     elsewhere = step.op in ("send", "receive") and param(step, "peer") not in ctx.world.threads
     makers = {"send": _send_out, "receive": _receive_in} if elsewhere else {
         "send": _send, "receive": _receive, "all_reduce": _all_reduce, "all_gather": _all_gather}
-    return [Meeting(step, makers[step.op](step, ctx))]
+    return [HostCall(step, makers[step.op](step, ctx))]
 
 
 def _send(step: Step, ctx) -> Callable[[Sizes], None]:
@@ -299,7 +299,7 @@ def _either(ctx, made: Clique, by_nccl: Callable[[Sizes], None],
     return act
 
 
-def _of_all(step: Step, ctx, sizes: Sizes, givers: tuple[int, ...]) -> dict[int, Piece]:
+def _of_all(step: Step, ctx, sizes: Sizes, givers: tuple[int, ...]) -> dict[int, Transfer]:
     """Hand x to the whole group, if this device gives one; what every giver has handed out, by device."""
     if ctx.index in givers:
         piece = _taken(ctx, step.inputs[0], sizes, len(param(step, "group")))
@@ -308,11 +308,11 @@ def _of_all(step: Step, ctx, sizes: Sizes, givers: tuple[int, ...]) -> dict[int,
     return {other: ctx.world.take(other, ctx.index) for other in givers}
 
 
-def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Piece:
+def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Transfer:
     """A copy of a view's rows, for so many readers."""
     device, size = ctx.device, _room(4 * sizes.rows[ctx.rows(view)] * view.width)
     stock = ctx.spare[size]
-    piece = stock.popleft() if stock else Piece(device, device.alloc(size), stock)
+    piece = stock.popleft() if stock else Transfer(device, device.alloc(size), stock)
     for event in piece.read.values():
         device.wait(event)
     piece.readers = readers
@@ -321,7 +321,7 @@ def _taken(ctx, view: View, sizes: Sizes, readers: int) -> Piece:
     return piece
 
 
-def _placed(ctx, piece: Piece, view: View, sizes: Sizes, landing: Ref, add: bool) -> None:
+def _placed(ctx, piece: Transfer, view: View, sizes: Sizes, landing: Ref, add: bool) -> None:
     """Put a piece where a view is, or add it."""
     device, source = ctx.device, piece.memory.at()
     if piece.device is not device:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from numflow.cuda.lang.scalar import Scalar, f32
-from numflow.cuda.lang.simulator import NOW, Span
+from numflow.cuda.lang.simulator import NOW, SimulatedPointer
 
 ALL = {}
 NAN = float("nan")
@@ -48,7 +48,7 @@ class SharedArray:
     def __init__(self, scalar: Scalar, count: int):
         self.scalar, self.count = scalar, count
 
-    def __call__(self) -> Span:
+    def __call__(self) -> SimulatedPointer:
         return NOW.thread.block.memory(self, self.scalar, self.count)
 
 

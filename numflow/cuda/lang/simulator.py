@@ -26,7 +26,7 @@ class SimulatorError(Exception):
     """A kernel did what no kernel may: a barrier that not all threads reach, an address outside its memory."""
 
 
-class Span:
+class SimulatedPointer:
     """A pointer: `array[start:]`, with every access checked against the array's bounds. address: of the array, as a
     multiple of what vectors may be."""
 
@@ -37,7 +37,7 @@ class Span:
         # Floats stay NumPy's, for their arithmetic; integers become Python's, which kernels wrap as they say.
         self.load = array.__getitem__ if array.dtype.kind == "f" else array.item
         self.address = array.ctypes.data if space == "global" else 0
-        self.views: dict[type, Span] = {}  # the array as other types, of all pointers into it
+        self.views: dict[type, SimulatedPointer] = {}  # the array as other types, of all pointers into it
 
     def at(self, index: int, count: int = 1) -> int:
         """Checked place in the array of `count` elements from `index` on."""
@@ -47,10 +47,10 @@ class Span:
                                  + (f" .. {place + count - 1}" if count > 1 else ""))
         return place
 
-    def view(self, dtype: type) -> "Span":
+    def view(self, dtype: type) -> "SimulatedPointer":
         """The same address as a pointer to another type."""
         if dtype not in self.views:
-            self.views[dtype] = Span(self.array.view(dtype), 0, self.space)
+            self.views[dtype] = SimulatedPointer(self.array.view(dtype), 0, self.space)
         whole = self.views[dtype]
         return whole + self.start * self.array.itemsize // whole.array.itemsize
 
@@ -65,7 +65,7 @@ class Span:
         self.array[place if 0 <= place < self.size else self.at(index)] = value
 
     def __add__(self, count):
-        other = _blank(Span)  # asking NumPy again would take longer than all else here
+        other = _blank(SimulatedPointer)  # asking NumPy again would take longer than all else here
         other.array, other.load, other.size, other.views = self.array, self.load, self.size, self.views
         other.start, other.space, other.address = self.start + int(count), self.space, self.address
         return other
@@ -103,11 +103,11 @@ class Block:
     def __init__(self, index, grid, size):
         self.index, self.grid, self.size, self.shared = index, grid, size, {}
 
-    def memory(self, declaration, scalar: Scalar, count: int) -> Span:
+    def memory(self, declaration, scalar: Scalar, count: int) -> SimulatedPointer:
         """Shared memory of a declaration; garbage until written (NaN as a float)."""
         if declaration not in self.shared:
             array = np.full(count * scalar.size, 0xFF, np.uint8).view(scalar.dtype)
-            self.shared[declaration] = Span(array, 0, "shared")
+            self.shared[declaration] = SimulatedPointer(array, 0, "shared")
         return self.shared[declaration]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from numflow.cuda.device.call import N_TOKENS, Call, Sizes, ceil, per_row
 from numflow.cuda.device.device import Launch
-from numflow.cuda.exchange.exchange import Meeting, copy_rows
+from numflow.cuda.exchange.exchange import HostCall, copy_rows
 from numflow.cuda.lang.arithmetic import float_of, half_to_float
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, stream4, thread_index
@@ -26,7 +26,7 @@ THREADS = 128
 _NOTHING = 0x80000000  # -0.0, which changes no number that it is added to
 
 
-def embed(step: Step, ctx) -> list[Call | Meeting]:
+def embed(step: Step, ctx) -> list[Call | HostCall]:
     """table [V, D] in the type the file has -> y f32 [T, D]."""
     y = step.outputs[0]
     if ctx.host_embeddings:
@@ -42,7 +42,7 @@ def embed(step: Step, ctx) -> list[Call | Meeting]:
                     units, param(step, "scale"))]
 
 
-def _from_host(step: Step, ctx) -> Meeting:
+def _from_host(step: Step, ctx) -> HostCall:
     """The rows of a batch are expanded by the host and brought; the table stays where it is."""
     y, table, scale = step.outputs[0], ctx.weights.raw(step.weights["table"]), np.float32(param(step, "scale"))
     (to, stride), room = ctx.view(y), ctx.scratch("rows from the host", 4 * ctx.room(y) * y.width)
@@ -55,7 +55,7 @@ def _from_host(step: Step, ctx) -> Meeting:
         ctx.device.upload(room, rows)
         ctx.device.launch(Launch(copy_rows, (len(rows), ceil(y.width, THREADS), 1), (
             to, stride, room, y.width, ctx.batch.counts, N_TOKENS, y.width, 0)))
-    return Meeting(step, act)
+    return HostCall(step, act)
 
 
 def embed_position(step: Step, ctx) -> list[Call]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from numflow.cuda.device.call import N_SEQUENCES, Call, Sizes
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref
-from numflow.cuda.exchange.exchange import Meeting
+from numflow.cuda.exchange.exchange import HostCall
 from numflow.cuda.lang.intrinsics import block_x, grid_x, load4, store4, thread_index
 from numflow.cuda.lang.kernel import kernel
 from numflow.cuda.lang.scalar import i32, u32
@@ -102,7 +102,7 @@ def with_copies(bound: list[tuple[Step, list]], ctx) -> list[tuple[Step, list]]:
             calls[spans[turn - rooms][2]] += [_order(f"free {turn}", False, False), _order(f"free {turn}", True, True),
                                               *ahead]
         calls[first].insert(0, _order(f"here {turn}", False, True))
-    begin = next(i for i, some in enumerate(calls) if some and not any(isinstance(call, Meeting) for call in some))
+    begin = next(i for i, some in enumerate(calls) if some and not any(isinstance(call, HostCall) for call in some))
     calls[begin][:0] = before  # behind what the host brings first
     return [(step, some) for (step, _), some in zip(bound, calls, strict=True)]
 

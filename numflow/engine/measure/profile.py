@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.network.cost import Load, step_cost
+from numflow.network.cost import Workload, step_cost
 from numflow.ops import Network, Step
 
 _PRODUCTS = ("linear", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)
-class Cost:
+class LeastWork:
     """What a step must do at least: bytes to read and write, float32 operations, int8 operations."""
 
     nbytes: float
     f32: float = 0.0
     int8: float = 0.0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.nbytes + other.nbytes, self.f32 + other.f32, self.int8 + other.int8)
+    def __add__(self, other: "LeastWork") -> "LeastWork":
+        return LeastWork(self.nbytes + other.nbytes, self.f32 + other.f32, self.int8 + other.int8)
 
     def seconds(self, limits) -> float:
         """The least time: at the machine's rate of reads or of operations, whichever takes longer."""
@@ -30,7 +30,7 @@ class Cost:
 
 
 def machine_limits(program):
-    """Limits (cpu/measure/roofline.py) of the machine with as many threads as the program has.
+    """Roofline (cpu/measure/roofline.py) of the machine with as many threads as the program has.
 
     Raises:
         RequestError: the backend has no profile.
@@ -67,12 +67,12 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
                 run[names[row.index]] += row.microseconds
             for name, microseconds in run.items():
                 samples[name].append(microseconds)
-    costs: dict[str, Cost] = {}
+    costs: dict[str, LeastWork] = {}
     counts: dict[str, int] = defaultdict(int)
     for i, step in enumerate(steps):
         if i not in done_by:
             name = names[i]
-            costs[name] = costs.get(name, Cost(0)) + cost(step, network, program, Load(1, tokens, context))
+            costs[name] = costs.get(name, LeastWork(0)) + cost(step, network, program, Workload(1, tokens, context))
             counts[name] += 1
     medians = {name: float(np.median(values[1:])) for name, values in samples.items()}  # the first one warms up
     return _table(medians, costs, counts, limits)
@@ -82,7 +82,8 @@ def _name(step: Step) -> str:
     return f"{step.op} {step.label.rsplit('.', 1)[-1]}" if step.op in _PRODUCTS else step.op
 
 
-def _table(medians: Mapping[str, float], costs: Mapping[str, Cost], counts: Mapping[str, int], limits) -> list[dict]:
+def _table(medians: Mapping[str, float], costs: Mapping[str, LeastWork], counts: Mapping[str, int],
+           limits) -> list[dict]:
     total = sum(medians.values())
     return [{
         "op": name, "steps": counts[name], "microseconds": us, "share": us / total if total else 0.0,
@@ -97,11 +98,11 @@ def _rate(amount: float, microseconds: float) -> float:
     return amount / microseconds / 1e3 if microseconds else 0.0
 
 
-def cost(step: Step, network: Network, program, load: Load) -> Cost:
+def cost(step: Step, network: Network, program, load: Workload) -> LeastWork:
     """The least that a step has to do."""
     numbers = sum(c.kv_heads * (c.k_dim + c.v_dim) for c in network.caches.values())
     element = (program.block_bytes + program.cross_block_bytes) / program.block_size / max(1, numbers)
     least = step_cost(network, step, load, element, lambda weight: program.weight_cost(weight.name)[0])
     int8 = step.op in _PRODUCTS and program.weight_cost(step.weights["weight"])[1]
     operations = least.matrix
-    return Cost(least.bytes, *((0.0, operations) if int8 else (operations, 0.0)))
+    return LeastWork(least.bytes, *((0.0, operations) if int8 else (operations, 0.0)))

@@ -16,7 +16,7 @@ from numflow.errors import RequestError, TokenizerError
 from numflow.formats import gguf_mixes, gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import GGML_NUMBERS, TYPES
-from numflow.formats.writer import Entry
+from numflow.formats.writer import TensorEntry
 from numflow.network.gguf.as_gguf import as_gguf
 from numflow.network.quantise.quantise import matrices, plan_of
 from numflow.ops import Network
@@ -51,7 +51,7 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
     rows = [Row(tensor, plan, None, None, tensor.name in used) for tensor in seen.tensors.values()]
-    entries = [Entry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
+    entries = [TensorEntry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
     gguf_writer.write(Path(target), pairs, alignment, entries, step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
             "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),

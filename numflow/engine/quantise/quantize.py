@@ -29,10 +29,10 @@ from numflow.errors import RequestError
 from numflow.formats import container
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_memory
-from numflow.formats.writer import Entry, write
+from numflow.formats.writer import TensorEntry, write
 from numflow.network.quantise.calibration import Calibration
-from numflow.network.quantise.quantise import Plan, check_calibration, encoded, plan_of, uncalibrated
-from numflow.network.quantise.transposed import upright
+from numflow.network.quantise.quantise import QuantisePlan, check_calibration, encoded, plan_of, uncalibrated
+from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import Recipe
 from numflow.spec import Spec
 from numflow.tokenizer.load import named_file
@@ -58,7 +58,7 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     if threads is not None and threads < 1:
         raise RequestError(f"threads should be a whole number from 1, is {threads}")
     chosen = network.choose_spec(source, spec)
-    source = upright(source, chosen)
+    source = transposed(source, chosen)
     built = network.build(chosen, source, fuse=False)
     plan = plan_of(built, source, recipe)
     if not plan.schemes:
@@ -87,8 +87,8 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
         return np.frombuffer(text + b" " * (size - len(text)), np.uint8)
 
     entries = [container.entry_of(row.tensor, row.kind, row.read) for row in rows]
-    entries += [Entry.of(container.PREFIX + name, data) for name, data in attached.items()]
-    entries += [config, Entry(container.REPORT, "U8", (size,), size, finished_report)]
+    entries += [TensorEntry.of(container.PREFIX + name, data) for name, data in attached.items()]
+    entries += [config, TensorEntry(container.REPORT, "U8", (size,), size, finished_report)]
     write(target, entries, metadata, step_of(written, sum(entry.nbytes for entry in entries)))
     return report
 
@@ -113,7 +113,8 @@ def step_of(written: Written, total: int) -> Callable[[int], None]:
 class Row:
     """One tensor on its way: `read` makes its bytes, and fills in what the report says of it."""
 
-    def __init__(self, tensor: Tensor, plan: Plan, calibration: Calibration | None, threads: int | None, used: bool):
+    def __init__(self, tensor: Tensor, plan: QuantisePlan, calibration: Calibration | None, threads: int | None,
+                 used: bool):
         """used: by the network, and so to be finite, whatever type it gets."""
         self.tensor, self._calibration, self._threads, self._used = tensor, calibration, threads, used
         self.scheme = plan.schemes.get(tensor.name)

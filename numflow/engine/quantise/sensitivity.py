@@ -23,7 +23,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import tensor_type
 from numflow.network.quantise.calibration import Calibration
 from numflow.network.quantise.quantise import check_calibration, plan_of, quantised
-from numflow.network.quantise.transposed import upright
+from numflow.network.quantise.transposed import transposed
 from numflow.quant import ROW_SCHEMES, decode, encode
 from numflow.quant.recipe import AUTOMATIC, KEEP, Recipe
 
@@ -35,7 +35,7 @@ SAMPLED_ROWS = 32  # of each matrix, on which the error of each scheme is measur
 
 
 @dataclass(frozen=True)
-class Group:
+class MatrixGroup:
     """Matrices that get one scheme.
 
     modules: their names in the network. sizes: bytes by what they may become, a scheme or KEEP.
@@ -64,7 +64,7 @@ def automatic_recipe(path: Path, bits: float, calibration: Calibration, spec: st
         raise RequestError("the calibration holds no sample of its text: make it anew with `numflow imatrix`")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
-    checkpoint = upright(checkpoint, chosen)
+    checkpoint = transposed(checkpoint, chosen)
     built = network.build(chosen, checkpoint, fuse=False)
     check_calibration(calibration, plan_of(built, checkpoint, given), checkpoint)
     found = groups(built, checkpoint, calibration, given=given)
@@ -87,13 +87,13 @@ def check_bits(path: Path, bits: float, spec: str | Path | None = None, given: R
         raise RequestError(f"--target-bpw measures with one of {', '.join(ROW_SCHEMES)}; {given.weights!r} is none")
     checkpoint = formats.open_checkpoint(path)
     chosen = network.choose_spec(checkpoint, spec)
-    checkpoint = upright(checkpoint, chosen)
+    checkpoint = transposed(checkpoint, chosen)
     built = network.build(chosen, checkpoint, fuse=False)
     check_size(groups(built, checkpoint, measure=False, given=given), bits)
 
 
 def groups(built, checkpoint, calibration: Calibration | None = None, measure: bool = True,
-           given: Recipe = FREE) -> list[Group]:
+           given: Recipe = FREE) -> list[MatrixGroup]:
     """The matrices of a network (built with fuse=False) that can be quantised or are, by kind and depth.
 
     measure: errors too; without, there are none. given: what its rules name can have one scheme only. What must stay
@@ -116,7 +116,7 @@ def groups(built, checkpoint, calibration: Calibration | None = None, measure: b
         errors = {name: sum(table[name] for table in measured) for name in sizes}
         if not fixed and all(tensor.type.block > 1 for tensor in tensors):
             sizes[KEEP], errors[KEEP] = _bytes(tensors, KEEP), 0.0
-        found.append(Group(tuple(names), modules, sum(t.rows * t.columns for t in tensors), sizes, errors))
+        found.append(MatrixGroup(tuple(names), modules, sum(t.rows * t.columns for t in tensors), sizes, errors))
     return found
 
 
@@ -149,7 +149,7 @@ def _place(module: str) -> tuple[str, int]:
     return ".".join(words[:at] + words[at + 2:]), int(words[at + 1])
 
 
-def sensitivities(spec, checkpoint, found: list[Group], calibration: Calibration, samples: list[np.ndarray],
+def sensitivities(spec, checkpoint, found: list[MatrixGroup], calibration: Calibration, samples: list[np.ndarray],
                   progress: Callable[[int, int], None] = lambda done, total: None, probe: str = PROBE) -> list[float]:
     """Mean divergence of the model's predictions on `samples` when only that group is quantised to `probe`, for each;
     0 for those that can be one thing only."""
@@ -190,7 +190,7 @@ def _mean_distance(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     return float(np.mean(np.concatenate([np.sum((q - p) ** 2, axis=1) / np.sum(p ** 2, axis=1) for p, q in pairs])))
 
 
-def _put(program, built, live, source, group: Group) -> None:
+def _put(program, built, live, source, group: MatrixGroup) -> None:
     """Let the program read a group's tensors from another checkpoint."""
     for name in group.tensors:
         live.tensors[name] = source.tensors[name]
@@ -198,7 +198,7 @@ def _put(program, built, live, source, group: Group) -> None:
                    if any(part.tensor in group.tensors for part in weight.parts))
 
 
-def check_size(found: list[Group], bits: float) -> None:
+def check_size(found: list[MatrixGroup], bits: float) -> None:
     """Refuse a size that cannot be met.
 
     Raises:
@@ -214,7 +214,7 @@ def check_size(found: list[Group], bits: float) -> None:
         raise RequestError(f"{bits:g} bits per weight are too few: {what} alone takes {least:.4f}")
 
 
-def _worth_it(group: Group) -> list[str]:
+def _worth_it(group: MatrixGroup) -> list[str]:
     """What a group may become, from small to large; what is no better than something smaller is left out."""
     options: list[str] = []
     for name in sorted(group.sizes, key=lambda name: (group.sizes[name], group.errors[name])):
@@ -223,7 +223,7 @@ def _worth_it(group: Group) -> list[str]:
     return options
 
 
-def allocate(found: list[Group], costs: list[float], bits: float, probe: str = PROBE) -> list[str]:
+def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: str = PROBE) -> list[str]:
     """What each group becomes so that the sum of what is foreseen is least (a knapsack, solved by its table).
 
     costs: divergence when a group is quantised to `probe`.

@@ -10,7 +10,7 @@ from numflow.errors import FormatError
 from numflow.formats import container, safetensors
 from numflow.formats.checkpoint import Checkpoint
 from numflow.formats.mapped import release_memory
-from numflow.network.quantise.transposed import turned
+from numflow.network.quantise.transposed import transpose
 
 
 def verify(target: Path, against: Path | None = None,
@@ -56,8 +56,8 @@ def verify(target: Path, against: Path | None = None,
 def _as(model: Checkpoint, source: Checkpoint) -> Checkpoint:
     """The source with its matrices the way round that the model has them."""
     both = model.tensors.keys() & source.tensors.keys()
-    return turned(source, {name for name in both if model.tensors[name].turned and not source.tensors[name].turned
-                           and source.tensors[name].type.block == 1 and len(source.tensors[name].shape) > 1})
+    return transpose(source, {name for name in both if model.tensors[name].turned and not source.tensors[name].turned
+                              and source.tensors[name].type.block == 1 and len(source.tensors[name].shape) > 1})
 
 
 def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint | None) -> list[str]:

@@ -29,13 +29,13 @@ def check_size(tokenizer, text: str, most: int | None, what: str = "the prompt")
                            "tokens that are the limit already", "context_length_exceeded")
 
 
-class Conversation(list[int]):
+class ConversationIds(list[int]):
     """Ids of a conversation in the model's template already; what comes next is a text of its own."""
 
 
 def is_conversation(prompt: Any) -> bool:
     """Whether a prompt is messages, or ids of a conversation, and no text to be continued."""
-    return isinstance(prompt, Conversation) or (
+    return isinstance(prompt, ConversationIds) or (
         not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
@@ -88,7 +88,7 @@ class Prompts:
             RequestError: chat with ids, or a conversation for a template that holds one question.
             TokenizerError: text and no tokenizer, chat and no template, messages that the template refuses.
         """
-        if isinstance(prompt, Conversation):
+        if isinstance(prompt, ConversationIds):
             return prompt
         if isinstance(prompt, str):
             message = {"role": "user", "content": prompt}
@@ -109,7 +109,7 @@ class Prompts:
         check_size(tokenizer, text, self._most)
         return tokenizer.encode(text)
 
-    def conversation(self, messages: Sequence[Mapping], **variables: Any) -> Conversation:
+    def conversation(self, messages: Sequence[Mapping], **variables: Any) -> ConversationIds:
         """Ids of messages in the model's template. variables: more names for a Jinja template (tools, ...).
 
         Raises:
@@ -118,7 +118,7 @@ class Prompts:
         """
         tokenizer = self._tokenizer()
         if not self._template:
-            return Conversation(self.encode(tokenizer.apply_chat(messages, **variables)))
+            return ConversationIds(self.encode(tokenizer.apply_chat(messages, **variables)))
         if variables:
             raise RequestError(f"this model's prompt template holds one question and no {next(iter(variables))}")
         from numflow.tokenizer.inferflow_template import encode_template
@@ -129,4 +129,4 @@ class Prompts:
                                "system message beside it")
         system = texts.get("system", self._system_prompt)
         check_size(tokenizer, texts["user"] + system, self._most)
-        return Conversation(encode_template(self._template, tokenizer, texts["user"], system))
+        return ConversationIds(encode_template(self._template, tokenizer, texts["user"], system))

@@ -41,7 +41,7 @@ class Request:
     samples:   texts to generate. n: how many of them are wanted, the best.
     grammar:   what the text must follow, at its beginning.
     prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
-    drafting:  makes what guesses the tokens of a sampler's text; None: nothing does.
+    drafting:  makes the drafter of a sampler's text; None: nothing does.
     shared:    keys and values of its text are found again by requests that have the same here, and by no others.
     ignored:   settings that were left out, as they have no effect -> why.
     """
@@ -75,7 +75,7 @@ class Requests:
     tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
     defaults:  function that reads what the model's own files say, called for the first request.
-    draft:     a smaller model that may guess tokens, or None.
+    draft:     a smaller model that may draft tokens, or None.
     """
 
     def __init__(self, runner: Runner, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults):

@@ -239,7 +239,7 @@ class Core:
         self.scheduler.lost()
 
     def _propose(self) -> None:
-        """Let the running requests guess what comes next."""
+        """Let the running requests draft tokens."""
         for group in list(self.scheduler.running):
             try:
                 self.jobs[group].propose()
@@ -311,7 +311,7 @@ class Core:
             if not reads:
                 continue
             parts = [BatchPart(EncodedText(group), np.asarray(self.jobs[group].encoder_ids),
-                          np.arange(group.encoder, dtype=np.int32) if output else NO_ROWS) for group, _ in reads]
+                               np.arange(group.encoder, dtype=np.int32) if output else NO_ROWS) for group, _ in reads]
             result = self.runner.execute(parts, "encode", output, [scratch for _, scratch in reads])
             if output:
                 ends = np.cumsum([group.encoder for group, _ in reads])

@@ -1,4 +1,4 @@
-"""Requests that only read: an output of the network at every position of a text."""
+"""Forward-only requests: an output of the network at every position of a text."""
 
 import threading
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from numflow.engine.schedule.sequence import Sequence, SequenceGroup
 
 
 class ForwardJob:
-    """One text on its way; see Job for what the engine wants of it.
+    """A text whose outputs are wanted; see Job for what the engine asks of it.
 
     result: float32 [n, width], complete when it is done. rows: positions at most that a step may give.
     """
@@ -23,7 +23,7 @@ class ForwardJob:
         self.result = np.empty((len(text.ids), width), np.float32)
         ids = [] if output == "encoder_hidden" else text.ids.tolist()
         self.group = SequenceGroup(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
-                           output=output, every_row=rows, whole=not causal, cached=False)
+                                   output=output, every_row=rows, whole=not causal, cached=False)
         self._filled = 0
 
     @property
@@ -32,7 +32,7 @@ class ForwardJob:
         return self._filled == len(self.result)
 
     def propose(self) -> None:
-        """Nothing is guessed."""
+        """No draft tokens: a forward-only request generates nothing."""
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """The rows float32 [n, width] of the positions before `end` (None: the last one's)."""
@@ -40,10 +40,10 @@ class ForwardJob:
         self.result[self._filled - len(rows):self._filled] = rows
 
     def choices(self, sequence: Sequence, drafts) -> None:
-        """The rows themselves are wanted."""
+        """None: the rows themselves are wanted, no tokens."""
 
     def advance(self, rows: Mapping[Sequence, tuple], scheduler) -> None:
-        """Take sequence -> (rows, no drafts) of the only sequence; it starts again where it had to make place."""
+        """Store this step's rows of the only sequence; a preempted text runs again."""
         (sequence, (found, _)), = rows.items()
         self.take(found, sequence.length)
 

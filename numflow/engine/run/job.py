@@ -147,8 +147,8 @@ class Job:
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         self.group = SequenceGroup(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
-                           len(request.prompt) if encoder else 0,
-                           root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
+                                   len(request.prompt) if encoder else 0,
+                                   root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""
@@ -172,7 +172,7 @@ class Job:
         return all(sample.done for sample in self.samples)
 
     def propose(self) -> None:
-        """Let the samples guess what comes next."""
+        """Let the samples draft tokens."""
         for sample in self.samples:
             if sample.sequences:
                 sample.propose(self.group.limit)

@@ -18,7 +18,7 @@ from numflow.network.by_length import variant
 from numflow.network.windows import windows
 from numflow.ops import Batch, TraceRow
 
-REWINDS = 32  # tokens that are taken back without running others again: more than are guessed at a time
+REWINDS = 32  # tokens that are taken back without running others again: more than are drafted at a time
 ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whatever the vocabulary
 
 

@@ -21,7 +21,7 @@ class Likelihood(NamedTuple):
     is_greedy: bool
 
 
-class Pair(NamedTuple):
+class Continuation(NamedTuple):
     """A context and what follows, int32 [n] and [m]; `ids` is what runs."""
 
     context: np.ndarray
@@ -65,11 +65,11 @@ def loglikelihoods(runner: Runner, pairs: Sequence[tuple[Ids, Ids]], bos: int | 
     return [found[place] for place in range(len(pairs))]
 
 
-def _checked(runner, context, continuation, bos) -> Pair:
+def _checked(runner, context, continuation, bos) -> Continuation:
     if len(context) == 0 and bos is None:
         raise RequestError("the context is empty, and the model has no token that starts a text")
-    pair = Pair(runner.check(context if len(context) else [bos], "context"),
-                runner.check(continuation, "continuation"))
+    pair = Continuation(runner.check(context if len(context) else [bos], "context"),
+                        runner.check(continuation, "continuation"))
     if len(pair.ids) > runner.context:
         raise RequestError(f"context and continuation have {len(pair.ids) + 1} tokens; the model's context is "
                            f"{runner.context} tokens")

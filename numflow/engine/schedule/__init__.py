@@ -1,1 +1,1 @@
-"""Who runs next and who holds which block, as integers: no model, no arrays, no clock."""
+"""Scheduling: sequences that run next and their KV blocks, as integers: no model, no arrays, no clock."""

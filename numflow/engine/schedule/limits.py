@@ -1,4 +1,4 @@
-"""What a step of the scheduler may hold."""
+"""Limits of one step of the scheduler."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ PREEMPTION = ("swap", "recompute")
 
 @dataclass
 class StepLimits:
-    """What a step may hold.
+    """Limits of one step.
 
-    sequences:      sequences that run side by side; a request that has more runs alone.
-    tokens:     of a step; soft, what generates always runs.
+    sequences:  that run side by side; a request that has more runs alone.
+    tokens:     token budget of a step; only prompts are cut.
     chunk:      tokens of one prompt in a step. encoder_tokens: that encoders read in a step; a longer text runs alone.
     batching:   "dynamic": requests join and leave at every step; "static": new ones start when all others have ended.
     preemption: "swap" or "recompute": what becomes of a request's blocks when memory runs out.

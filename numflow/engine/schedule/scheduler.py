@@ -1,4 +1,4 @@
-"""Who runs next, and in which KV blocks. Integers only: no model, no arrays, no clock.
+"""Plans of steps: the sequences that run next and their KV blocks. Integers only: no model, no arrays, no clock.
 
 A step takes from every running request what is due: one token (and drafts) of those that generate, and of the others
 a piece of their prompt, all within a budget of tokens. Requests start by priority, then first come, first served; none

@@ -1,4 +1,4 @@
-"""What the scheduler moves: sequences, the requests they belong to, and the plan of one step. Integers only."""
+"""Sequences, the groups of a request's sequences, and the plan of one step. Integers only."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from numflow.engine.schedule.prefix import START
 class Sequence:
     """One sequence of tokens.
 
-    ids:    all tokens that are known. length: the first so many have keys and values in the blocks of `tables`, one for
-            each pool.
-    drafts: tokens that are guessed to come after `ids`; forgotten when they have run.
+    ids:    all tokens that are known. length: number of tokens whose keys and values are cached, in the blocks of
+            `tables`, one for each pool.
+    drafts: draft tokens behind `ids`; forgotten when they have run.
     node, registered: the prefix cache's node of the first `registered` blocks. border: blocks of its beginning that it
             has in common with another text.
     """

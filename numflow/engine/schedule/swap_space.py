@@ -1,4 +1,4 @@
-"""Keys and values of requests that had to make place, in the host's memory: which block lies where. Integers only."""
+"""Swap space: the host blocks that hold keys and values of preempted requests. Integers only."""
 
 from collections.abc import Mapping
 

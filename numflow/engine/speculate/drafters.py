@@ -1,4 +1,4 @@
-"""Who guesses the tokens of a text: its own past, or a smaller model. See numflow.engine.speculate.draft."""
+"""Sources of draft tokens: the text's own n-grams, or a draft model. See numflow.engine.speculate.draft."""
 
 import time
 from collections.abc import Sequence
@@ -13,47 +13,47 @@ from numflow.decoding.speculative import Distribution, DraftLength, StepTimes
 from numflow.engine.speculate.draft import MAX_DRAFTS
 from numflow.errors import NumflowError, RequestError
 
-RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # how often guesses are right, by how many tokens agree, before anything is known
-GUESSES = 1 << 32  # added to a sample's index: the random numbers of its guesses are others than those of its tokens
+RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # how often drafts are right, by how many tokens agree, before anything is known
+OWN_NUMBERS = 1 << 32  # added to a sample's index: the random numbers of its drafts are others than those of its tokens
 
 
 class Paced:
-    """A Draft that guesses as many tokens as pay.
+    """A Drafter of as many tokens as pay.
 
-    times: what steps take, shared by all texts. most: always so many guesses; 0: as many as pay.
-    guess_s: seconds that a guess takes.
+    times: what steps take, shared by all texts. most: always so many drafts; 0: as many as pay.
+    draft_s: seconds that a draft takes.
     """
 
     def __init__(self, times: StepTimes, most: int = 0):
         self._times, self._most = times, most
-        self._length = DraftLength(MAX_DRAFTS)  # of the latest guesses
-        self._since: float | None = None  # when the step of the latest guesses began
-        self.guess_s = 0.0
+        self._length = DraftLength(MAX_DRAFTS)  # of the latest drafts
+        self._since: float | None = None  # when the step of the latest drafts began
+        self.draft_s = 0.0
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids`."""
         self._times.enter(self)
-        guesses = self.guess(np.asarray(ids, np.int32), limit)
+        drafts = self.draft(np.asarray(ids, np.int32), limit)
         self._since = time.perf_counter()
-        return guesses
+        return drafts
 
     def count(self, limit: int) -> int:
-        """How many tokens to guess now."""
-        return min(limit, self._most or self._length.choose(self._times, self.guess_s))
+        """Number of tokens to draft now."""
+        return min(limit, self._most or self._length.choose(self._times, self.draft_s))
 
     def accepted(self, proposed: int, accepted: int) -> None:
-        """Of so many guesses that ran the first `accepted` were right."""
+        """Of so many drafts that ran the first `accepted` were right."""
         if self._since is not None:  # else the prompt has run
             self._times.observe(proposed, time.perf_counter() - self._since)
             self._since = None
         self._length.update(proposed, accepted)
 
-    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens."""
         raise NotImplementedError
 
     def drawn_from(self, place: int) -> Distribution | None:
-        """What the latest guess at `place` was drawn from; None: it was not drawn."""
+        """The distribution that the latest draft at `place` was drawn from; None: it was not drawn."""
         return None
 
     def close(self) -> None:
@@ -62,11 +62,11 @@ class Paced:
 
 
 class NgramDrafter(Paced):
-    """Guesses that the text goes on as it did after an earlier occurrence of its latest tokens.
+    """Drafts the tokens that came after an earlier occurrence of the text's latest ones.
 
     before: tokens that the text may repeat too, such as those an encoder has read.
 
-    The more tokens agree, the more often the guess is right: each such length has its own count.
+    The more tokens agree, the more often the draft is right: each such length has its own count.
     """
 
     def __init__(self, times: StepTimes, most: int = 0, before: np.ndarray | None = None):
@@ -74,16 +74,16 @@ class NgramDrafter(Paced):
         self._before = np.zeros(0, np.int32) if before is None else before
         self._lengths = [DraftLength(MAX_DRAFTS, rate) for rate in RATES]
 
-    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
         found, agree = lookup(np.concatenate([self._before, ids]) if len(self._before) else ids, limit)
         self._length = self._lengths[agree]
         return found[:self.count(limit)].tolist() if agree else []
 
 
 class ModelDrafter(Paced):
-    """Guesses with a smaller model of the same vocabulary, in a sequence of its own.
+    """Drafts with a smaller model of the same vocabulary, in a sequence of its own.
 
-    runner: of that model. sampler: the text's own, whose strategies and random numbers the guesses are drawn with.
+    runner: of that model. sampler: the text's own, whose strategies and random numbers the drafts are drawn with.
     """
 
     def __init__(self, runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
@@ -93,25 +93,25 @@ class ModelDrafter(Paced):
         self._held = np.zeros(0, np.int32)  # tokens in the sequence
         self._from: list[Distribution | None] = []
 
-    def guess(self, ids: np.ndarray, limit: int) -> list[int]:
+    def draft(self, ids: np.ndarray, limit: int) -> list[int]:
         count = min(self.count(limit), self._sequence.limit - len(ids))
         self._from = []
         if count <= 0:
             return []
         logits = self._catch_up(ids)
-        begin, guesses = time.perf_counter(), []
+        begin, drafts = time.perf_counter(), []
         sampler = self._sampler.copy()
-        sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + GUESSES
+        sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + OWN_NUMBERS
         while True:
             try:
-                guesses.append(self._next(sampler, logits))
+                drafts.append(self._next(sampler, logits))
             except RequestError:  # the text's own sampler will say what is wrong, if it comes that far
                 break
-            if len(guesses) == count or guesses[-1] in sampler.constraints.ends or sampler.complete:
+            if len(drafts) == count or drafts[-1] in sampler.constraints.ends or sampler.complete:
                 break
-            logits = self._run(guesses[-1:])
-        self.guess_s = (time.perf_counter() - begin) / count
-        return guesses
+            logits = self._run(drafts[-1:])
+        self.draft_s = (time.perf_counter() - begin) / count
+        return drafts
 
     def _next(self, sampler: Sampler, logits: np.ndarray) -> int:
         if sampler.settings.deterministic:
@@ -145,7 +145,7 @@ class ModelDrafter(Paced):
 
 
 def check_draft(model, draft) -> None:
-    """That a model can guess for another.
+    """Check that a model can draft for another.
 
     Raises:
         RequestError: it is no decoder, or its vocabulary is another one.

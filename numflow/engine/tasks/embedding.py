@@ -7,13 +7,13 @@ import numpy as np
 from numflow.decoding.settings import is_count
 from numflow.engine.request.prompt import SHRINKS, check_size
 from numflow.engine.run.forward import Text, outputs
-from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, Recipe
+from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, EmbeddingRecipe
 from numflow.errors import RequestError, did_you_mean, quoted
 
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
-def embed(model, recipe: Recipe, texts: Texts, normalize: bool | None, pooling: str | None, truncate: bool,
+def embed(model, recipe: EmbeddingRecipe, texts: Texts, normalize: bool | None, pooling: str | None, truncate: bool,
           prompt: str | None) -> np.ndarray:
     """See Model.embed."""
     single = isinstance(texts, str) or (len(texts) > 0 and all(map(is_count, texts)))
@@ -59,7 +59,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
-def poolings(name: str, recipe: Recipe, pooling: str | None) -> tuple[str, ...]:
+def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[str, ...]:
     """How hidden states become one vector: as asked for, or as the model's own files say.
 
     Raises:

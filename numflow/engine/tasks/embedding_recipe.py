@@ -38,7 +38,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EmbeddingRecipe:
     """From hidden states to an embedding.
 
     pooling:     names of POOLINGS, joined; empty if the files name none.
@@ -61,7 +61,7 @@ class Recipe:
     strip: bool = False
 
 
-def read_recipe(files: Mapping[str, Any], default: str = "none") -> Recipe:
+def read_recipe(files: Mapping[str, Any], default: str = "none") -> EmbeddingRecipe:
     """The recipe of a model folder.
 
     files:   Checkpoint.files, of which "modules" (modules.json) or else "pooling" decides.
@@ -73,8 +73,8 @@ def read_recipe(files: Mapping[str, Any], default: str = "none") -> Recipe:
     """
     if "modules" not in files:
         if "pooling" not in files:
-            return Recipe(() if default == "none" else (default,))
-        return Recipe(**_pooling(Path(files["pooling"])))
+            return EmbeddingRecipe(() if default == "none" else (default,))
+        return EmbeddingRecipe(**_pooling(Path(files["pooling"])))
     path = Path(files["modules"])
     modules = _read(path, list)
     found: dict[str, Any] = {"layers": []}
@@ -92,7 +92,7 @@ def read_recipe(files: Mapping[str, Any], default: str = "none") -> Recipe:
             raise RequestError(f"{path}: module {module['type']!r} is not supported; numflow has Transformer, Pooling, "
                                "Dense and Normalize")
     found["layers"] = tuple(found["layers"])
-    return Recipe(**found, **_limits(path.parent), **_prompts(path.parent))
+    return EmbeddingRecipe(**found, **_limits(path.parent), **_prompts(path.parent))
 
 
 def _read(path: Path, kind: type) -> Any:

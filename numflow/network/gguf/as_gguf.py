@@ -18,7 +18,7 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.gguf.invent import Inventor, NamesToBe
-from numflow.network.gguf.match import CLOSE, Mismatch, Pair, matched
+from numflow.network.gguf.match import CLOSE, Mismatch, WeightPair, matched
 from numflow.network.gguf.metadata import metadata_of
 from numflow.network.quantise.quantise import SMALLEST, matrices
 from numflow.network.weights.source import WeightSource
@@ -68,7 +68,7 @@ class _Piece:
     weight: Weight
     part: Part
     first: int
-    pair: Pair
+    pair: WeightPair
 
     def is_all_of(self, tensor: Tensor) -> bool:
         """Whether the tensor is the weight, row by row."""
@@ -142,7 +142,7 @@ class _Writing:
         name = None if text is None else self.resolved.evaluate(f"gguf.written.{module}", text)
         return None if name is None else f"{name}.weight"
 
-    def _filled(self, invented: Checkpoint, target: Network, pairs: list[Pair]) -> Checkpoint:
+    def _filled(self, invented: Checkpoint, target: Network, pairs: list[WeightPair]) -> Checkpoint:
         pieces: dict[str, list[_Piece]] = {}
         for pair in pairs:
             weight, first = target.weights[pair.target], 0

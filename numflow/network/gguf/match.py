@@ -19,7 +19,7 @@ CLOSE = 2e-6  # numbers of which one has gone through float32
 
 
 @dataclass(frozen=True)
-class Pair:
+class WeightPair:
     """A weight of the target and the one of the source that it equals; order: rows of the source's, None for as they
     are."""
 
@@ -36,7 +36,7 @@ class Mismatch(RequestError):
         self.label, self.name = label, name
 
 
-def matched(source: Network, target: Network, divided: bool = False) -> list[Pair]:
+def matched(source: Network, target: Network, divided: bool = False) -> list[WeightPair]:
     """Which weight of the source each weight of the target is.
 
     divided: rotary frequencies may differ.
@@ -46,7 +46,7 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Pai
     """
     if source.entries.keys() != target.entries.keys():
         raise Mismatch("model", "parts", sorted(source.entries), sorted(target.entries))
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, WeightPair] = {}
     context = source.facts["context"]
     for entry in source.entries:
         steps, theirs = ([_within(step, target.facts["context"]) for step in network.entries[entry]]
@@ -93,7 +93,7 @@ def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None
 
 
 def _weights(source: Network, target: Network, ours: Step, other: Step, orders: list, divided: bool
-             ) -> Iterator[Pair]:
+             ) -> Iterator[WeightPair]:
     for role, name in ours.weights.items():
         a, b = source.weights[name], target.weights[other.weights[role]]
         if a.shape != b.shape or (len(a.shape) > 1 and a.groups != b.groups and ours.op != "linear"):
@@ -104,7 +104,7 @@ def _weights(source: Network, target: Network, ours: Step, other: Step, orders: 
                              or not np.allclose(a.constant, b.constant, CLOSE, 0)):
                 raise Mismatch(ours.label, _CONSTANTS.get(role, role), "what the source says", "other numbers")
             continue
-        yield Pair(b.name, a.name, _order_of(ours, orders, a.shape[0]))
+        yield WeightPair(b.name, a.name, _order_of(ours, orders, a.shape[0]))
 
 
 _CONSTANTS = {"inv_freq": "rotary frequencies", "slopes": "slopes", "table": "table of positions"}

@@ -48,9 +48,9 @@ class Calibration:
         Raises:
             RequestError: it cannot be written.
         """
-        from numflow.formats.writer import Entry, write
+        from numflow.formats.writer import TensorEntry, write
 
-        entries = [Entry.of(f"{name}.{kind}", value) for kind, table in
+        entries = [TensorEntry.of(f"{name}.{kind}", value) for kind, table in
                    (("importance", self.importances), ("moment", self.moments)) for name, value in table.items()]
         write(path, entries, {"kind": KIND, "facts": json.dumps(dict(self.facts)), "moments": json.dumps(
             dict(self.shared))})

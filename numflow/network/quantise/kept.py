@@ -17,7 +17,7 @@ from numflow import kernel_cache, trust
 from numflow.errors import FormatError, NumflowError
 from numflow.formats import kept, safetensors
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.formats.writer import Entry, write
+from numflow.formats.writer import TensorEntry, write
 
 SMALLEST = 1 << 20  # bytes of all tensors together; fewer are quantised in no time
 _ROWS, _SUM = "rows", "sum"
@@ -73,7 +73,7 @@ class KeptTensors:
             if self._room is None:
                 self._room = kept.make_room(path, self._nbytes)
             if self._room:
-                write(path, [Entry.of(_ROWS, rows)], {_SUM: str(_checksum(rows))}, kept=True)
+                write(path, [TensorEntry.of(_ROWS, rows)], {_SUM: str(_checksum(rows))}, kept=True)
 
     def _path(self, tensor: Tensor, scheme: str) -> Path:
         rest = (_quantiser(), self._calibration, tensor.name, scheme, repr((tensor.shape, tensor.turned)))

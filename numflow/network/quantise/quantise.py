@@ -26,7 +26,7 @@ SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuantisePlan:
     """What becomes of the matrices of a checkpoint, by tensor name.
 
     schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
@@ -51,7 +51,7 @@ class Plan:
         return "; ".join(lines)
 
 
-def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> QuantisePlan:
     """The plan of a recipe for a network that was built with fuse=False.
 
     Matrices are what linears multiply with, and tables of tokens. Norms, biases, tables of positions and whatever
@@ -69,8 +69,9 @@ def plan_of(network: Network, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
             schemes[name] = scheme
     linears = {step.weights["weight"] for steps in network.entries.values() for step in steps
                if step.op in _PRODUCTS}
-    return Plan(recipe, schemes, kept, modules, recipe.idle([(*found, name) for name, found in modules.items()]),
-                frozenset(part.tensor for name in linears for part in network.weights[name].parts))
+    idle = recipe.idle([(*found, name) for name, found in modules.items()])
+    return QuantisePlan(recipe, schemes, kept, modules, idle,
+                        frozenset(part.tensor for name in linears for part in network.weights[name].parts))
 
 
 def matrices(network: Network) -> dict[str, tuple[str, ...]]:
@@ -125,7 +126,7 @@ def already_quantised(checkpoint: Checkpoint) -> str:
             "lost stays lost, and rounding them again adds to it; take the float weights where there are any")
 
 
-def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoint) -> None:
+def check_calibration(calibration: Calibration, plan: QuantisePlan, checkpoint: Checkpoint) -> None:
     """Refuse a calibration that would be of no use or do harm.
 
     Raises:
@@ -144,7 +145,7 @@ def check_calibration(calibration: Calibration, plan: Plan, checkpoint: Checkpoi
             raise RequestError(f"{of}: {name} has {columns} columns, the calibration {found}")
 
 
-def uncalibrated(calibration: Calibration | None, plan: Plan) -> str:
+def uncalibrated(calibration: Calibration | None, plan: QuantisePlan) -> str:
     """One line about matrices that a calibration could be of use for and knows nothing of, "" if there are none."""
     names = [] if calibration is None else [
         name for name, scheme in plan.schemes.items()
@@ -154,7 +155,7 @@ def uncalibrated(calibration: Calibration | None, plan: Plan) -> str:
     return f"{len(names)} of {len(plan.schemes)} matrices are unknown to the calibration, such as {names[0]}"
 
 
-def quantised(checkpoint: Checkpoint, plan: Plan, calibration: Calibration | None = None,
+def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibration | None = None,
               threads: int | None = None, kept: KeptTensors | None = None,
               told: Callable[[Tensor, bool], None] = lambda tensor, there: None) -> Checkpoint:
     """The checkpoint with the tensors of `plan` in other types.

@@ -1,6 +1,6 @@
-"""Matrices that a file holds as [inputs, outputs], the other way round than most, turned: rows of inputs are quantised.
+"""Matrices that a file holds as [inputs, outputs], transposed: rows of inputs are quantised.
 
-    upright(checkpoint, spec)     # a Checkpoint whose tensors of that kind are turned when they are read
+    transposed(checkpoint, spec)     # a Checkpoint whose tensors of that kind are transposed when they are read
 """
 
 from collections.abc import Collection
@@ -13,16 +13,16 @@ from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.spec.reader import Spec
 
 
-def upright(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
-    """The checkpoint with transposed matrices turned. Of GGUF's few, which may have blocks, none is."""
+def transposed(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
+    """The checkpoint with such matrices transposed. Of GGUF's few, which may have blocks, none is."""
     if checkpoint.naming == "gguf":
         return checkpoint
     built = network.build(spec, checkpoint, fuse=False)
-    return turned(checkpoint, {part.tensor for weight in built.weights.values() for part in weight.parts
-                               if part.transpose})
+    return transpose(checkpoint, {part.tensor for weight in built.weights.values() for part in weight.parts
+                                  if part.transpose})
 
 
-def turned(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
+def transpose(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
     """The checkpoint with these tensors [..., K, N] as [..., N, K], in their type, which has no blocks.
 
     Only the tensor that was read last is kept, for whoever reads it row by row.
@@ -33,7 +33,7 @@ def turned(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
         def read() -> np.ndarray:
             if tensor.name not in last:
                 last.clear()
-                last[tensor.name] = _turned_bytes(tensor)
+                last[tensor.name] = _transposed_bytes(tensor)
             return last[tensor.name]
 
         *stack, k, n = tensor.shape
@@ -45,7 +45,7 @@ def turned(checkpoint: Checkpoint, names: Collection[str]) -> Checkpoint:
                                         for name, tensor in checkpoint.tensors.items()})
 
 
-def _turned_bytes(tensor: Tensor) -> np.ndarray:
+def _transposed_bytes(tensor: Tensor) -> np.ndarray:
     """uint8 [rows, row_bytes]."""
     *stack, k, n = tensor.shape
     size = tensor.type.row_bytes(1)

@@ -14,7 +14,7 @@ from numflow.network.windows import windows
 from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.cluster.connect import connected, environment, room
 from numflow.partition.cluster.resources import bundles, listed, needs_of, nodes_of
-from numflow.partition.cluster.stage import IO, Place, Stage
+from numflow.partition.cluster.stage import IO, GroupActor, Place
 from numflow.partition.cut.plan import Plan
 from numflow.partition.run.program import PROGRESS_S, START_S
 
@@ -159,7 +159,7 @@ class RayProgram:
         ray, asked, (plan, *rest) = self._ray, self._asked[group], self._make
         where = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._placed, placement_group_bundle_index=group)
-        return ray.remote(concurrency_groups={IO: 1})(Stage).options(
+        return ray.remote(concurrency_groups={IO: 1})(GroupActor).options(
             num_cpus=asked["CPU"], num_gpus=asked.get("GPU"), scheduling_strategy=where, max_restarts=0,
             runtime_env=environment()).remote(plan, group, *rest)
 

@@ -79,7 +79,7 @@ class Place:
     gpus: Mapping[str, int]
 
 
-class Stage:
+class GroupActor:
     """What the actor is made of. `deliver` and `abort` are called in the concurrency group IO.
 
     executors: by name, module with the Program and World of its devices. source: gives weights, from files.

@@ -18,7 +18,7 @@ _RECOMPUTED = ("rope_angles",)
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """Steps of one group of devices, by entry. Exchanges name the other stage in `peer`. layers: by stack."""
 
     entries: Mapping[str, tuple[Step, ...]]
@@ -26,7 +26,7 @@ class Stage:
 
 
 def cut_by_layer(network: Network, shares: tuple[float, ...],
-                 layers: Mapping[str, tuple[int, ...]] | None = None) -> tuple[Stage, ...]:
+                 layers: Mapping[str, tuple[int, ...]] | None = None) -> tuple[PipelineStage, ...]:
     """Stages in order.
 
     shares: how much of the layers each stage takes. layers: for each stack ("" or "enc." and "dec."), how many layers
@@ -40,8 +40,9 @@ def cut_by_layer(network: Network, shares: tuple[float, ...],
     walk = _Walk(network, len(shares), ranges)
     for entry, steps in network.entries.items():
         walk.entry(entry, steps)
-    return tuple(Stage({entry: tuple(steps) for entry, steps in stage.items()},
-                       {stack: spans[i] for stack, spans in ranges.items()}) for i, stage in enumerate(walk.stages))
+    return tuple(PipelineStage({entry: tuple(steps) for entry, steps in stage.items()},
+                               {stack: spans[i] for stack, spans in ranges.items()})
+                 for i, stage in enumerate(walk.stages))
 
 
 def _ranges(stack: str, found: range, shares: tuple[float, ...], layers) -> list[range]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from numflow.ops import Cache, Network, Step, View, Weight, param
-from numflow.partition.cut.by_layer import Stage
+from numflow.partition.cut.by_layer import PipelineStage
 from numflow.partition.cut.choose import (
     COLUMNS,
     EXPERTS,
@@ -23,7 +23,7 @@ from numflow.partition.cut.choose import (
     SUM,
     TOKENS,
     CacheCut,
-    Choice,
+    Sharding,
     choose,
     of_heads,
     overlap,
@@ -66,7 +66,7 @@ class DeviceSteps:
         return weight.name
 
 
-def cut_by_tensor(network: Network, stage: Stage, group: tuple[int, ...], shares: tuple[float, ...],
+def cut_by_tensor(network: Network, stage: PipelineStage, group: tuple[int, ...], shares: tuple[float, ...],
                   groups: tuple[tuple[int, ...], ...], caches: Mapping[str, CacheCut], embedding: str = "split",
                   head: str = "split") -> list[DeviceSteps]:
     """The steps of each device of a group.
@@ -93,7 +93,7 @@ class _Emitter:
         self.makers: dict[View, str] = {}
         self.entry = "main"
 
-    def step(self, step: Step, choice: Choice) -> None:
+    def step(self, step: Step, choice: Sharding) -> None:
         """One step of the stage, with the exchanges that it needs first."""
         for view in list(self.layouts):  # a value that is overwritten in part must be whole
             if any(overlap(view, y) and view != y for y in step.outputs):
@@ -105,7 +105,7 @@ class _Emitter:
                 self.layouts[view], self.makers[view] = layout, step.label
         self._outputs(step)
 
-    def _emit(self, step: Step, choice: Choice) -> Layout | None:
+    def _emit(self, step: Step, choice: Sharding) -> Layout | None:
         if step.op in ("send", "receive"):
             self._exchange(step)
             return None

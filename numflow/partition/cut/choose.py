@@ -29,7 +29,7 @@ _ROW_UNIT = 16  # rows of a matrix that kernels take together: cuts between keep
 
 
 @dataclass(frozen=True)
-class Choice:
+class Sharding:
     """How a step is shared.
 
     how: WHOLE    every device runs it on whole views
@@ -93,7 +93,7 @@ def _cache_cut(heads: int, cache: Cache, width: int, output: Weight | None, shar
 
 
 def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapping[str, CacheCut], embedding: str,
-           head: str) -> list[Choice]:
+           head: str) -> list[Sharding]:
     """A choice for every step of an entry.
 
     shares: of the devices of the group. caches: of `cut_caches` on the whole model.
@@ -101,7 +101,7 @@ def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapp
     """
     steps = network.entries[entry]
     if len(shares) == 1:
-        return [Choice(WHOLE)] * len(steps)
+        return [Sharding(WHOLE)] * len(steps)
     return _Chooser(network, steps, shares, caches, embedding, head).all()
 
 
@@ -113,7 +113,7 @@ class _Chooser:
         self.embedding, self.head = embedding, head
         self.wanted: dict[View, Spans] = {}
 
-    def all(self) -> list[Choice]:
+    def all(self) -> list[Sharding]:
         choices = []
         for at in range(len(self.steps) - 1, -1, -1):
             step = self.steps[at]
@@ -124,68 +124,68 @@ class _Chooser:
             choices.append(rule(self, at, step, spans))
         return choices[::-1]
 
-    def _whole(self, at: int, step: Step, spans: Spans | None) -> Choice:
-        return Choice(WHOLE)
+    def _whole(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        return Sharding(WHOLE)
 
-    def _elementwise(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _elementwise(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         if spans is None:
-            return Choice(WHOLE)
+            return Sharding(WHOLE)
         self.wanted |= dict.fromkeys(step.inputs, spans)
-        return Choice(COLUMNS, spans)
+        return Sharding(COLUMNS, spans)
 
-    def _norm(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _norm(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         if spans is None:
-            return Choice(WHOLE)
+            return Sharding(WHOLE)
         self.wanted[step.inputs[0]] = spans  # in pieces in any case: what makes them is cut, and gathered if need be
         groups = param(step, "groups")
         fits = groups > 1 and is_aligned(spans, step.outputs[0].width // groups)
-        return Choice(COLUMNS, spans) if fits else Choice(WHOLE)
+        return Sharding(COLUMNS, spans) if fits else Sharding(WHOLE)
 
-    def _rope(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _rope(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         if spans is None or not is_aligned(spans, param(step, "head_dim")):
-            return Choice(WHOLE)
+            return Sharding(WHOLE)
         self.wanted[step.inputs[0]] = spans
-        return Choice(COLUMNS, spans)
+        return Sharding(COLUMNS, spans)
 
-    def _head_concat(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _head_concat(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         heads, y = param(step, "heads"), step.outputs[0]
         if spans is None or not is_aligned(spans, y.width // heads):
-            return Choice(WHOLE)
+            return Sharding(WHOLE)
         self.wanted |= {view: of_heads(spans, y, view) for view in own_columns(step)}
-        return Choice(COLUMNS, spans)
+        return Sharding(COLUMNS, spans)
 
-    def _head_linear(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _head_linear(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         (x,), (y,) = step.inputs, step.outputs
         if spans is None or not is_aligned(spans, y.width // param(step, "heads")):
-            return Choice(WHOLE)
+            return Sharding(WHOLE)
         self.wanted[x] = of_heads(spans, y, x)
-        return Choice(COLUMNS, spans)
+        return Sharding(COLUMNS, spans)
 
-    def _attention(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _attention(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
         heads = self.caches[cache.name].heads
         self.wanted[step.inputs[0]] = scaled(heads, cache.k_dim)
-        return Choice(COLUMNS, scaled(heads, cache.value_dim))
+        return Sharding(COLUMNS, scaled(heads, cache.value_dim))
 
-    def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
         kv_heads = self.caches[cache.name].kv_heads
         for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim)):
             self.wanted[view] = scaled(kv_heads, size)
-        return Choice(COLUMNS, kv_heads)
+        return Sharding(COLUMNS, kv_heads)
 
-    def _linear(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _linear(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         x, y, weight = step.inputs[0], step.outputs[0], self.network.weights[step.weights["weight"]]
         if spans is not None:
-            return Choice(COLUMNS, spans)
+            return Sharding(COLUMNS, spans)
         rows = self._rows(y.width)
         spans, fits = self._input(at, x, weight)
         if spans is not None:
             self.wanted[x] = spans
-            return Choice(SUM, spans) if fits else Choice(COLUMNS, rows)
+            return Sharding(SUM, spans) if fits else Sharding(COLUMNS, rows)
         if y == self.network.outputs.get("logits"):
-            return Choice(COLUMNS, rows) if self.head == "split" else Choice(FIRST)
-        return Choice(WHOLE)
+            return Sharding(COLUMNS, rows) if self.head == "split" else Sharding(FIRST)
+        return Sharding(WHOLE)
 
     def _rows(self, count: int) -> Spans:
         """Rows of a matrix for each device. A table that is the output matrix too is cut here and there alike, so that
@@ -232,13 +232,13 @@ class _Chooser:
                 return i if view in self.steps[i].outputs else None
         return None
 
-    def _embed(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _embed(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         rows = self._rows(self.network.weights[step.weights["table"]].shape[0])
-        return Choice(TOKENS, rows) if self.embedding == "split" else Choice(FIRST)
+        return Sharding(TOKENS, rows) if self.embedding == "split" else Sharding(FIRST)
 
-    def _experts(self, at: int, step: Step, spans: Spans | None) -> Choice:
+    def _experts(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         experts = self.network.weights[step.weights["weight"]].groups
-        return Choice(EXPERTS, even_spans(experts, self.shares))
+        return Sharding(EXPERTS, even_spans(experts, self.shares))
 
     RULES: ClassVar = {
         **dict.fromkeys(ELEMENTWISE, _elementwise), "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,

@@ -6,7 +6,7 @@ matrix, which is read whole for each token, stays on the GPU with the logits.
 
 from numflow.errors import DeviceError
 from numflow.ops import Network
-from numflow.partition.cut.devices import CPU, Device, Devices, parse_devices
+from numflow.partition.cut.devices import CPU, Devices, PlacedDevice, parse_devices
 from numflow.partition.cut.plan import layers_by_stack
 from numflow.partition.cut.spans import layer_spans
 
@@ -36,7 +36,7 @@ def with_cpu_layers(network: Network, devices: str | None, count: int) -> tuple[
         raise DeviceError(f"cpu_layers should be {range_}, is {count}: {network.name} has {have or 'no layers'}, of "
                           f"which devices {given} take at least {len(given.groups)}; --device cpu keeps all of them on "
                           "the processor")
-    cpu, layers = ((Device(CPU),),), {}
+    cpu, layers = ((PlacedDevice(CPU),),), {}
     for stack, total in sizes.items():
         rest = tuple(end - begin for begin, end in layer_spans(total - abs(count), given.group_shares))
         layers[stack] = (count, *rest) if count > 0 else (*rest, -count)

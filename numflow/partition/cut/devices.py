@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<cpu>cpu)|(?P<number>\d+(?:\.\d+)?|\.\d+)|(?P<mar
 
 
 @dataclass(frozen=True)
-class Device:
+class PlacedDevice:
     """One device of a placement. name: "0", "1", ... or "cpu". share: of the work, relative to the other devices."""
 
     name: str
@@ -33,7 +33,7 @@ class Device:
 class Devices:
     """A device string, understood: groups in the order of the layers, the devices of each in the order of the cuts."""
 
-    groups: tuple[tuple[Device, ...], ...]
+    groups: tuple[tuple[PlacedDevice, ...], ...]
 
     def __str__(self) -> str:
         return ";".join("&".join(map(str, group)) for group in self.groups)
@@ -88,7 +88,7 @@ class _Reader:
         self.text, self.at = text, 0
         self.seen: set[str] = set()
 
-    def device(self) -> Device:
+    def device(self) -> PlacedDevice:
         """A device and its share."""
         begin, token = self._next()
         if token is None or token.lastgroup == "mark" or "." in token[0]:
@@ -100,12 +100,12 @@ class _Reader:
         mark_at, mark = self._next()
         if mark is None or mark[0].strip() != "*":
             self.at = mark_at
-            return Device(name)
+            return PlacedDevice(name)
         begin, token = self._next()
         share = float(token["number"]) if token is not None and token.lastgroup == "number" else 0.0
         if not SHARES[0] <= share <= SHARES[1]:
             raise self._error(begin, "a share: a number 0.000001 .. 1000000")
-        return Device(name, share)
+        return PlacedDevice(name, share)
 
     def mark(self) -> str | None:
         """ ";" or "&", None at the end of the text."""

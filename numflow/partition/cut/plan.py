@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from numflow.ops import Network
-from numflow.partition.cut.devices import Device, Devices
+from numflow.partition.cut.devices import Devices, PlacedDevice
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def single_device(network: Network, executor: str, name: str = "0") -> Plan:
     """Everything on one device."""
     layers = layers_by_stack(network)
     part = DevicePart(name, executor, 0, 0, 1.0, layers, network)
-    return Plan(network, Devices(((Device(name),),)), (part,), ((0,),))
+    return Plan(network, Devices(((PlacedDevice(name),),)), (part,), ((0,),))
 
 
 def layer_of(label: str) -> tuple[str, int] | None:

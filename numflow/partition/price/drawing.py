@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from numflow.ops import EXCHANGES, param
 from numflow.partition.cut.plan import DevicePart, Plan
-from numflow.partition.price.price import Memory
+from numflow.partition.price.price import MemoryEstimate
 
 _BAR = 20
 
 
-def draw(plan: Plan, memory: Mapping[str, Memory] | None = None) -> list[str]:
+def draw(plan: Plan, memory: Mapping[str, MemoryEstimate] | None = None) -> list[str]:
     """Lines: a box row for each group of devices, the exchanges within it, and what goes on to the next."""
     lines = []
     for number, group in enumerate(plan.groups):
@@ -49,7 +49,7 @@ def _tokens(part: DevicePart) -> str:
     return ", ".join(f"tokens {first}-{first + rows - 1}" for first, rows in sorted(spans))
 
 
-def _bar(memory: Memory) -> str:
+def _bar(memory: MemoryEstimate) -> str:
     """ "[########····        ] 9.1 of 16.0 GB": weights, then the rest that is used."""
     weights = min(_BAR, round(_BAR * memory.weights / memory.limit))
     used = min(_BAR, round(_BAR * memory.used / memory.limit))

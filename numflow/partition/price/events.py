@@ -55,17 +55,17 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Together:
+class Collective:
     """A collective exchange: all of `group` come, and go on `seconds` after the last has come."""
 
     group: tuple[str, ...]
     seconds: float
 
 
-Script = Sequence[Work | Send | Receive | Together]
+Script = Sequence[Work | Send | Receive | Collective]
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """What a device did from `begin` to `end`: "work", "exchange" (of a collective) or "wait"."""
 
     device: str
@@ -94,7 +94,7 @@ class Simulator:
 
     def __init__(self, cluster: Cluster, done: Callable[[int, float], None], record: bool = True):
         self.cluster, self.done, self.now = cluster, done, 0.0
-        self.spans: list[Span] | None = [] if record else None
+        self.spans: list[Interval] | None = [] if record else None
         self.busy = dict.fromkeys(cluster.devices, 0.0)
         self._workers = {name: _Worker() for name in cluster.devices}
         self._arrived: dict[tuple[str, str], deque[float]] = {}
@@ -171,7 +171,7 @@ class Simulator:
             return True
         return self._meet(item, worker, job)
 
-    def _meet(self, item: Together, worker: _Worker, job: int) -> bool:
+    def _meet(self, item: Collective, worker: _Worker, job: int) -> bool:
         worker.waits = True
         came = self._meeting.get((item.group, job), 0) + 1
         self._meeting[item.group, job] = came
@@ -237,5 +237,5 @@ class Simulator:
 
     def _span(self, name: str, worker: _Worker, what: str, job: int) -> None:
         if self.spans is not None and self.now > worker.since:
-            self.spans.append(Span(name, worker.since, self.now, what, job))
+            self.spans.append(Interval(name, worker.since, self.now, what, job))
         worker.since = self.now

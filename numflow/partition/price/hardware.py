@@ -15,7 +15,7 @@ CLUSTERS = Path(__file__).parent / "clusters"
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSpec:
     """What one device can do, as achieved rather than as on the data sheet.
 
     memory:     bytes for weights, caches and scratch.
@@ -57,7 +57,7 @@ class Cluster:
     """
 
     title: str
-    devices: Mapping[str, Device]
+    devices: Mapping[str, DeviceSpec]
     link: Link
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     cores: float | None = None
@@ -109,7 +109,7 @@ class _Reader:
 
     def cluster(self, table: Mapping[str, Any]) -> Cluster:
         self.keys("", table, {"title", "device", "link", "links"}, {"device", "link"})
-        devices: dict[str, Device] = {}
+        devices: dict[str, DeviceSpec] = {}
         kinds = self.table("device", table["device"])
         for kind, facts in kinds.items():
             self.keys(f"device.{kind}", facts, {"count", "memory", "bandwidth", "operations", "step", "host"},
@@ -129,7 +129,7 @@ class _Reader:
         self.keys("link", table["link"], {"bandwidth", "latency"}, {"bandwidth", "latency"})
         return Cluster(str(table.get("title", self.path.stem)), devices, self.link("link", table["link"]), links)
 
-    def devices(self, kind: str, facts) -> list[Device]:
+    def devices(self, kind: str, facts) -> list[DeviceSpec]:
         """As many as `count` says; `host` may be one number or one for each."""
         count = facts.get("count", 1)
         most = 1 if kind == CPU else 1024
@@ -146,7 +146,7 @@ class _Reader:
         bandwidth = self.number(f"device.{kind}.bandwidth", facts["bandwidth"]) * 1e9
         operations = self.number(f"device.{kind}.operations", facts["operations"]) * 1e12
         step = self.number(f"device.{kind}.step", facts.get("step", 0), least=0) * 1e-6
-        return [Device(kind, memory, bandwidth, operations, step, host) for host in hosts]
+        return [DeviceSpec(kind, memory, bandwidth, operations, step, host) for host in hosts]
 
     def link(self, where: str, facts) -> Link:
         return Link(self.number(f"{where}.bandwidth", facts["bandwidth"]) * 1e9,

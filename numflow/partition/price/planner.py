@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from numflow.errors import DeviceError, NumflowError, RequestError
-from numflow.network.cost import Load, weight_bytes
+from numflow.network.cost import Workload, weight_bytes
 from numflow.ops import Network
 from numflow.partition.cut.cut import partition
 from numflow.partition.cut.devices import CPU, executors_of, parse_devices
 from numflow.partition.cut.plan import Plan, single_device
 from numflow.partition.price.events import Simulator
 from numflow.partition.price.hardware import Cluster
-from numflow.partition.price.price import NUMFLOW, Holding, Memory, Prices, Style
+from numflow.partition.price.price import NUMFLOW, Holding, MemoryEstimate, Prices, Style
 from numflow.sizes import in_words
 
 OBJECTIVES = ("latency", "throughput")
@@ -52,7 +52,7 @@ class Candidate:
     strategy: str = ""
     plan: Plan | None = None
     layers: tuple[tuple[str, Mapping[str, range]], ...] = ()
-    memory: dict[str, Memory] | None = None
+    memory: dict[str, MemoryEstimate] | None = None
     first: float = 0.0
     speed: float = 0.0
     throughput: float = 0.0
@@ -176,7 +176,7 @@ def _price(network, cluster, text, goal: Goal, prices: Prices, backend: str) -> 
 def decode_rate(prices: Prices, batch: int, context: int, lanes: int) -> tuple[float, float, float]:
     """(tokens/s, share of exchanges, share of waiting) of decoding `batch` queries in `lanes` batches under way."""
     sizes = [batch // lanes + (i < batch % lanes) for i in range(lanes)]
-    scripts = [prices.scripts([Load(size, 1, context - 1)]) for size in sizes]
+    scripts = [prices.scripts([Workload(size, 1, context - 1)]) for size in sizes]
     owner: dict[int, int] = {}
     rounds, ends = [0] * lanes, []
 
@@ -210,7 +210,7 @@ def prefill_seconds(prices: Prices, tokens: int) -> float:
     simulator = Simulator(prices.cluster, lambda job, now: None, record=False)
     for start in range(0, tokens, CHUNK):
         count = min(CHUNK, tokens - start)
-        simulator.issue(prices.scripts([Load(1, count, start, int(start + count == tokens))]))
+        simulator.issue(prices.scripts([Workload(1, count, start, int(start + count == tokens))]))
     return simulator.run()
 
 

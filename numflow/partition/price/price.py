@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numflow.network.cost import Cost, Load, step_cost, tables, weight_bytes
+from numflow.network.cost import StepCost, Workload, step_cost, tables, weight_bytes
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.cut.plan import DevicePart, Plan, layer_of
-from numflow.partition.price.events import Receive, Script, Send, Together, Work
+from numflow.partition.price.events import Collective, Receive, Script, Send, Work
 from numflow.partition.price.hardware import Cluster, Link
 from numflow.partition.price.outline import Outline, outline
 
@@ -41,7 +41,7 @@ INFERFLOW = Style("as Inferflow executes", 2, 8e-6, 40e-6, True, 55e-6, False)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of a device: weights, keys and values of all queries, scratch memory for a batch; limit: what it has."""
 
     weights: float
@@ -96,12 +96,13 @@ class Prices:
     factors: Mapping[str, float] = field(default_factory=dict)
     _outlines: dict[tuple[int, str], Outline] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def memory(self, tokens: int, rows: int, queries: int = 1) -> dict[str, Memory]:
+    def memory(self, tokens: int, rows: int, queries: int = 1) -> dict[str, MemoryEstimate]:
         """By device: for `tokens` cached tokens of all queries together and batches of `rows` rows."""
-        return {part.name: Memory(self.holding(part).weights(part.network),
-                                  self.cached_bytes(part.network, tokens, queries, self.holding(part).hold),
-                                  rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
-                                  self.cluster.devices[part.name].memory)
+        return {part.name: MemoryEstimate(
+                    self.holding(part).weights(part.network),
+                    self.cached_bytes(part.network, tokens, queries, self.holding(part).hold),
+                    rows * 4 * sum(b.width for b in part.network.buffers.values() if b.rows != "logits"),
+                    self.cluster.devices[part.name].memory)
                 for part in self.plan.devices}
 
     def holding(self, part: DevicePart) -> Holding:
@@ -117,7 +118,7 @@ class Prices:
         return sum(hold(cache) * kept_tokens(windows.get(name, 0), tokens, queries)
                    for name, cache in network.caches.items())
 
-    def scripts(self, loads: Sequence[Load], entry: str = "main") -> dict[str, Script]:
+    def scripts(self, loads: Sequence[Workload], entry: str = "main") -> dict[str, Script]:
         """What each device does for a batch of these loads."""
         return {part.name: self._script(part, loads, entry) for part in self.plan.devices}
 
@@ -146,7 +147,7 @@ class Prices:
         device = self.cluster.devices[part.name]
         weigh = self.holding(part).weigh
         costs = [step_cost(part.network, step, load, self.kv_bytes, weigh) for load in loads]
-        cost = sum(costs, Cost())
+        cost = sum(costs, StepCost())
         whole = sum(weigh(part.network.weights[name]) for name in step.weights.values())
         weights = min(sum(c.weights for c in costs), whole)  # loads of a batch share them
         fixed = device.step + self.style.step
@@ -170,9 +171,9 @@ class Prices:
         group = tuple(names[i] for i in param(step, "group"))
         if step.op == "all_gather":
             pieces = [end - begin for begin, end in param(step, "spans")]
-            return Together(group, self.gather_seconds(group, [rows * n * self.style.element for n in pieces]))
+            return Collective(group, self.gather_seconds(group, [rows * n * self.style.element for n in pieces]))
         adds = len(param(step, "adds"))
-        return Together(group, self.reduce_seconds(group, adds, rows * step.outputs[0].width * self.style.element))
+        return Collective(group, self.reduce_seconds(group, adds, rows * step.outputs[0].width * self.style.element))
 
     def reduce_seconds(self, group: Sequence[str], adds: int, nbytes: float) -> float:
         """Time to add `adds` partial sums of `nbytes` and to hand the sum to a group."""

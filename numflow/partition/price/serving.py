@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from numflow.errors import RequestError
-from numflow.network.cost import Load
-from numflow.partition.price.events import Script, Simulator, Span
+from numflow.network.cost import Workload
+from numflow.partition.price.events import Interval, Script, Simulator
 from numflow.partition.price.hardware import Cluster
 
-Scripts = Callable[[Sequence[Load]], Mapping[str, Script]]
+Scripts = Callable[[Sequence[Workload]], Mapping[str, Script]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Queries:
 
 
 @dataclass(frozen=True)
-class Service:
+class SimulatedEngine:
     """How the simulated engine works.
 
     max_batch: queries per batch. lanes: batches under way at the same time, which by-layer plans overlap.
@@ -66,7 +66,7 @@ class Outcome:
     first: float
     latencies: tuple[float, ...]
     busy: Mapping[str, float]
-    spans: Sequence[Span]
+    spans: Sequence[Interval]
 
 
 class _Query:
@@ -83,18 +83,18 @@ class _Lane:
         self.job: int | None = None
 
 
-def simulate(cluster: Cluster, scripts: Scripts, queries: Queries, service: Service | None = None,
+def simulate(cluster: Cluster, scripts: Scripts, queries: Queries, service: SimulatedEngine | None = None,
              record: bool = False) -> Outcome:
     """Serve queries on the devices of a cluster.
 
     scripts: what each device does for a batch.
     record:  keep the spans, for a picture.
     """
-    return _Run(cluster, scripts, queries, service or Service(), record).outcome()
+    return _Run(cluster, scripts, queries, service or SimulatedEngine(), record).outcome()
 
 
 class _Run:
-    def __init__(self, cluster, scripts, queries: Queries, service: Service, record: bool):
+    def __init__(self, cluster, scripts, queries: Queries, service: SimulatedEngine, record: bool):
         self.scripts, self.queries, self.service = scripts, queries, service
         self.simulator = Simulator(cluster, self._done, record)
         self.lanes = [_Lane() for _ in range(service.lanes)]
@@ -168,12 +168,12 @@ class _Run:
         self._start(lane)
 
 
-def _loads(parts) -> list[Load]:
+def _loads(parts) -> list[Workload]:
     """Decoding queries as one load of their mean length, each prompt as its own."""
     decoding = [query.cached for query, tokens in parts if not tokens]
-    loads = [Load(1, tokens, query.cached, int(tokens == query.waiting)) for query, tokens in parts if tokens]
+    loads = [Workload(1, tokens, query.cached, int(tokens == query.waiting)) for query, tokens in parts if tokens]
     if decoding:
-        loads.append(Load(len(decoding), 1, round(sum(decoding) / len(decoding))))
+        loads.append(Workload(len(decoding), 1, round(sum(decoding) / len(decoding))))
     return loads
 
 

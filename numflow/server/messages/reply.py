@@ -3,27 +3,27 @@
 import secrets
 from dataclasses import dataclass, field
 
-from numflow.server.messages.tool_formats import FORMATS, Call, ToolFormat
+from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
 THINK, END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplyPart:
     """Text of one kind ("content" or "reasoning"), or a call."""
 
     kind: str
     text: str = ""
-    call: "ToolCall | None" = None
+    call: "ReplyCall | None" = None
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ReplyCall:
     """A call with its place among the reply's calls and an id of its own."""
 
     index: int
     id: str
-    call: Call
+    call: ToolCall
 
     def message(self) -> dict:
         """As it stands in a message."""
@@ -37,9 +37,9 @@ class Reply:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[ReplyCall] = field(default_factory=list)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ReplyPart) -> None:
         """Take one more part."""
         if part.call is not None:
             self.calls.append(part.call)
@@ -69,10 +69,10 @@ class Splitter:
         self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
         self._trim = False  # line ends that come next are dropped
 
-    def feed(self, text: str, end: bool = False) -> list[Part]:
+    def feed(self, text: str, end: bool = False) -> list[ReplyPart]:
         """What is certain now. end: no more text comes."""
         self._held += text
-        parts: list[Part] = []
+        parts: list[ReplyPart] = []
         while True:
             if self._trim:
                 self._held = self._held.lstrip("\n")
@@ -84,14 +84,14 @@ class Splitter:
                 self.reply.add(part)
             parts += step
 
-    def _reasoning(self, end: bool) -> list[Part] | None:
+    def _reasoning(self, end: bool) -> list[ReplyPart] | None:
         before, mark, after = self._held.partition(END_THINK)
         if mark:
             self._mode, self._held, self._fresh, self._trim = "content", after, True, True
             return self._text("reasoning", before)
         return self._release("reasoning", (END_THINK,), end)
 
-    def _content(self, end: bool) -> list[Part] | None:
+    def _content(self, end: bool) -> list[ReplyPart] | None:
         if self._forced:
             return self._whole(end)
         if self._fresh:
@@ -116,7 +116,7 @@ class Splitter:
             return None  # the space before a call is dropped
         return self._release("content", (self._begin,), end)
 
-    def _call(self, end: bool) -> list[Part] | None:
+    def _call(self, end: bool) -> list[ReplyPart] | None:
         """Between the marks of a call."""
         body, mark, after = self._held.partition(self._end) if self._end else (self._held, "", "")
         if not mark and not end:
@@ -128,7 +128,7 @@ class Splitter:
             return calls
         return self._text("content", self._begin + body + mark)  # no call: shown, not swallowed
 
-    def _whole(self, end: bool) -> list[Part] | None:
+    def _whole(self, end: bool) -> list[ReplyPart] | None:
         """All of the text may be a call."""
         if not end or not self._held:
             return None
@@ -137,25 +137,25 @@ class Splitter:
         known = self._forced or all(part.call is not None and part.call.call.name in self._names for part in calls)
         return calls if calls and known else self._text("content", text)
 
-    def _read(self, body: str) -> list[Part]:
+    def _read(self, body: str) -> list[ReplyPart]:
         try:
             found = self._calls_of(body)
         except (ValueError, RecursionError):
             return []
         begin = len(self.reply.calls)
-        return [Part("call", call=ToolCall(begin + at, f"call_{secrets.token_hex(12)}", call))
+        return [ReplyPart("call", call=ReplyCall(begin + at, f"call_{secrets.token_hex(12)}", call))
                 for at, call in enumerate(found)]
 
-    def _release(self, kind: str, marks: tuple[str, ...], end: bool) -> list[Part] | None:
+    def _release(self, kind: str, marks: tuple[str, ...], end: bool) -> list[ReplyPart] | None:
         """The held text, but for an end that may begin one of the marks."""
         keep = 0 if end else max((_overlap(self._held, mark) for mark in marks), default=0)
         text, self._held = self._held[:len(self._held) - keep], self._held[len(self._held) - keep:]
         return self._text(kind, text) if text else None
 
-    def _text(self, kind: str, text: str) -> list[Part]:
+    def _text(self, kind: str, text: str) -> list[ReplyPart]:
         if kind == "content" and text:
             self._fresh = False
-        return [Part(kind, text)] if text else []
+        return [ReplyPart(kind, text)] if text else []
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -40,7 +40,7 @@ def _fail_fast(schema: Any) -> None:
             _fail_fast(part)
 
 
-class Fields(BaseModel):
+class CheckedFields(BaseModel):
     """A JSON object whose check stops at the first wrong item of a list, and at the first unknown name.
 
     A list of all that is wrong with a large body takes far more time and memory than the body.
@@ -72,13 +72,13 @@ def _numbers(bias: Any) -> Any:
     return bias
 
 
-class Strict(Fields):
+class Strict(CheckedFields):
     """No value of another type, and no field but those declared: further ones are left out (wire.parse)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Open(Fields):
+class Open(CheckedFields):
     """May have more fields; whoever reads them checks them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -179,7 +179,7 @@ class ResponseFormat(Open):
     json_schema: JsonSchema | None = None
 
 
-class Generating(Without, Open):
+class GeneratingBody(Without, Open):
     """Fields of both generating routes. Further ones are settings of numflow's (top_k, min_p, regex, ...)."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -199,7 +199,7 @@ class Generating(Without, Open):
     response_format: ResponseFormat | None = None
 
 
-class ChatRequest(Generating):
+class ChatRequest(GeneratingBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -214,7 +214,7 @@ class ChatRequest(Generating):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionRequest(Generating):
+class CompletionRequest(GeneratingBody):
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]

@@ -10,7 +10,7 @@ from numflow.engine.request.settings import Settings
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages.constraints import FIELDS, refuse, take
-from numflow.server.messages.schemas import ChatRequest, CompletionRequest, Generating, Open, ResponseFormat, whole
+from numflow.server.messages.schemas import ChatRequest, CompletionRequest, GeneratingBody, Open, ResponseFormat, whole
 
 # Settings that requests do not give by these names, or not at all.
 HIDDEN = {"chat", "decoder_ids", "dry_breakers", "echo", "prompt_logprobs", "best_of", "logprobs", "n", "ignored",
@@ -41,7 +41,7 @@ def own_settings(body: Open, ignored: Ignored, form: ResponseFormat | None = Non
     return given
 
 
-def generating(body: Generating, defaults: Mapping[str, Any], ignored: Ignored, talks: bool) -> dict[str, Any]:
+def generating(body: GeneratingBody, defaults: Mapping[str, Any], ignored: Ignored, talks: bool) -> dict[str, Any]:
     """Settings that both of OpenAI's routes share. defaults: of the model, from the service's configuration. talks:
     the prompt is a conversation."""
     given = {name: getattr(body, name) for name in COMMON if getattr(body, name) is not None}

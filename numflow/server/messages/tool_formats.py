@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from numflow.errors import RequestError, did_you_mean
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A function's name, and its arguments as JSON text."""
 
     name: str
@@ -35,7 +35,7 @@ class ToolFormat:
 
     begin: str
     end: str
-    read: Callable[[str], list[Call]]
+    read: Callable[[str], list[ToolCall]]
     clues: tuple[str, ...]
     opening: str = ""
     inner: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def _arguments(values: Any) -> str:
         raise ValueError(str(error)) from None
 
 
-def _json_calls(body: str) -> list[Call]:
+def _json_calls(body: str) -> list[ToolCall]:
     """{"name": ..., "arguments": {...}}, a list of such objects, or several after one another."""
     values, decoder, rest = [], _DECODER, body.strip()
     while rest:
@@ -111,7 +111,7 @@ def _json_calls(body: str) -> list[Call]:
     return [_call_of(value) for value in values]
 
 
-def _call_of(value: Any) -> Call:
+def _call_of(value: Any) -> ToolCall:
     value = value.get("function", value) if isinstance(value, dict) and isinstance(value.get("function"), dict) \
         else value
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -119,11 +119,11 @@ def _call_of(value: Any) -> Call:
     given: Any = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
     if isinstance(given, str):
         _arguments(_DECODER.decode(given))
-        return Call(value["name"], given)
-    return Call(value["name"], _arguments(given))
+        return ToolCall(value["name"], given)
+    return ToolCall(value["name"], _arguments(given))
 
 
-def _named_calls(body: str) -> list[Call]:
+def _named_calls(body: str) -> list[ToolCall]:
     """NAME[ARGS]{...}, several after one another, with or without the opening mark between them."""
     calls, decoder, rest = [], _DECODER, body.strip()
     while rest:
@@ -131,7 +131,7 @@ def _named_calls(body: str) -> list[Call]:
         value, end = decoder.raw_decode(rest.lstrip())
         if not mark or not name.strip():
             raise ValueError("no call")
-        calls.append(Call(name.partition("[CALL_ID]")[0].strip(), _arguments(value)))
+        calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), _arguments(value)))
         rest = rest.lstrip()[end:].lstrip()
     return calls
 
@@ -140,7 +140,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*", re.S)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*", re.S)
 
 
-def _tagged_calls(body: str) -> list[Call]:
+def _tagged_calls(body: str) -> list[ToolCall]:
     """<function=NAME> with a JSON object in it, or with <parameter=KEY>value</parameter> lines; then </function>."""
     calls, at = [], 0
     while at < len(body):
@@ -150,9 +150,9 @@ def _tagged_calls(body: str) -> list[Call]:
         name, inside = found[1], found[2].strip()
         if inside.startswith("{"):
             _arguments(_DECODER.decode(inside))
-            calls.append(Call(name, inside))
+            calls.append(ToolCall(name, inside))
         else:
-            calls.append(Call(name, _arguments(_parameters(inside))))
+            calls.append(ToolCall(name, _arguments(_parameters(inside))))
         at = found.end()
     return calls
 
@@ -176,7 +176,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _python_calls(body: str) -> list[Call]:
+def _python_calls(body: str) -> list[ToolCall]:
     """[name(key=value, ...), ...] with literal values."""
     try:
         with warnings.catch_warnings():
@@ -188,15 +188,16 @@ def _python_calls(body: str) -> list[Call]:
         raise ValueError("no calls") from error
 
 
-def _python_call(node: ast.expr) -> Call:
+def _python_call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
         raise ValueError("no call with named arguments")
     if not all(isinstance(part, (ast.Name, ast.Attribute, ast.Load)) for part in ast.walk(node.func)):
         raise ValueError("no name of a function")
-    return Call(ast.unparse(node.func), _arguments({word.arg: ast.literal_eval(word.value) for word in node.keywords}))
+    given = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
+    return ToolCall(ast.unparse(node.func), _arguments(given))
 
 
-def _fenced_calls(body: str) -> list[Call]:
+def _fenced_calls(body: str) -> list[ToolCall]:
     """function<sep>NAME, then a JSON block, one after another between their own marks."""
     found = re.findall(r"<｜tool▁call▁begin｜>(?:function)?<｜tool▁sep｜>([^\n`{]+)\s*(?:```json)?\s*(\{.*?\})\s*"
                        r"(?:```)?\s*<｜tool▁call▁end｜>", body, re.S)

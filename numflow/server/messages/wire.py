@@ -15,7 +15,7 @@ from numflow.server.http.errors import ApiError, bad_request, of_error, one_line
 from numflow.server.http.ignored import Ignored
 from numflow.server.http.jobs import ClientGone, Jobs
 from numflow.server.messages.constraints import refuse, refuse_inside
-from numflow.server.messages.schemas import Generating, NativeRequest, Open
+from numflow.server.messages.schemas import GeneratingBody, NativeRequest, Open
 
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -124,7 +124,7 @@ def _leave_out(body: Any, ignored: Ignored, path: str = "") -> None:
             refuse(name, value, path)
             ignored.unknown(path + name, known)
         body.model_extra.clear()
-    elif isinstance(body, (Generating, NativeRequest)):  # whoever reads the others knows them; not what is in them
+    elif isinstance(body, (GeneratingBody, NativeRequest)):  # whoever reads the others knows them; not what is in them
         for name, value in (body.model_extra or {}).items():
             refuse_inside(name, value)
     for name in type(body).model_fields:

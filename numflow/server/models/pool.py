@@ -58,7 +58,7 @@ class _Slot:
         self.losses, self.next, self.since, self.is_lost = 0, 0.0, 0.0, False
 
 
-class Pool:
+class ModelPool:
     """All models that the configuration names.
 
     load: makes a Served of a ModelConfig; runs in a thread of its own.

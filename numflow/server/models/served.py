@@ -12,7 +12,7 @@ import numflow
 from numflow import formats, network, registry
 from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
-from numflow.engine.request.prompt import Conversation, Prompts
+from numflow.engine.request.prompt import ConversationIds, Prompts
 from numflow.engine.request.sampling import filled
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.errors import NumflowError, RequestError
@@ -140,7 +140,7 @@ class Served:
             return [{"role": "system", "content": own}, *messages]
         return messages
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Conversation:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> ConversationIds:
         """Ids of a conversation. variables: further names for the template, which it knows.
 
         Raises:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numflow.engine.request.prompt import Conversation
+from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import quoted
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
@@ -22,7 +22,7 @@ MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a
 class ChatPrompt:
     """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice."""
 
-    ids: Conversation
+    ids: ConversationIds
     settings: Mapping[str, Any]
     splitter: Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored)
     ids = render(served, messages_of(body.messages), tools, variables)
     if forced:
         opening = served.tool_format.opening
-        ids = Conversation([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
+        ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
         settings["json_schema"] = call_schema(forced)
     end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
     return ChatPrompt(ids, settings, {

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from numflow.engine.engine import Engine
-from numflow.engine.request.prompt import Conversation, check_size
+from numflow.engine.request.prompt import ConversationIds, check_size
 from numflow.engine.request.request import Request as Checked
 from numflow.server.http.errors import bad_request
 from numflow.server.messages.schemas import NativeRequest
@@ -66,21 +66,21 @@ class _Answer:
             given["stop"] = stops(given["stop"], self._running.ignored)
         prompt = self._encoder_prompt() if served.model.runner.has_encoder else self._prompt()
         settings = with_defaults({**own_settings(body, self._running.ignored), **given}, served.defaults,
-                                 talks=isinstance(prompt, Conversation))
+                                 talks=isinstance(prompt, ConversationIds))
         self._running.check(prompt, "text")
         if served.model.runner.has_encoder and (first := self._decoder_prefix()):
             settings["decoder_ids"] = first
         return [engine.request(prompt, **settings, max_tokens=min(limit, MOST_TOKENS),
-                               chat=isinstance(prompt, Conversation))]
+                               chat=isinstance(prompt, ConversationIds))]
 
-    def _prompt(self) -> Conversation | list[int]:
+    def _prompt(self) -> ConversationIds | list[int]:
         """The template with the query in it; without any template the text is continued."""
         body, served = self._body, self._served
         template = body.decoder_input_template or served.defaults.get("prompt_template")
         if body.encoder_input_template:
             raise bad_request(f"{served.name} has no encoder", "encoder_input_template", "unsupported")
         if template is not None:
-            return Conversation(self._filled(template))
+            return ConversationIds(self._filled(template))
         check_size(served.tokenizer, body.res_prefix or "", served.model.context, "res_prefix")
         prefix = served.tokenizer.encode(body.res_prefix, add_special=False) if body.res_prefix else []
         if not served.model.has_template and "chat_template" not in served.defaults:
@@ -89,7 +89,7 @@ class _Answer:
                                   "system_prompt", "unsupported")
             return [*served.prompts.encode(body.text), *prefix]
         messages = [{"role": "system", "content": body.system_prompt}] if body.system_prompt else []
-        return Conversation([*served.render([*messages, {"role": "user", "content": body.text}], {}), *prefix])
+        return ConversationIds([*served.render([*messages, {"role": "user", "content": body.text}], {}), *prefix])
 
     def _encoder_prompt(self) -> list[int]:
         template = self._body.encoder_input_template or self._served.defaults.get("encoder_template")

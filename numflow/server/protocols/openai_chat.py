@@ -16,7 +16,7 @@ from numflow.engine.run.generation import Generation, Piece
 from numflow.server.http.errors import bad_request
 from numflow.server.http.event_loop import Run
 from numflow.server.messages.logprobs import chat_entries
-from numflow.server.messages.reply import Part, Reply
+from numflow.server.messages.reply import Reply, ReplyPart
 from numflow.server.messages.schemas import ChatRequest
 from numflow.server.messages.settings import chat_settings
 from numflow.server.messages.wire import DONE, event
@@ -95,7 +95,7 @@ class _Answer:
     def _choices(self, run: Run) -> list["_Choice"]:
         return [_Choice(self._served, self._prompt, index) for index in range(len(run.results))]
 
-    def _deltas(self, choice: "_Choice", parts: Sequence[Part]) -> list[bytes]:
+    def _deltas(self, choice: "_Choice", parts: Sequence[ReplyPart]) -> list[bytes]:
         """Chunks for parts of the reply; log-probabilities go with the first text that comes after them."""
         return [self._chunk(choice.index, delta, self._take(choice)) for part in parts for delta in _delta(part)]
 
@@ -122,10 +122,10 @@ class _Choice:
         self.index, self.splitter = index, prompt.make_splitter()
         self.entries: list[TokenLogprob] = []
         self.told = 0
-        self.last: list[Part] = []
+        self.last: list[ReplyPart] = []
         self._marks = served.marks
 
-    def feed(self, piece: Piece) -> list[Part]:
+    def feed(self, piece: Piece) -> list[ReplyPart]:
         """Take a piece, with the marks of tool calls and thinking, which decoding leaves out."""
         if piece.logprob is not None:
             self.entries.append(piece.logprob)
@@ -146,7 +146,7 @@ def _message(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _delta(part: Part) -> list[dict[str, Any]]:
+def _delta(part: ReplyPart) -> list[dict[str, Any]]:
     if part.call is not None:
         call = part.call
         first = {"index": call.index, "id": call.id, "type": "function",

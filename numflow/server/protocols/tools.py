@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from numflow.engine.request.prompt import Conversation
+from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import TokenizerError
 from numflow.server.http.errors import bad_request
 from numflow.server.messages.schemas import ChatRequest, Tool, ToolChoice
@@ -47,7 +47,7 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
-           variables: Mapping[str, Any]) -> Conversation:
+           variables: Mapping[str, Any]) -> ConversationIds:
     """Ids of a conversation with its tools.
 
     Raises:

@@ -17,7 +17,7 @@ from numflow.server.http.errors import ApiError
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages.wire import Json, dump, event, read_body
 from numflow.server.replicas.merge import merged
-from numflow.server.replicas.replica import Call, Head
+from numflow.server.replicas.replica import Head, ReplicaCall
 from numflow.server.replicas.replicas import Replicas
 from numflow.server.service import status
 from numflow.server.service.service import Service
@@ -56,8 +56,8 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Re
     """Answer with what a replica answers, in one piece or as a stream, as it does."""
     config, kind = service.config, request.headers.get("content-type")
     body = await read_body(request, config.max_body, config.body_timeout)
-    call = Call(request.method, request.url.path, request.url.query.encode(), body, request.state.id,
-                [(b"content-type", kind.encode("latin-1"))] if kind else [], request.state.owner)
+    call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id,
+                       [(b"content-type", kind.encode("latin-1"))] if kind else [], request.state.owner)
     answer = replicas.ask(call)
     try:
         head = await service.jobs.run(request.receive, _first(answer))

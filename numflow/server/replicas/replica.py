@@ -18,7 +18,7 @@ _TOLD_S = 30.0  # that a replica without its models lives on, so that it can be 
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has."""
 
     method: str
@@ -80,7 +80,7 @@ class Replica:
         """What /metrics says."""
         return self._service.metrics.text().decode()
 
-    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
         """A request's answer: its head, then its body, in parts as they come. Who stops listening ends the request."""
         parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_HELD)
         body, gone = iter([call.body]), asyncio.Event()

@@ -14,7 +14,7 @@ from numflow.partition.cut.devices import CPU, parse_devices
 from numflow.server.config.config import Config, ModelConfig
 from numflow.server.http.errors import ApiError
 from numflow.server.messages.wire import KEEP_ALIVE
-from numflow.server.replicas.replica import Call, Head, Replica, portable
+from numflow.server.replicas.replica import Head, Replica, ReplicaCall, portable
 
 log = logging.getLogger("numflow.server")
 ATTEMPTS = 4        # replicas that a request may lose before it is given up: it may be what ends them
@@ -61,7 +61,7 @@ class Replicas:
         """Every model as it is configured."""
         return [(model, None, None) for model in self._config.models]
 
-    async def ask(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
         """A request's answer: its head, then its body in parts. If its replica is lost, another one is asked, as long
         as nothing of the body has been had.
 
@@ -92,7 +92,7 @@ class Replicas:
         found = await self._handle.broadcast(method).results_async(timeout_s=10, return_exceptions=True)
         return [answer for answer in found if not isinstance(answer, Exception)]
 
-    async def _parts(self, call: Call) -> AsyncIterator[Head | bytes]:
+    async def _parts(self, call: ReplicaCall) -> AsyncIterator[Head | bytes]:
         """The answer of one replica, which ends its work if nobody listens any more."""
         answer, ended = self._handle.options(stream=True).ask.remote(call), False
         try:

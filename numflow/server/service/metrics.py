@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from numflow.engine.run.generation import Piece
 from numflow.server.http.event_loop import Run
-from numflow.server.models.pool import Pool
+from numflow.server.models.pool import ModelPool
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 # name in Engine.stats -> (name of the metric, whether it only grows, what it is)
@@ -33,7 +33,7 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: ModelPool):
         disable_created_metrics()  # a line for each series that says when it began
         self._registry, self._pool = CollectorRegistry(), pool
 

@@ -21,7 +21,7 @@ from numflow.server.http.event_loop import Hub, Run
 from numflow.server.http.ignored import Ignored
 from numflow.server.http.jobs import Jobs
 from numflow.server.messages.wire import EventStream, Json, dump_long, event, parse, read_body
-from numflow.server.models.pool import Lease, Pool
+from numflow.server.models.pool import Lease, ModelPool
 from numflow.server.models.served import Served
 from numflow.server.service.metrics import Metrics, Watch
 
@@ -40,9 +40,9 @@ class Service:
     ready: called when the models of the beginning are there, with the memory plan of each.
     """
 
-    def __init__(self, config: Config, pool: Pool | None = None):
+    def __init__(self, config: Config, pool: ModelPool | None = None):
         self.config = config
-        self.pool = pool or Pool(config)
+        self.pool = pool or ModelPool(config)
         self.jobs = Jobs(config.request_timeout)
         self.metrics = Metrics(self.pool)
         self.started = time.time()
