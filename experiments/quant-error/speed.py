@@ -22,9 +22,10 @@ from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import N_TOKENS
 from numflow.cpu.runtime.threads import shared_threads
 from numflow.cpu.simd.isa import isa
-from numflow.cpu.weights.layout import GRIDS, NATIVE, ROWS, SCHEMES, SUPER, Packed
+from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed
 from numflow.ops import Buffer, Network, Step, View, Weight
 from numflow.quant.layout import ROW_SCHEMES
+from numflow.quant.stored import STORED, SUPER
 
 QUICK = ("q3h", "q4", "Q4_0")  # compiling takes its time
 PEERS = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")  # file types that are kept as they are, for comparison
@@ -78,11 +79,11 @@ def _random(nbytes: int) -> np.ndarray:
 
 def _matrices(kind: str, memory: np.ndarray, columns: int) -> list[Packed]:
     """As many square matrices as the memory has codes for."""
-    scheme = SCHEMES[NATIVE[kind]]
+    scheme = SCHEMES[STORED[kind].kind.name]
     code_bytes, head_bytes = (columns // ROWS * size for size in scheme.tile_bytes(columns))
     headers, arena = _headers(scheme, columns), Arena()
     starts = range(0, len(memory) - code_bytes - head_bytes + 1, code_bytes + head_bytes)
-    matrices = [Packed(NATIVE[kind], kind, (columns, columns), 1, memory[start:start + code_bytes],
+    matrices = [Packed(scheme.name, kind, (columns, columns), 1, memory[start:start + code_bytes],
                        arena.zeros(len(headers))) for start in (start // 64 * 64 for start in starts)]
     for matrix in matrices:
         matrix.headers[:] = headers
@@ -92,7 +93,7 @@ def _matrices(kind: str, memory: np.ndarray, columns: int) -> list[Packed]:
 def _headers(scheme, columns: int) -> np.ndarray:
     """Headers of a square matrix whose weights are ordinary numbers."""
     tiles, size = columns // ROWS, scheme.tile_bytes(columns)[1]
-    if scheme.header in GRIDS:
+    if scheme.is_own:
         headers = np.random.default_rng(1).integers(0, 256, (tiles, size), dtype=np.uint8)
         rows = np.full((tiles, ROWS), 360 << 7 | 8 << 2, np.uint16)
         headers[:, :2 * ROWS] = rows.view(np.uint8)

@@ -1,12 +1,13 @@
 """What a program will take of memory, from shapes and types alone: for planning, before anything is loaded."""
 
 from numflow.cpu.state import kv_rows
-from numflow.cpu.weights.layout import SCHEMES, kept_as, tiles_of
+from numflow.cpu.weights.layout import SCHEMES, tiles_of
 from numflow.cpu.weights.outliers import expected_bytes
 from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers
+from numflow.quant.stored import kept_as
 
 
 def weight_bytes(weight: Weight) -> int:
@@ -21,10 +22,10 @@ def weight_bytes(weight: Weight) -> int:
         return _matrix_bytes("f32", weight.groups, rows, columns)
     apart = with_outliers(weight.types[0], QUANT_SCHEMES)
     if apart is None:
-        return _matrix_bytes(kept_as(weight.types[0], columns), weight.groups, rows, columns)
+        return _matrix_bytes(kept_as(weight.types[0], columns).name, weight.groups, rows, columns)
     cut = any(part.columns is not None for part in weight.parts)
     outliers = weight.groups * expected_bytes(apart, rows // weight.groups, columns, cut)
-    return _matrix_bytes(kept_as(apart.base.name, columns), weight.groups, rows, columns) + outliers
+    return _matrix_bytes(kept_as(apart.base.name, columns).name, weight.groups, rows, columns) + outliers
 
 
 def _matrix_bytes(kind: str, groups: int, rows: int, columns: int) -> int:

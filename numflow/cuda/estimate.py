@@ -3,15 +3,15 @@
 import math
 
 from numflow.cuda.device.call import ceil
-from numflow.cuda.weights.layout import FLOATS, NATIVE, SCHEMES
+from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import padded
 from numflow.cuda.weights.outliers import expected_bytes
-from numflow.formats.types import EXPANDED
 from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import with_outliers
 from numflow.quant.kv import CODED
+from numflow.quant.stored import Kind, kept_as
 
 _ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
 _PLAIN = {"f32": 4.0, "f16": 2.0}
@@ -25,17 +25,15 @@ def weight_bytes(weight: Weight) -> int:
     rows = math.prod(weight.shape[:-1])
     kind = "F32" if is_computed(weight) else weight.types[0]
     apart = with_outliers(kind, QUANT_SCHEMES)
-    if apart and apart.base.name in NATIVE:
-        cut = any(part.columns is not None for part in weight.parts)
-        return _planes(apart.base.name, rows, columns) + expected_bytes(apart, rows, columns, cut)
-    if kind not in NATIVE:
-        plain = FLOATS[kind if kind in FLOATS else EXPANDED.get(kind, "F32")]
-        return rows * padded(columns) * (4 if plain == "f32" else 2)
-    return _planes(kind, rows, columns)
+    kept = kept_as(apart.base.name if apart else kind, columns)
+    if kept.is_float:
+        return rows * padded(columns) * (4 if kept.name == "f32" else 2)
+    cut = any(part.columns is not None for part in weight.parts)
+    return _planes(kept, rows, columns) + (expected_bytes(apart, rows, columns, cut) if apart else 0)
 
 
-def _planes(kind: str, rows: int, columns: int) -> int:
-    parts = SCHEMES[NATIVE[kind]].parts.values()
+def _planes(kind: Kind, rows: int, columns: int) -> int:
+    parts = SCHEMES[kind.name].parts.values()
     return sum(ceil(rows * size * (columns // per if per else 1), _ALIGN) * _ALIGN for size, per in parts)
 
 

@@ -82,9 +82,6 @@ GGML_NUMBERS = {name: number for number, name in GGML_NAMES.items()}
 GGML_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
                 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 
-# What types without kernels become at load: the smallest plain type that holds all their numbers, else F32.
-EXPANDED = dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), "F16")
-
 _NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
           "BOOL": "u1", "U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 _Q8_GROUPS = re.compile(r"Q8_GS([1-9]\d{0,9})")

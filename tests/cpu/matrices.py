@@ -8,11 +8,11 @@ from numflow.cpu.linear.activations import bind_operand, operand_bytes
 from numflow.cpu.memory.buffers import aligned, padded
 from numflow.cpu.runtime.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOKENS
 from numflow.cpu.weights.pack import pack
-from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, tensor_type
 from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant import encode, find
+from numflow.quant.grids import GRIDS
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES
 

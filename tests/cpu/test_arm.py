@@ -9,9 +9,9 @@ import pytest
 
 from numflow import kernel_cache
 from numflow.cpu.simd import isa as simd_isa
-from numflow.cpu.weights.layout import NATIVE
 from numflow.formats.types import TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
+from numflow.quant.stored import STORED
 from tests.conftest import REPO
 from tests.cpu.isa_digest import digest
 
@@ -58,7 +58,7 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_same_bits_for_every_type(isa, mode):
     """Without those of Inferflow's that a test has to encode: the encoder is Arm code as well, and not called so."""
-    _check(isa, [(kind, mode) for kind in NATIVE if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
+    _check(isa, [(kind, mode) for kind in STORED if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
                  and (mode == "f32" or TYPES[kind].block > 1)])
 
 

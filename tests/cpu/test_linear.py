@@ -4,10 +4,10 @@ that row alone."""
 import numpy as np
 import pytest
 
-from numflow.cpu.weights.layout import NATIVE
-from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES, to_f32
+from numflow.quant.grids import GRIDS
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
+from numflow.quant.stored import STORED
 from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, quantized_twice, run_linear
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
@@ -20,7 +20,7 @@ _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("
 # Inferflow's schemes are made of the same parts as GGUF's and our own.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
-         for kind in NATIVE for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
+         for kind in STORED for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
 CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
 _OPERANDS = {"int8": quantized, "int16": quantized_twice}
 

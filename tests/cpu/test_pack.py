@@ -7,13 +7,14 @@ import pytest
 
 from numflow.cpu.linear.embed import embed
 from numflow.cpu.memory.arena import Arena
-from numflow.cpu.weights.layout import NATIVE, SCHEMES
+from numflow.cpu.weights.layout import SCHEMES
 from numflow.cpu.weights.pack import pack
 from numflow.errors import NetworkError
-from numflow.formats.types import EXPANDED, to_f32
+from numflow.formats.types import to_f32
 from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
+from numflow.quant.stored import EXPANDED, STORED
 from tests.cpu.matrices import Bench, columns_of, pack_stored, run_linear, stored
 
 
@@ -28,7 +29,7 @@ def _rows(packed, ids, scale=1.0):
 # Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
 _SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1", "q4_b16"}
 _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEMES and kind not in _SOME else [])
-          for kind in NATIVE]
+          for kind in STORED]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -61,7 +62,7 @@ def test_threads_and_groups_only_move_rows(kind):
 def test_sizes_are_those_of_the_layout():
     packed = pack_stored("q3h", 32, 512)[1]
     assert packed.nbytes == 2 * sum(SCHEMES["q3h"].tile_bytes(512))
-    bits = {kind: 8 * sum(SCHEMES[name].tile_bytes(512)) / (16 * 512) for kind, name in NATIVE.items()}
+    bits = {kind: 8 * sum(SCHEMES[stored.kind.name].tile_bytes(512)) / (16 * 512) for kind, stored in STORED.items()}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
                     "NVFP4": 5.0, "Q1_0": 1.5, "Q2_0": 2.5, "Q2_0_128": 2.5, "TQ1_0": 2.5, "TQ2_0": 2.5,

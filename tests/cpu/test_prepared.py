@@ -157,7 +157,8 @@ def test_another_version_of_the_code_that_packs(file, kept, packed, monkeypatch)
 @pytest.mark.parametrize("module", ["numflow.cpu.weights.layout", "numflow.cpu.weights.pack",
                                     "numflow.cpu.weights.pack_kernels",
                                     "numflow.cpu.weights.pack_blocks", "numflow.cpu.weights.pack_own_kernels",
-                                    "numflow.cpu.weights.pack_planes", "numflow.quant.layout"])
+                                    "numflow.cpu.weights.pack_planes", "numflow.quant.layout",
+                                    "numflow.quant.stored", "numflow.quant.grids"])
 def test_the_version_is_of_all_sources_that_pack(module, monkeypatch):
     before, read, source = prepared._packer(), kernel_cache.read, kernel_cache.source_of(module)
     monkeypatch.setattr(kernel_cache, "read", lambda path: read(path) + (b"#" if path == source else b""))

@@ -11,8 +11,8 @@ import pytest
 from numflow.cpu.linear.linear import kernel_of
 from numflow.cpu.runtime.compiler import FASTMATH
 from numflow.cpu.simd.isa import FORCED, isa
-from numflow.cpu.weights.layout import NATIVE
 from numflow.formats.types import TYPES
+from numflow.quant.stored import STORED
 from tests.conftest import REPO
 from tests.cpu import dots
 from tests.cpu.isa_digest import digest
@@ -69,7 +69,7 @@ def test_same_bits_of_networks(name):
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits_for_every_type(name):
-    _check(name, [(kind, mode) for kind in NATIVE for mode in ("int8", "f32")
+    _check(name, [(kind, mode) for kind in STORED for mode in ("int8", "f32")
                   if mode == "f32" or TYPES[kind].block > 1] + [("q3h+2%", "int8")])
 
 

@@ -73,7 +73,8 @@ def rounded(case, kind, k):
 
 
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
-    (KIND, 21, 256, 1), (KIND, 5, 256, 3), ("q2+5%", 19, 512, 8), ("q4+0.5%", 3, 1312, 1), ("q8+0.1%", 6, 96, 2)])
+    (KIND, 21, 256, 1), (KIND, 5, 256, 3), ("q2+5%", 19, 512, 8), ("q4+0.5%", 3, 1312, 1), ("q8+0.1%", 6, 96, 2),
+    ("q3h_b64t1+2%", 5, 256, 3)])
 def test_few_tokens(kind, n, k, tokens):
     case = linear_case(kind, n, k, tokens)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
@@ -94,7 +95,8 @@ def test_float32_activations(tokens):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "n", "k", "tokens"), [
-    (KIND, 20, 256, 9), ("q4+5%", 130, 32 * 33, 9), ("q6+2%", 7, 64, 40), ("q2+5%", 20, 96, 70), (KIND, 9, 64, 130)])
+    (KIND, 20, 256, 9), ("q4+5%", 130, 32 * 33, 9), ("q6+2%", 7, 64, 40), ("q2+5%", 20, 96, 70), (KIND, 9, 64, 130),
+    ("q3h_b64t1+2%", 20, 256, 9)])
 def test_tensor_cores(kind, n, k, tokens):
     """Tiles of 16, 64 and 128 tokens; columns in parts."""
     case = linear_case(kind, n, k, tokens, bias=True)
@@ -276,9 +278,13 @@ def test_planned_bytes():
                                                                      rel=0.1)
 
 
-def test_bases_without_kernels_are_expanded():
-    """Inferflow's schemes, with outliers as without."""
-    kind = "q3h_b64t1+2%"
-    matrix = upload(RawMatrix("w", kind, stored(kind, 4, 128), (4, 128)), Simulated())
-    assert (matrix.kind, matrix.expanded_from, matrix.nbytes) == ("f32", kind, 4 * 4 * 128)
-    assert weight_bytes(Weight("w", (4, 128), (Part("t"),), types=(kind,))) == matrix.nbytes
+def test_inferflows_schemes_and_columns_that_make_no_units():
+    """Kept with outliers as without; blocks of 16 that make no whole units are floats."""
+    for kind, columns, kept in (("q3h_b64t1+2%", 128, "b3h_base"), ("q4_b16+2%", 64, "b4_bytes16"),
+                                ("q4_b16+2%", 80, "f32")):
+        x = 0.1 * np.random.default_rng(0).standard_normal((4, columns)).astype(np.float32)
+        matrix = upload(RawMatrix("w", kind, encode(x, find(kind), threads=1), (4, columns)), Simulated())
+        assert (matrix.kind, matrix.type, matrix.expanded_from) == (kept, kind, kind if kept == "f32" else None)
+        weight = Weight("w", (4, columns), (Part("t"),), types=(kind,))
+        assert weight_bytes(weight) == pytest.approx(matrix.nbytes, abs=128)
+    assert matrix.nbytes == 4 * 4 * 96

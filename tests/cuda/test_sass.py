@@ -7,15 +7,15 @@ import pytest
 
 from numflow.cuda.compiler.sass import disassembler, instructions
 from numflow.cuda.state.cache_code import pitch
-from numflow.cuda.weights.layout import NATIVE, SCHEMES
 from numflow.quant.kv import CODED
+from numflow.quant.stored import KINDS, STORED
 from tests.cuda.kernels import APART, GROUPED, binaries, compiler_is_there
 from tests.cuda.matrices import QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
               pytest.mark.skipif(not compiler_is_there(), reason="no numba-cuda, or not the wheels it compiles with"),
               pytest.mark.skipif(disassembler() is None, reason="nvdisasm is not installed")]
-KINDS = sorted({NATIVE[kind] for kind in QUANTISED})
+NAMES = sorted({STORED[kind].kind.name for kind in QUANTISED})
 
 
 @functools.cache
@@ -29,17 +29,17 @@ def found(name: str, pattern: str, capability=(9, 0)) -> int:
     return sum(re.match(pattern, text) is not None for text in listing(name, capability))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMES)
 def test_matrix_times_vector(kind):
     name = f"gemv_{kind}_int8_1"
-    if SCHEMES[kind].bits not in (1, 2, 3):  # those read 4 or 8 bytes a lane
+    if KINDS[kind].bits not in (1, 2, 3):  # those read 4 or 8 bytes a lane
         assert found(name, r"LDG\.E\.NA\.LTC128B\.128")
     assert found(name, r"LDG\.E\.128")  # activations
     assert found(name, r"IDP\.4A\.U8\.S8")
     assert not found(name, "LDL|STL")
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", *KINDS])
+@pytest.mark.parametrize("kind", ["f16", "bf16", *NAMES])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["sm_80", "sm_90"])
 def test_tensor_cores(kind, capability):
     for tokens in (16, 128):
@@ -50,7 +50,7 @@ def test_tensor_cores(kind, capability):
         assert not found(name, "LDL|STL", capability)
 
 
-@pytest.mark.parametrize("kind", sorted({NATIVE.get(kind, kind.lower()) for kind in GROUPED}))
+@pytest.mark.parametrize("kind", sorted({STORED[kind].kind.name for kind in GROUPED}))
 def test_grouped_tensor_cores(kind):
     for tokens in (16, 64, 128):
         name = f"gemm_{kind}_{tokens}_grouped"

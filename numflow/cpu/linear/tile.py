@@ -20,7 +20,8 @@ from numflow.cpu.simd.tile import add_products, each_f32, each_i32, each_word, r
 from numflow.cpu.simd.value import Value, constant, exact_fma, fma, load, prefetch
 from numflow.cpu.weights.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
-from numflow.cpu.weights.layout import AUX_BYTES, BY_16, GRID, GRIDS, PIECES, SCHEMES, UNIT, WITH_BASE, Scheme
+from numflow.cpu.weights.layout import AUX_BYTES, PIECES, SCHEMES, UNIT, Scheme
+from numflow.quant.stored import BY_16, GRID, WITH_BASE
 
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
 # hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
@@ -118,7 +119,7 @@ def _zeros(total: list[Value], kind: str) -> list[Value]:
 
 def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     header, m = kind.scheme.header, len(total)
-    if header in GRIDS:
+    if kind.scheme.is_own:
         return _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold)
     if header in BY_16:
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)

@@ -12,14 +12,13 @@ from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, of_pair, pair_codes
-from numflow.cpu.weights.layout import (
+from numflow.cpu.weights.layout import PIECES, Scheme, header_bytes
+from numflow.quant.stored import (
     BASE,
     BF16,
     BYTES16,
     F16,
     GRID16,
-    GRIDS,
-    PIECES,
     POWER,
     SCALE,
     SCALE16,
@@ -27,8 +26,6 @@ from numflow.cpu.weights.layout import (
     SIGNED16,
     SUPER,
     WITH_BASE,
-    Scheme,
-    header_bytes,
 )
 
 Heads = Value | Grid
@@ -36,7 +33,7 @@ Heads = Value | Grid
 
 def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
     """What the functions below need to know of the tile's headers at address `heads`."""
-    if scheme.header not in GRIDS:
+    if not scheme.is_own:
         return heads
     by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
     return (by_16.get(isa(), Grid) if scheme.header == GRID16 else Grid)(heads, scheme, hold)
@@ -124,7 +121,7 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
 
 def weights(codes: Value, scales: Value, offsets: Value, scheme: Scheme) -> Value:
     """Weights of codes as float32; of a GRID, whose code - zero is exact, those of numflow.quant.decode."""
-    return (codes - offsets) * scales if scheme.header in GRIDS else fma(codes, scales, offsets)
+    return (codes - offsets) * scales if scheme.is_own else fma(codes, scales, offsets)
 
 
 def numbers(address: Value, header: int) -> Value:

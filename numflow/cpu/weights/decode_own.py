@@ -15,8 +15,9 @@ from numflow.cpu.simd.dot import dot2
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
 from numflow.cpu.simd.value import Value, constant, exact_fma, llvm_type, load
-from numflow.cpu.weights.layout import GRID16, ROW_HEADERS, Scheme
+from numflow.cpu.weights.layout import ROW_HEADERS, Scheme
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, PAIR_LEVELS
+from numflow.quant.stored import GRID16
 
 
 class Grid:

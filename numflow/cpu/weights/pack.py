@@ -7,16 +7,16 @@ import numpy as np
 from numflow.cpu.memory.arena import Arena
 from numflow.cpu.memory.buffers import aligned
 from numflow.cpu.runtime.kernel import Call, Code
-from numflow.cpu.weights.layout import NATIVE, PACK_SCRATCH, SCHEMES, Packed, kept_as, tiles_of
+from numflow.cpu.weights.layout import PACK_SCRATCH, SCHEMES, Packed, tiles_of
 from numflow.cpu.weights.outliers import pack_outliers
 from numflow.errors import NetworkError
-from numflow.formats.grids import GRIDS, spread
 from numflow.formats.mapped import release_pages
 from numflow.formats.types import tensor_type, to_f32
 from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import take_apart, with_outliers
-from numflow.quant.layout import ROW_SCHEMES
+from numflow.quant.grids import BLOCK, GRIDS, spread
+from numflow.quant.stored import STORED, kept_as
 
 _SMALL = 1 << 21        # bytes below which one thread packs
 _PART_BYTES = 1 << 24   # bytes that are packed at a time
@@ -24,15 +24,15 @@ _EXPAND_BYTES = 1 << 24  # bytes that other types become at a time
 _ARENA = Arena()
 KERNELS = ("numflow.cpu.weights.pack_kernels", "numflow.cpu.weights.pack_own_kernels")
 _NAMES = {"F32": "pack_32_bits", "F16": "pack_16_bits", "BF16": "pack_16_bits"}  # others are stamps, one of each type
-STAMPS = {f"pack_{name.lower()}": ("pack_own" if name in ROW_SCHEMES else "pack_type", (name,))
-          for name in NATIVE if name not in _NAMES}
+STAMPS = {f"pack_{name.lower()}": ("pack_own" if stored.kind.is_own else "pack_type", (name,))
+          for name, stored in STORED.items() if name not in _NAMES}
 _CODE = Code(*KERNELS, stamps=STAMPS)
 
 
 def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     """A stored matrix [N, K] in the packed layout, with the same numbers.
 
-    Types without kernels of their own are expanded to plain numbers (formats.types.EXPANDED), and blocks of 16 columns
+    Types without kernels of their own are expanded to plain numbers (quant.stored.EXPANDED), and blocks of 16 columns
     that do not make whole units of 32 to float32; the result says so in `expanded_from`.
 
     Raises:
@@ -47,19 +47,19 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{raw.rows.shape[0]} stored rows")
     wanted = tensor_type(raw.type)
-    if stored in NATIVE and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
+    if stored in STORED and (columns % wanted.block or raw.rows.shape[1] != wanted.row_bytes(columns)):
         raise NetworkError(f"matrix {raw.name!r}: rows of {raw.rows.shape[1]} bytes, not {columns} {raw.type} numbers")
     kind = kept_as(stored, columns)
-    native = kind == NATIVE.get(stored)
+    native = stored in STORED and kind == STORED[stored].kind
     tiles = raw.groups * tiles_of(n // raw.groups)
-    codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind].tile_bytes(columns))
-    packed = Packed(kind, stored if native else kind.upper(), raw.shape, raw.groups, codes, headers,
+    codes, headers = (_ARENA.zeros(tiles * size) for size in SCHEMES[kind.name].tile_bytes(columns))
+    packed = Packed(kind.name, stored if native else kind.name.upper(), raw.shape, raw.groups, codes, headers,
                     None if native else raw.type, None if outliers is None else pack_outliers(outliers, raw.groups))
     if not native:
         _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows, packed.type))
     elif stored in GRIDS:
-        size = GRIDS[stored].carrier.row_bytes(columns)
-        _convert(raw, packed, threads, size, lambda rows: spread(rows, wanted, threads))
+        size = columns // BLOCK * GRIDS[stored].carrier_bytes
+        _convert(raw, packed, threads, size, lambda rows: spread(rows, stored, columns, threads))
     else:
         _pack(raw, packed, threads)
     return packed

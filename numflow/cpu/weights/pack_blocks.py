@@ -1,7 +1,7 @@
 """Taking GGUF's blocks apart: one function per tensor type that spreads a block's codes and writes its header.
 
 Each is `fn(raw, out, head, lane)` and becomes straight code of a packing kernel (pack_kernels.py):
-raw   address of one row's block, of types of grids as their carrier (formats/grids.py) has it;
+raw   address of one row's block, of types of grids as their carrier (quant/grids.py) has it;
 out   address of the row's 4-byte word in scratch u8 [column group][16 rows][4]: word i of the row is at out + 64 * i;
 head  address of the tile's header of this block (layout.py); lane: the row's index in the tile.
 Words hold 4 columns each; vectors of 4 words are 16 columns.
@@ -10,7 +10,7 @@ Words hold 4 columns each; vectors of 4 words are 16 columns.
 from collections.abc import Callable
 
 from numflow.cpu.simd.value import Value, load, save
-from numflow.formats.grids import GRIDS
+from numflow.quant.grids import GRIDS
 
 _NIBBLES, _TWO, _ONE = 0x0F0F0F0F, 0x03030303, 0x01010101
 

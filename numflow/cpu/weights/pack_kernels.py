@@ -8,11 +8,12 @@ from numflow.cpu.runtime.access import i32_ptr, i64, share, u8_ptr, u16_ptr
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.simd.vector import inline, merged
-from numflow.cpu.weights.layout import NATIVE, PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
+from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
 from numflow.cpu.weights.pack_blocks import BLOCKS
 from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, pair_planes
-from numflow.formats.grids import GRIDS
 from numflow.formats.types import TYPES
+from numflow.quant.grids import GRIDS
+from numflow.quant.stored import STORED
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
 # their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
@@ -24,8 +25,9 @@ class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.scheme, self.emit = SCHEMES[NATIVE[name]], _BLOCKS[name]
-        self.type = GRIDS[name].carrier if name in GRIDS else TYPES[name]
+        self.scheme, self.emit = SCHEMES[STORED[name].kind.name], _BLOCKS[name]
+        self.columns = TYPES[name].block
+        self.size = GRIDS[name].carrier_bytes if name in GRIDS else TYPES[name].size
         super().__init__(name=f"Block({name})")
 
 
@@ -48,8 +50,8 @@ def _sizes(typingctx, kind):
     """
     def codegen(context, builder, signature, args):
         scheme = kind.scheme
-        columns, strip = max(kind.type.block, scheme.block), UNIT * scheme.strip
-        heads, size = columns // scheme.block * header_bytes(scheme.header), columns // kind.type.block * kind.type.size
+        columns, strip = max(kind.columns, scheme.block), UNIT * scheme.strip
+        heads, size = columns // scheme.block * header_bytes(scheme.header), columns // kind.columns * kind.size
         sizes = columns, size, heads, strip, strip * scheme.column_bytes
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 5)(kind), codegen

@@ -16,12 +16,13 @@ import numpy as np
 
 from numflow import kernel_cache, trust
 from numflow.cpu.memory import array_file
-from numflow.cpu.weights.layout import SCHEMES, Packed, kept_as, tiles_of
+from numflow.cpu.weights.layout import SCHEMES, Packed, tiles_of
 from numflow.cpu.weights.pack import KERNELS
 from numflow.errors import NumflowError
 from numflow.formats import container, kept
 from numflow.network.weights.source import WeightSource, is_computed
 from numflow.ops import Weight
+from numflow.quant.stored import kept_as
 
 _SMALLEST = 8 << 20  # bytes; what is smaller is packed in no time
 _PARTS = ("codes", "headers")
@@ -91,7 +92,7 @@ def _may_be_kept(weight: Weight) -> bool:
 
 
 def _kind(weight: Weight) -> str:
-    return kept_as(weight.types[0], weight.shape[-1])
+    return kept_as(weight.types[0], weight.shape[-1]).name
 
 
 def _matrix(weight: Weight) -> tuple[int, int]:

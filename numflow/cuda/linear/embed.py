@@ -16,7 +16,7 @@ from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, stream
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.scalar import f32, i32, u16, u32
 from numflow.cuda.weights.decode import header, pair_header, reader
-from numflow.cuda.weights.layout import PAIR, SCHEMES, UNIT
+from numflow.cuda.weights.layout import SCHEMES, UNIT
 from numflow.cuda.weights.outliers import value_of
 from numflow.cuda.weights.pack import PARTS
 from numflow.formats.types import to_f32
@@ -105,7 +105,7 @@ def code_rows(kind: str) -> Kernel:
     """A thread for each unit of a quantised table."""
     scheme = SCHEMES[kind]
     codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
-    paired, by_row = scheme.header == PAIR, "row" in scheme.parts
+    in_codes, by_row = scheme.in_codes, "row" in scheme.parts
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
@@ -125,7 +125,7 @@ def code_rows(kind: str) -> Kernel:
         if by_row:
             base, step, z_bits, dz_bits = stream4(per_row_, u32(4 * row))
             z, dz = float_of(z_bits), float_of(dz_bits)
-        if paired:
+        if in_codes:
             p, q, _, _ = load4(low, u32(4 * at))
             a, c = pair_header(p, q, base, step, z, dz)
             a16, c16 = a, c

@@ -47,7 +47,7 @@ from numflow.cuda.lang.intrinsics import (
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.scalar import f32, i32, u16, u32
 from numflow.cuda.weights.decode import header, pair_header, reader
-from numflow.cuda.weights.layout import PAIR, SCHEMES, Scheme
+from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import first_of, into_tile
 
 ROWS = 128              # of the matrix, of a block
@@ -211,12 +211,12 @@ def _float_stage(words, low, high, two, one, head, above, row, unit, units, base
 def _code_stage(kind: str) -> DeviceFunction:
     """32 weights of a row as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
     scheme: Scheme = SCHEMES[kind]
-    codes, read, head_of, paired = LocalArray(u32, 8), reader(scheme), header(scheme), scheme.header == PAIR
+    codes, read, head_of, in_codes = LocalArray(u32, 8), reader(scheme), header(scheme), scheme.in_codes
 
     @device
     def stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
         at, bytes_ = u32(row * units + unit), codes()
-        if paired:
+        if in_codes:
             p, q, _, _ = stream4(low, u32(4 * at))
             a, c = pair_header(p, q, base, step, z, dz)
             a16, c16 = a, c

@@ -25,8 +25,9 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.reduce import warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u16, u32
 from numflow.cuda.weights.decode import header, pair_header, reader, sevenths
-from numflow.cuda.weights.layout import BY_16, PAIR, SCHEMES, Scheme
+from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
+from numflow.quant.stored import BY_16
 
 WARPS = 4              # of a block
 TOKENS = (1, 4, 8)     # that one pass over the matrix serves
@@ -169,8 +170,8 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
 @functools.cache
 def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
     """Adds a unit of a row to the sums of all tokens."""
-    paired, head_of, read = scheme.header == PAIR, header(scheme), reader(scheme)
-    split = int8 and paired
+    in_codes, head_of, read = scheme.in_codes, header(scheme), reader(scheme)
+    split = int8 and scheme.paired
     add = _add_pairs if split else _add_int8(scheme) if int8 else _add_f32(scheme)
 
     @device
@@ -178,8 +179,9 @@ def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
                  dz):
         at = u32(begin + unit)
         p, q, r, o = u32(0), u32(0), u32(0), u32(0)
-        if paired:
+        if in_codes or split:
             p, q, r, o = stream4(low, u32(4 * at))
+        if in_codes:
             a, c = pair_header(p, q, base, step, z, dz)
             a16, c16 = a, c
         else:

@@ -32,7 +32,7 @@ from numflow.cuda.lang.scalar import f32, i32, u16, u32
 from numflow.cuda.linear.float_gemv import float_row_adder
 from numflow.cuda.linear.gemv import TOKENS, late_scales, row_adder
 from numflow.cuda.linear.linear import FEW, demands, uses_int8
-from numflow.cuda.weights.layout import FLOATS
+from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import UNIT, put_int8
 from numflow.cuda.weights.outliers import apart_args, outlier_adder
 from numflow.cuda.weights.pack import PARTS
@@ -84,7 +84,7 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
     """grid (N / 32, rows / tokens), N results. gate: activation of act_mul, "" for residual and norm. made: "int8",
     "rows" for float32, or "both". apart: as in linear_gemv.gemv."""
     halves, warps, codes, floats = 2 if gate else 1, WARPS["gated" if gate else ""], made != "rows", made != "int8"
-    add_row = float_row_adder(kind, tokens) if kind in FLOATS.values() else row_adder(kind, int8, tokens, 1)
+    add_row = row_adder(kind, int8, tokens, 1) if kind in SCHEMES else float_row_adder(kind, tokens)
     sums, found = LocalArray(f32, tokens), SharedArray(f32, tokens * 32 * halves)
     finish, scales, add_apart = _finish(gate), late_scales(tokens), outlier_adder(tokens)
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps

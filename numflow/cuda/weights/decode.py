@@ -6,11 +6,12 @@ from numflow.cuda.lang.arithmetic import dp4a_us, float_of, half_to_float, high_
 from numflow.cuda.lang.intrinsics import stream1, stream2, stream4
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, i32, u32
-from numflow.cuda.weights.layout import (
+from numflow.cuda.weights.layout import Scheme
+from numflow.quant.stored import (
     BASE,
+    BYTES16,
     GRID,
     GRID16,
-    PAIR,
     POWER,
     SCALE,
     SCALE16,
@@ -18,7 +19,6 @@ from numflow.cuda.weights.layout import (
     SIGNED16,
     SUPER,
     SUPER16,
-    Scheme,
 )
 
 _LOW = 0x0F0F0F0F
@@ -152,7 +152,7 @@ def reader(scheme: Scheme) -> DeviceFunction:
     """read(words, low, high, two, one, place): the unit's codes, unsigned bytes, group g in words[g]."""
     if scheme.book:
         return _book(scheme.book) if scheme.bits == 4 else _small_book(scheme.book, {2: _two_, 3: _three}[scheme.bits])
-    return {1: _one_, 2: _two_, 3: _three, 4: _four, 5: _five, 6: _six, 7: _pairs, 8: _eight}[scheme.bits]
+    return {1: _one_, 2: _two_, 3: _three, 3.5: _pairs, 4: _four, 5: _five, 6: _six, 8: _eight}[scheme.bits]
 
 
 @device
@@ -168,8 +168,7 @@ def header(scheme: Scheme) -> DeviceFunction:
     place: of the unit, counted over all rows; base, step, z, dz: of the row (GRID). The last two are for columns
     16 .. 31, and the first two again where a header is for all 32.
     """
-    zero, own = float(scheme.zero), scheme.own
-    scale_bits = own.scale_bits if own else 0
+    zero, scale_bits = float(scheme.zero), scheme.own.scale_bits if scheme.is_own else 0
     low_mask, factor = (1 << scale_bits) - 1, scheme.factor
 
     @device
@@ -196,6 +195,12 @@ def header(scheme: Scheme) -> DeviceFunction:
     def with_base(head, above, place, base, step, z, dz):
         d, m = half_to_float(stream1(head, u32(2 * place))), half_to_float(stream1(head, u32(2 * place + 1)))
         return d, m, d, m
+
+    @device
+    def bytes16(head, above, place, base, step, z, dz):
+        a, b = u32(stream1(head, u32(2 * place))), u32(stream1(head, u32(2 * place + 1)))
+        return (f32(a & u32(255)) * f32(0.001), f32(a >> u32(8)) * f32(0.01) - f32(1),
+                f32(b & u32(255)) * f32(0.001), f32(b >> u32(8)) * f32(0.01) - f32(1))
 
     @device
     def above_both(head, above, place, base, step, z, dz):
@@ -237,8 +242,8 @@ def header(scheme: Scheme) -> DeviceFunction:
         b, d = grid(u32(both >> u32(8)), base, step, z, dz)
         return a, c, b, d
 
-    return {SCALE: scale, SCALE16: scale16, POWER: power, BASE: with_base, SUPER: above_both, SUPER16: above_both16,
-            SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16, PAIR: grid32}[scheme.header]
+    return {SCALE: scale, SCALE16: scale16, POWER: power, BASE: with_base, BYTES16: bytes16, SUPER: above_both,
+            SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16}[scheme.header]
 
 
 @device

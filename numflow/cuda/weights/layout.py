@@ -13,10 +13,12 @@ one    1 word:  bit g belongs to group g
     2 bits  two            4 bits  low              6 bits  low, then two as bits 4 and 5
     3 bits  two, one       5 bits  low, then one    8 bits  low, high
 
-Pairs (3.5 bits, 11 levels): 7 bits of byte i of word j are 11 * (column i of group 2j + 1) + (column i of group 2j);
-the top bits of word 0 are S, of word 1 are Z of the block: with its header a unit is 16 bytes, one load.
+Pairs (3.5 bits, 11 levels): 7 bits of byte i of word j are 11 * (column i of group 2j + 1) + (column i of group 2j).
+Of numflow's own scheme the top bits of word 0 are S, of word 1 are Z of the block: with its header a unit is 16 bytes,
+one load.
 
-Headers say what the codes of a unit mean, w = A * code + C, with A and C for all 32 columns or for each 16:
+Headers (numflow/quant/stored.py) say what the codes of a unit mean, w = A * code + C, with A and C for all 32 columns
+or for each 16:
 
 kind      per unit            per 8 units ("above")   per row
 SCALE     f16 d                                              A = d              C = -zero * d
@@ -25,55 +27,34 @@ POWER     bf16 d                                             as SCALE
 BASE      f16 d, f16 m                                       A = d              C = m
 SUPER     u8 s, u8 m          f16 d, f16 e                   A = d s            C = -e m
 SUPER16   u8 (s | m << 4)[2]  f16 d, f16 e                   the same by 16 columns
+BYTES16   u8 (s, b)[2]                                       A = s / 1000       C = b / 100 - 1
 SIGNED    i8 s, -             f16 d                          A = d s            C = -zero A
 SIGNED16  i8 s[2]             f16 d                          the same by 16 columns
 GRID      u16 (S | Z << n)                            B, D, z, dz    A = float of the bits B + S D   C = -A (z + Z dz)
 GRID16    u8 (S | Z << n)[2]                          the same by 16 columns
-PAIR      in the codes                                       as GRID
 """
 
 from dataclasses import dataclass, field
 
 from numflow.cuda.device.device import Ref
-from numflow.formats import grids
-from numflow.quant.layout import ROW_SCHEMES, RowScheme
+from numflow.quant.stored import BASE, BYTES16, KINDS, SCALE16, SIGNED, SIGNED16, SUPER, SUPER16, Kind
 
 UNIT = 32
-SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, SIGNED, SIGNED16, GRID, GRID16, PAIR = range(11)
-BY_16 = {SCALE16, SUPER16, SIGNED16, GRID16}
-_ABOVE = {SUPER, SUPER16, SIGNED, SIGNED16}
-_ROWS = {GRID, GRID16, PAIR}
+_WIDE, _ABOVE = {SCALE16, BASE, BYTES16}, {SUPER, SUPER16, SIGNED, SIGNED16}
 
-# Tables of the code-books as signed bytes: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-_PLANES = {1: ("one",), 2: ("two",), 3: ("two", "one"), 4: ("low",), 5: ("low", "one"), 6: ("low", "two"), 7: ("low",),
-           8: ("low", "high")}
+_PLANES = {1: ("one",), 2: ("two",), 3: ("two", "one"), 3.5: ("low",), 4: ("low",), 5: ("low", "one"),
+           6: ("low", "two"), 8: ("low", "high")}
 PLANE_BYTES = {"low": 16, "high": 16, "two": 8, "one": 4}
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """A family of quantised matrices that one set of kernels serves.
-
-    bits: of a code in memory; header: its kind; book: values of the codes, which become those + 128.
-    own:  numflow's own scheme it comes from. factor: of all scales; only SIGNED and SIGNED16 have one.
-    center: the code that stands for zero, where it is not the middle.
-    """
-
-    name: str
-    bits: int
-    header: int
-    book: tuple[int, ...] = ()
-    own: RowScheme | None = None
-    factor: float = 1.0
-    center: int = 0
+class Scheme(Kind):
+    """A kind of quantised matrices, and where its bits lie."""
 
     @property
-    def zero(self) -> int:
-        """The code that stands for zero, where a header has none of its own."""
-        return 128 if self.book else self.center or 1 << (self.bits - 1)
+    def in_codes(self) -> bool:
+        """Whether the headers of blocks are in the words of their codes."""
+        return self.is_own and self.paired
 
     @property
     def planes(self) -> tuple[str, ...]:
@@ -84,11 +65,11 @@ class Scheme:
     def parts(self) -> dict[str, tuple[int, int]]:
         """Memory by name: bytes, and columns that they are for (0: the row)."""
         sizes = {plane: (PLANE_BYTES[plane], UNIT) for plane in self.planes}
-        if self.header != PAIR:
-            sizes["head"] = (4 if self.header in (SCALE16, BASE) else 2, UNIT)
+        if not self.in_codes:
+            sizes["head"] = (4 if self.header in _WIDE else 2, UNIT)
         if self.header in _ABOVE:
             sizes["above"] = (4, 8 * UNIT)
-        if self.header in _ROWS:
+        if self.is_own:
             sizes["row"] = (16, 0)
         return sizes
 
@@ -97,39 +78,7 @@ class Scheme:
         return sum(size * (columns // per if per else 1) for size, per in self.parts.values())
 
 
-def _own(name: str) -> Scheme:
-    scheme = ROW_SCHEMES[name]
-    bits = {11: 7}.get(scheme.levels) or (scheme.levels - 1).bit_length()
-    header = PAIR if scheme.paired else GRID16 if scheme.block == 16 else GRID
-    return Scheme(name, bits, header, own=scheme)
-
-
-def _of_grids(grid: grids.GridType) -> Scheme:
-    return Scheme(grid.family, grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, factor=grid.factor)
-
-
-SCHEMES = {s.name: s for s in (
-    Scheme("b4_scale", 4, SCALE), Scheme("b5_scale", 5, SCALE), Scheme("b8_scale", 8, SCALE),
-    Scheme("b4_base", 4, BASE), Scheme("b5_base", 5, BASE),
-    Scheme("b4_super", 4, SUPER), Scheme("b5_super", 5, SUPER), Scheme("b2_super16", 2, SUPER16),
-    Scheme("b3_signed16", 3, SIGNED16), Scheme("b6_signed16", 6, SIGNED16),
-    Scheme("iq4_scale", 4, SCALE, IQ4), Scheme("iq4_signed", 4, SIGNED, IQ4),
-    Scheme("e2m1_power", 4, POWER, E2M1), Scheme("e2m1_scale16", 4, SCALE16, E2M1),
-    Scheme("b1_scale", 1, SCALE, center=1), Scheme("b2_scale", 2, SCALE, center=1),
-    *map(_of_grids, grids.GRIDS.values()),
-    *map(_own, ROW_SCHEMES),
-)}
-
-# The scheme of each tensor type that is kept as the file has it, bit for bit.
-NATIVE = {
-    "Q4_0": "b4_scale", "Q5_0": "b5_scale", "Q8_0": "b8_scale", "Q4_1": "b4_base", "Q5_1": "b5_base",
-    "Q2_K": "b2_super16", "Q3_K": "b3_signed16", "Q4_K": "b4_super", "Q5_K": "b5_super", "Q6_K": "b6_signed16",
-    "IQ4_NL": "iq4_scale", "IQ4_XS": "iq4_signed", "MXFP4": "e2m1_power", "NVFP4": "e2m1_scale16",
-    "Q1_0": "b1_scale", **dict.fromkeys(("Q2_0", "Q2_0_128", "TQ1_0", "TQ2_0"), "b2_scale"),
-    **{name: grid.family for name, grid in grids.GRIDS.items()},
-    **{name: name for name in ROW_SCHEMES},
-}
-FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kind.is_float}
 
 
 @dataclass(frozen=True)
@@ -157,7 +106,7 @@ class Matrix:
     @property
     def is_float(self) -> bool:
         """Whether it holds plain numbers."""
-        return self.kind in FLOATS.values()
+        return KINDS[self.kind].is_float
 
     @property
     def scheme(self) -> Scheme:

@@ -1,31 +1,36 @@
 """Bringing a stored matrix to a device: floats as they are, quantised rows re-ordered there by a kernel per type.
 
-Nothing is re-quantised: codes and headers are those of the file, bit for bit. Rows are staged some at a time, so that
-the device never holds a matrix twice.
+Rows of types without such a kernel are re-ordered on the host (pack_fields.py). Nothing is re-quantised: codes and
+headers are those of the file, bit for bit. Rows are staged some at a time, so that the device never holds a matrix
+twice.
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from numflow.cuda.device.call import ceil
-from numflow.cuda.device.device import MOST_BLOCKS, Device, Launch, within_reach
+from numflow.cuda.device.device import MOST_BLOCKS, Device, Launch, Ref, within_reach
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.scalar import u8, u16, u32
-from numflow.cuda.weights.layout import FLOATS, NATIVE, SCHEMES, UNIT, Matrix, Scheme
+from numflow.cuda.weights.layout import SCHEMES, UNIT, Matrix, Scheme
 from numflow.cuda.weights.operand import padded
 from numflow.cuda.weights.outliers import slots_of
-from numflow.cuda.weights.pack_types import codes_of, headers_of
+from numflow.cuda.weights.pack_fields import planes
+from numflow.cuda.weights.pack_types import PACKED, codes_of, headers_of
 from numflow.errors import NetworkError
-from numflow.formats.grids import GRIDS, spread
-from numflow.formats.types import EXPANDED, tensor_type
+from numflow.formats.types import tensor_type
 from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import Outliers, take_apart, with_outliers
+from numflow.quant.grids import BLOCK, GRIDS, spread
+from numflow.quant.stored import STORED, kept_as
 
 STAGE = 64 << 20  # bytes of rows that are on their way at a time
+PART = 4 << 20    # weights that a processor packs at a time
 PARTS = ("low", "high", "two", "one", "head", "above", "row")  # in the order of kernels' parameters
 
 
@@ -41,16 +46,16 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
         raise NetworkError(f"matrix {raw.name!r} of shape {list(raw.shape)} in {raw.groups} groups has "
                            f"{rows.shape[0]} stored rows")
     apart = with_outliers(raw.type, QUANT_SCHEMES)
-    native = (apart.base.name if apart else raw.type) in NATIVE
-    wanted = stored_bytes(raw.type, columns) if native or raw.type in FLOATS else rows.shape[1]
+    stored = apart.base.name if apart else raw.type
+    kept = kept_as(stored, columns)
+    wanted = stored_bytes(raw.type, columns) if stored in STORED else rows.shape[1]
     if rows.shape[1] != wanted:
         raise NetworkError(f"matrix {raw.name!r}: rows of {rows.shape[1]} bytes, not {columns} {raw.type} numbers")
-    if raw.type in FLOATS:
-        return _upload_floats(raw, rows, FLOATS[raw.type], device, None)
-    if not native:
-        kind = FLOATS[EXPANDED.get(raw.type, "F32")]
-        values = raw.f32() if kind == "f32" else raw.f32().astype(np.float16)
-        return _upload_floats(raw, values.view(np.uint8), kind, device, raw.type)
+    if kept.is_float:
+        if stored in STORED and STORED[stored].kind == kept:
+            return _upload_floats(raw, rows, kept.name, device, None)
+        values = raw.f32() if kept.name == "f32" else raw.f32().astype(np.float16)
+        return _upload_floats(raw, values.view(np.uint8), kept.name, device, raw.type)
     base, outliers = raw, raw.outliers
     if apart:
         rows, outliers = take_apart(rows, apart, columns)
@@ -71,11 +76,8 @@ def _with_outliers(matrix: Matrix, outliers: Outliers, device: Device) -> Matrix
 
 def stored_bytes(kind: str, columns: int) -> int:
     """Bytes of a stored row of `columns` numbers; -1 if they are no whole number of blocks."""
-    own = SCHEMES[kind].own if kind in SCHEMES else None
-    block = UNIT if own else tensor_type(kind).block
-    if columns % block:
-        return -1
-    return own.row_bytes(columns) if own else tensor_type(kind).row_bytes(columns)
+    stored = tensor_type(kind)
+    return -1 if columns % stored.block else stored.row_bytes(columns)
 
 
 def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, expanded: str | None) -> Matrix:
@@ -91,31 +93,52 @@ def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, 
 
 
 def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
-    (n, columns), scheme = raw.shape, SCHEMES[NATIVE[raw.type]]
-    grids, units, parts, at = raw.type in GRIDS, columns // UNIT, {}, 0
-    row_bytes = GRIDS[raw.type].carrier.row_bytes(columns) if grids else raw.rows.shape[1]
+    (n, columns), scheme, parts, at = raw.shape, SCHEMES[STORED[raw.type].kind.name], {}, 0
     for name, (size, per) in scheme.parts.items():
         parts[name], at = at, at + ceil(n * size * (columns // per if per else 1), 256) * 256
     memory = device.alloc(within_reach(f"matrix {raw.name}", at))
     refs = {name: memory.at(offset) for name, offset in parts.items()}
+    (_pack_there if raw.type in PACKED else _pack_here)(raw, refs, device)
+    return Matrix(scheme.name, raw.type, raw.shape, raw.groups, columns, memory.nbytes, refs)
+
+
+def _pack_there(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
+    """By the type's kernel."""
+    (n, columns), grids, units = raw.shape, raw.type in GRIDS, raw.shape[1] // UNIT
+    row_bytes = columns // BLOCK * GRIDS[raw.type].carrier_bytes if grids else raw.rows.shape[1]
     step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # a row of blocks for each
     stage = device.alloc(min(n, step) * row_bytes)
     pack = pack_kernel(raw.type)
     for first in range(0, n, step):
         some = raw.rows[first:first + step]
-        device.upload(stage.at(), spread(some, tensor_type(raw.type)) if grids else some)
+        device.upload(stage.at(), spread(some, raw.type, columns) if grids else some)
         device.launch(Launch(pack, (ceil(units, 32), len(some), 1), (
             stage.at(), *(refs.get(name) for name in PARTS), row_bytes, first, units)))
     device.free(stage)
-    return Matrix(scheme.name, raw.type, raw.shape, raw.groups, columns, memory.nbytes, refs)
+
+
+def _pack_here(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
+    """By all processors, from the type's fields."""
+    from numflow.quant.threads import default_threads
+
+    (n, columns), stored = raw.shape, STORED[raw.type]
+    step, scheme = max(1, PART // columns), SCHEMES[stored.kind.name]
+
+    def packed(first: int) -> dict[str, np.ndarray]:
+        return planes(scheme, *stored.fields(raw.rows[first:first + step], columns))
+
+    with ThreadPoolExecutor(default_threads()) as pool:
+        for first, parts in zip(range(0, n, step), pool.map(packed, range(0, n, step)), strict=True):
+            for name, part in parts.items():
+                device.upload(refs[name] + first * part.shape[1], part)
 
 
 @functools.cache
 def pack_kernel(kind: str) -> Kernel:
     """A thread for each unit of a row of this tensor type: reads its codes one by one and writes its planes."""
-    scheme: Scheme = SCHEMES[NATIVE[kind]]
+    scheme: Scheme = SCHEMES[STORED[kind].kind.name]
     code, (head, above, constant) = codes_of(kind), headers_of(kind)
-    bits, book, pair = scheme.bits, bool(scheme.book), scheme.bits == 7
+    bits, book, pair = scheme.bits, bool(scheme.book), scheme.paired
     has = {name: name in scheme.parts for name in PARTS}
     has_low, has_two, has_one, has_head, has_above, has_row = (has[name] for name in PARTS if name != "high")
     wide = has_head and scheme.parts["head"][0] == 4

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from numflow.cuda.lang.arithmetic import bits_of, float_of
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, u32
-from numflow.formats.grids import GRIDS, GridType
+from numflow.quant.grids import GRIDS, GridType
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, HEADER_BYTES, ROW_SCHEMES, RowScheme
 
 
@@ -76,9 +76,9 @@ def _nvfp4(raw, unit, column, units):
 @device
 def _half_of_e4m3(bits):
     """Half of a float of 4 bits of exponent and 3 of mantissa, as the bits of a float16; 127 counts as 0."""
-    bits = u32(bits & u32(127))
+    there, bits = bits != 127, u32(bits & u32(127))
     if bits >= 8:
-        return u32((bits << u32(7)) + (7 << 10)) if bits != 127 else u32(0)
+        return u32((bits << u32(7)) + (7 << 10)) if there else u32(0)
     top = u32(2) if bits >= 4 else u32(1) if bits >= 2 else u32(0)  # bits * 2^-10, normal in float16
     return u32((top + 5 << u32(10)) + ((bits << (10 - top)) & 1023)) if bits != 0 else u32(0)
 
@@ -246,7 +246,7 @@ def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
 
 def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
     """What the carrier of a type of grids has."""
-    size, scales = grid.carrier.size, grid.scales
+    size, scales = grid.carrier_bytes, grid.scales
 
     @device
     def code(raw, unit, column, units):
@@ -355,6 +355,9 @@ _BLOCKS: dict[str, tuple[Callable, Callable, Callable]] = {
     "TQ1_0": (_tq1_0, _half_of(54, 52, 3), _none), "TQ2_0": (_two_bits(66, 0), _half_of(66, 64, 3), _none),
     **{name: _of_grids(grid) for name, grid in GRIDS.items()},
 }
+
+
+PACKED = {*_BLOCKS, *ROW_SCHEMES}  # types that have a kernel; rows of others are packed by pack_fields.py
 
 
 @functools.cache

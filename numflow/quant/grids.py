@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numflow.formats.types import TensorType
-
 BLOCK = 256
 _SMALL = 1 << 18  # bytes below which one thread spreads
 Fields = tuple[np.ndarray, np.ndarray, np.ndarray]  # bytes of d, scales and codes, 8 nibbles in each, by block
@@ -38,23 +36,28 @@ class GridType:
     fields: Callable[[np.ndarray], Fields]
 
     @property
-    def carrier(self) -> TensorType:
-        """What `spread` writes."""
-        return TensorType(self.name, BLOCK, 2 + self.scales + BLOCK // 2)
+    def carrier_bytes(self) -> int:
+        """Bytes of a block that `spread` writes."""
+        return 2 + self.scales + BLOCK // 2
+
+    def blocks(self, rows: np.ndarray, columns: int) -> np.ndarray:
+        """Rows as stored as one block a row."""
+        return np.ascontiguousarray(rows).reshape(-1, rows.shape[1] // (columns // BLOCK))
 
 
-def spread(rows: np.ndarray, stored: TensorType, threads: int = 1) -> np.ndarray:
+def spread(rows: np.ndarray, name: str, columns: int, threads: int = 1) -> np.ndarray:
     """Rows of a type of GRIDS as rows of its carrier, uint8."""
     if threads == 1 or rows.nbytes < _SMALL:
-        return _spread(rows, stored)
+        return _spread(rows, GRIDS[name], columns)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:
-        return np.concatenate(list(pool.map(lambda part: _spread(part, stored), np.array_split(rows, threads))))
+        parts = np.array_split(rows, threads)
+        return np.concatenate(list(pool.map(lambda part: _spread(part, GRIDS[name], columns), parts)))
 
 
-def _spread(rows: np.ndarray, stored: TensorType) -> np.ndarray:
-    d, scales, codes = GRIDS[stored.name].fields(np.ascontiguousarray(rows).reshape(-1, stored.size))
+def _spread(rows: np.ndarray, grid: GridType, columns: int) -> np.ndarray:
+    d, scales, codes = grid.fields(grid.blocks(rows, columns))
     parts = (d, scales.astype(np.int8).view(np.uint8), codes.astype("<u4", copy=False).view(np.uint8))
     return np.concatenate(parts, axis=1).reshape(len(rows), -1)
 

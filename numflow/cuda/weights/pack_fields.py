@@ -1,0 +1,78 @@
+"""Codes and values of headers (numflow/quant/stored.py) as the planes of layout.py, in NumPy.
+
+Types without functions in pack_types.py are packed by it; of the others it is the truth that their kernels are held to.
+"""
+
+import numpy as np
+
+from numflow.cuda.weights.layout import Scheme
+from numflow.quant.layout import PAIR_LEVELS, Fields
+from numflow.quant.stored import GRID, SIGNED, SUPER, SUPER16
+
+
+def planes(scheme: Scheme, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    """The parts of some rows by name, each bytes u8 [N, ...]. codes: u8 [N, K]."""
+    n = len(codes)
+    groups = codes.reshape(n, -1, 8, 4)
+    made = dict(zip(scheme.planes, _planes(scheme, groups, values), strict=True))
+    if "head" in scheme.parts:
+        made["head"] = _head(scheme, values)
+    if "above" in scheme.parts:  # d and e, or d and nothing
+        made["above"] = _side_by_side(values[0], values[1] if len(values) == 4 else np.zeros_like(values[0]))
+    if scheme.is_own:
+        made["row"] = _row(Fields(scheme.own, values[0][:, 0], values[1], codes))
+    return {name: np.ascontiguousarray(part).reshape(n, -1).view(np.uint8) for name, part in made.items()}
+
+
+def _side_by_side(*arrays: np.ndarray) -> np.ndarray:
+    return np.stack(arrays, axis=-1)
+
+
+def _or(fields: np.ndarray, axis: int, step: int) -> np.ndarray:
+    """Fields along an axis in one byte, each `step` bits above the one before."""
+    fields = np.moveaxis(fields, axis, -1)
+    return np.bitwise_or.reduce(fields << np.arange(0, step * fields.shape[-1], step, dtype=np.uint8), axis=-1)
+
+
+def _planes(scheme: Scheme, groups: np.ndarray, values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    """The planes of u8 [N, units, 8, 4], in their order."""
+    n, units = groups.shape[:2]
+    if scheme.paired:
+        pairs = groups[:, :, 0::2] + PAIR_LEVELS * groups[:, :, 1::2]
+        if scheme.in_codes:
+            for word in range(2):  # S, then Z
+                bits = values[1][:, :, None] >> np.arange(3 * word, 3 * word + 3, dtype=np.uint16) & 1
+                pairs[:, :, word, :3] |= bits.astype(np.uint8) << 7
+        return [pairs]
+    if scheme.bits == 8:
+        return [groups[:, :, :4], groups[:, :, 4:]]
+    made = []
+    if "low" in scheme.planes:
+        nibbles = groups & 15
+        made.append(_or(nibbles.reshape(n, units, 16, 2), 3, 4) if scheme.book
+                    else _or(nibbles.reshape(n, units, 4, 2, 4), 3, 4))
+    if "two" in scheme.planes:
+        made.append(_or((groups >> (4 if scheme.bits == 6 else 0) & 3).reshape(n, units, 2, 4, 4), 3, 2))
+    if "one" in scheme.planes:
+        made.append(_or(groups >> {1: 1, 3: 2, 5: 4}[scheme.bits] & 1, 2, 1))
+    return made
+
+
+def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Headers of units: what stands beside each other of a block, one block after the other."""
+    if scheme.is_own:
+        return values[1] if scheme.header == GRID else values[1].astype(np.uint8)
+    if scheme.header == SUPER16:
+        return values[2] | values[3] << 4
+    if scheme.header == SIGNED:
+        return values[1].view(np.uint8).astype(np.uint16)
+    return _side_by_side(*(values[2:] if scheme.header == SUPER else values[1:] if "above" in scheme.parts else values))
+
+
+def _row(fields: Fields) -> np.ndarray:
+    """B, D, the first zero and the step from zero to zero of each row, u32 [N, 4]."""
+    base, step, zeros = fields.row_grids()
+    span = np.float32((fields.scheme.levels - 1) / (1 << fields.scheme.zero_bits))
+    window = np.ldexp(np.float32(1), -(fields.rows & 3).astype(np.int32))
+    floats = [part.astype(np.float32).view(np.uint32) for part in (zeros[:, 0], span * window)]
+    return _side_by_side(base.astype(np.uint32), np.where(base > 0, step, 0).astype(np.uint32), *floats)

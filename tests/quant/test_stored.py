@@ -1,0 +1,104 @@
+"""The table of stored types: what fields are taken apart mean is what the type means, and every executor packs them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numflow.cpu.weights import layout as cpu
+from numflow.cpu.weights.pack import STAMPS
+from numflow.cuda.device.device import Simulated
+from numflow.cuda.weights import layout as cuda
+from numflow.cuda.weights.pack import upload
+from numflow.cuda.weights.pack_fields import planes
+from numflow.cuda.weights.pack_types import PACKED
+from numflow.formats.types import TYPES, to_f32
+from numflow.network.weights.source import RawMatrix
+from numflow.quant.stored import KINDS, STORED, kept_as, weights
+from tests.cpu.matrices import columns_of, stored
+from tests.cuda.matrices import stored as encoded
+
+QUANTISED = [name for name, row in STORED.items() if not row.kind.is_float]
+every_type = pytest.mark.parametrize("name", STORED)
+
+
+@every_type
+def test_fields_mean_what_the_type_means(name):
+    columns = columns_of(name)
+    raw = stored(name, 21, columns)
+    row = STORED[name]
+    codes, values = row.fields(raw.rows, columns)
+    assert codes.shape == (21, columns) and all(value.shape[0] == 21 for value in values)
+    if not row.kind.is_float:
+        assert codes.dtype == np.uint8 and codes.max() <= (10 if row.kind.paired else 2 if row.kind.bits == 1 else
+                                                           (1 << row.kind.bits) - 1)
+    np.testing.assert_array_equal(weights(row.kind, codes, values), to_f32(raw.rows, name))
+
+
+@every_type
+def test_fields_of_rows_apart(name):
+    """Rows of a larger file, further apart than they are long, and read-only."""
+    columns = columns_of(name)
+    raw = stored(name, 5, columns).rows
+    wide = np.zeros((5, raw.shape[1] + 8), np.uint8)
+    wide[:, 4:-4] = raw
+    wide.flags.writeable = False
+    codes, values = STORED[name].fields(wide[:, 4:-4], columns)
+    expected, headers = STORED[name].fields(raw, columns)
+    for found, wanted in zip((codes, *values), (expected, *headers), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_a_device_has_the_planes_of_the_fields(name):
+    """Those types that a kernel packs on the device, too."""
+    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+    columns = columns_of(name)
+    _check_planes(name, encoded(name, 3, columns), columns)
+
+
+def test_every_scale_of_the_4_bit_floats_on_a_device():
+    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
+    blocks = np.random.default_rng(0).integers(0, 256, (64, 36), dtype=np.uint8)
+    blocks[:, :4] = np.arange(256).reshape(64, 4)
+    _check_planes("NVFP4", blocks.reshape(1, -1), 64 * 64)
+
+
+def _check_planes(name, rows, columns):
+    scheme = cuda.SCHEMES[STORED[name].kind.name]
+    matrix = upload(RawMatrix("w", name, rows, (len(rows), columns)), Simulated())
+    assert (matrix.kind, matrix.type, matrix.expanded_from) == (scheme.name, name, None)
+    made = planes(scheme, *STORED[name].fields(rows, columns))
+    assert made.keys() == matrix.parts.keys() == scheme.parts.keys()
+    for part, expected in made.items():
+        ref = matrix.parts[part]
+        found = ref.memory.handle[ref.offset:ref.offset + expected.size].reshape(expected.shape)
+        np.testing.assert_array_equal(found, expected, part)
+
+
+def test_both_executors_keep_every_type():
+    """A packing kernel of the CPU for each row; planes or a kernel on a GPU. Rows name kinds that layouts know."""
+    assert cpu.SCHEMES.keys() == KINDS.keys()
+    assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not kind.is_float}
+    assert {row.kind.name for row in STORED.values()} == KINDS.keys()
+    assert {f"pack_{name.lower()}" for name in QUANTISED} == STAMPS.keys()
+    assert set(QUANTISED) >= PACKED and TYPES.keys() >= STORED.keys()
+
+
+def test_the_page_has_every_kind():
+    """Bits of a weight in rows of 4096 columns, as docs/cuda.md has them."""
+    page = (Path(__file__).parents[2] / "docs" / "cuda.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (`\w+`(?:, `\w+`)*) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M)
+    assert {kind: re.findall(r"\w+", types) for kind, types, *_ in rows} == {
+        name: [stored for stored, row in STORED.items() if row.kind.name == name] for name in cuda.SCHEMES}
+    for kind, _, on_cpu, on_gpu in rows:
+        assert f"{sum(cpu.SCHEMES[kind].tile_bytes(4096)) / (2 * 4096):.4g}" == on_cpu
+        assert f"{8 * cuda.SCHEMES[kind].row_bytes(4096) / 4096:.4g}" == on_gpu
+
+
+def test_what_is_kept_otherwise():
+    assert [kept_as(name, 80).name for name in ("q4_b16", "F16", "F64", "F8_E4M3")] == ["f32", "f16", "f32", "f16"]
+    raw = stored("q4_b16", 20, 80)
+    matrix = upload(RawMatrix("w", "q4_b16", raw.rows, (20, 80)), Simulated())
+    assert (matrix.kind, matrix.type, matrix.expanded_from) == ("f32", "q4_b16", "q4_b16")
