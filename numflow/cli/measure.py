@@ -53,7 +53,7 @@ def perplexity(
             result = divergence(ready, base, content, context, chunks, progress, protocol)
             result["base"] = str(kl_against)
     result |= {"bits_per_weight": ready.bits_per_weight, "weights": how.weights or "as stored",
-               "activations": getattr(ready.program, "activations", how.activations),
+               "activations": ready.program.activations,
                "kv_k": how.kv_k or how.kv or "auto", "kv_v": how.kv_v or how.kv or "auto"}
     if json:
         print_json(result)

@@ -1,15 +1,15 @@
 """Runs a network on a GPU, or on the simulator of one: its steps bound to device memory and kernels."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
 
 from numflow.cuda.batch import longest_table
 from numflow.cuda.bind import bind
-from numflow.cuda.context import Context, Weights, overlap
-from numflow.cuda.device.call import N_LOGIT_ROWS, ROW_FIELD, Call, Sizes
+from numflow.cuda.context import Context, Weights
+from numflow.cuda.device.call import N_LOGIT_ROWS, Call, Sizes
 from numflow.cuda.device.device import Device, Launch
 from numflow.cuda.device.gpu import open_device
 from numflow.cuda.exchange.exchange import HostCall, World
@@ -19,16 +19,14 @@ from numflow.cuda.sample.sample import WORDS, best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.decoding.choice import Choice
-from numflow.errors import RequestError, did_you_mean
-from numflow.network.batch import BatchBounds, checked
-from numflow.network.windows import cache_windows, counts
+from numflow.errors import RequestError
+from numflow.executor.base import OneDevice, check_choice, grown, kv_types
+from numflow.executor.contract import SAMPLE, TRACE, Progress
+from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, TraceRow, View
-from numflow.quant.kv import KV_TYPES
-
-Progress = Callable[[str, int, int], None]
 
 
-class Program:
+class Program(OneDevice):
     """A network bound to a device.
 
     weights:     the network's WeightSource.
@@ -55,37 +53,30 @@ class Program:
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    failure = ""  # why nothing can run here any more
+    threads, can = None, frozenset({SAMPLE, TRACE})
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,
                  units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
                  collectives: str = "auto", world: World | None = None, device: int = 0):
-        types = {"kv_k": kv_type if kv_k == "auto" else kv_k, "kv_v": kv_type if kv_v == "auto" else kv_v}
-        for name, value, known in (("activations", activations, ("int8", "f32")), ("collectives", collectives, CHOICES),
-                                   *((name, value, ("auto", *KV_TYPES)) for name, value in types.items())):
-            if value not in known:
-                raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
+        check_choice("activations", activations, ("int8", "f32"))
+        check_choice("collectives", collectives, CHOICES)
+        kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
+                                                                     for kind in (kv_k, kv_v)))
         if not 0 <= host_kv_percent <= 100:
             raise RequestError(f"host_kv_percent should be in 0 .. 100, is {host_kv_percent!r}")
+        super().__init__(network, block_size)
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
         if world is not None:
             world.join(device, self.device, network, collectives)
-        self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
-        self.window_blocks, windows = counts(None, 0, network), cache_windows(network)
         self.activations, self._fused, self._units = activations, fused, units
         report = progress or (lambda what, done, total: None)
-        auto = "f32" if activations == "f32" else "f16"
-        kinds = tuple(auto if value == "auto" else value for value in types.values())
         self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
-        hosted = on_host(len(network.caches), host_kv_percent)
+        hosted, windows = on_host(len(network.caches), host_kv_percent), cache_windows(network)
         self._caches = {name: KVCache(self.device, cache, block_size, *kinds, index in hosted, windows.get(name, 0))
                         for index, (name, cache) in enumerate(network.caches.items())}
-        self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
-                            if step.op == "moe_route"), default=1)
-        self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
@@ -101,105 +92,21 @@ class Program:
         return self._weights.nbytes
 
     @property
-    def kv_bytes(self) -> int:
-        """Bytes of the key/value memory that is reserved."""
-        return sum(cache.nbytes for cache in self._caches.values())
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one self-attention KV block, all layers."""
-        return sum(cache.block_bytes for cache in self._self_caches())
-
-    @property
-    def window_bytes(self) -> dict[int, int]:
-        """Bytes of one KV block of the layers with each window."""
-        return {window: sum(cache.block_bytes for cache in self._self_caches(window)) for window in self.window_blocks}
-
-    @property
-    def cross_block_bytes(self) -> int:
-        """Bytes of one block of encoder memory, all layers."""
-        return sum(cache.block_bytes for cache in self._caches.values() if cache.shape.kind == "cross")
-
-    @property
     def kernels(self) -> list[str]:
         """Names of the kernels that a single token uses."""
         return sorted({work.kernel.name for work in self.launches(Sizes((1,) * 4, 1))})
 
-    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
-        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
-
-        windows: others than `blocks`, for the layers whose attention has these windows (0: the whole text).
-        """
-        own = counts(windows, blocks, self.network)
-        wanted = [(cache, cross_blocks if cache.shape.kind == "cross" else own[cache.window])
-                  for cache in self._caches.values()]
-        moved = [cache.resize(count)  # what shrinks makes room for the others
-                 for cache, count in sorted(wanted, key=lambda pair: pair[1] - pair[0].blocks)]
-        moved.append(self._rooms.resize())
-        self.blocks, self.cross_blocks, self.window_blocks = blocks, cross_blocks, own
-        if any(moved):
-            self._bind()
-
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
-        """Copy self-attention KV blocks, all layers or those with a window: block sources[i] to block targets[i].
-
-        Raises:
-            RequestError: not as many targets as sources, or no such block.
-        """
-        if len(sources) != len(targets):
-            raise RequestError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
-        self._check_blocks([*sources, *targets], window)
-        for cache in self._self_caches(window):
-            cache.copy_blocks(list(sources), list(targets))
-
-    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
-        """The content of blocks, uint8 [n, block_bytes], of all layers or those with a window.
-
-        Raises:
-            RequestError: no such block.
-        """
-        self._check_blocks(blocks, window)
-        saved = np.empty((len(blocks), self._row_bytes(window)), np.uint8)
-        for row, block in zip(saved, blocks):
-            row[:] = np.concatenate([cache.save(block) for cache in self._self_caches(window)])
-        return saved
-
-    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
-        """Put back what `save_blocks` has given.
-
-        Raises:
-            RequestError: no such block, or data of another shape.
-        """
-        self._check_blocks(blocks, window)
-        if data.dtype != np.uint8 or data.shape != (len(blocks), self._row_bytes(window)):
-            raise RequestError(f"{len(blocks)} blocks are uint8 [{len(blocks)}, {self._row_bytes(window)}], "
-                               f"not {data.dtype} {list(data.shape)}")
-        for row, block in zip(data, blocks):
-            begin = 0
-            for cache in self._self_caches(window):
-                cache.load(block, row[begin:begin + cache.block_bytes])
-                begin += cache.block_bytes
-
-    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
-        """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.
-
-        Returns:
-            float32 [R, width of the output], the caller's own; None if `output` is None.
-
-        Raises:
-            RequestError: no such entry or output, or an id or a position of the batch is out of range.
-        """
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
+            wanted: bool = True) -> np.ndarray | None:
+        """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program."""
         end, sizes = self._end(entry, output), self._load(batch, entry)
         self._walk((entry, end), [call for _, part in self._bound[entry][:end] for call in part], sizes)
-        return None if output is None else self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
+        if not wanted or output is None:
+            return None
+        return self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
-        """A token for each wanted row, picked as its choice says, int32 [R]; only these come back from the device. -1
-        where logits are not finite.
-
-        Raises:
-            RequestError: as `run`, or there are not as many choices as rows.
-        """
+        """A token for each wanted row, picked as its choice says; see executor.contract.Program."""
         end, sizes = self._end(entry, "logits"), self._load(batch, entry)
         rows, logits, ctx = sizes.rows[N_LOGIT_ROWS], self.network.outputs["logits"], self._ctx
         if len(choices) != rows:
@@ -226,7 +133,7 @@ class Program:
                 self._launch(call, sizes)
             self.device.synchronize()
             microseconds = (time.perf_counter() - start) * 1e6
-            rows.append(TraceRow(index, step.label, step.op, self._shapes(step, sizes),
+            rows.append(TraceRow(index, step.label, step.op, self._shapes(step, batch),
                                  self._where(calls, sizes), microseconds))
         return rows
 
@@ -239,28 +146,18 @@ class Program:
         return [work for bound in self._bound.values() for _, calls in bound for call in calls
                 for work in call.launches(sizes) if isinstance(work, Launch)]
 
-    def close(self) -> None:
-        """Drop weights, caches and scratch memory; the program cannot run any more."""
+    def _drop(self) -> None:
         self._graphs.clear()
         if self._ctx.world is not None:
             self._ctx.world.leave(self._ctx.index)
         self._bound.clear()
-        self._caches.clear()
         self.device.close()
         del self._ctx, self._weights
 
-    def _self_caches(self, window: int | None = None) -> list[KVCache]:
-        return [cache for cache in self._caches.values()
-                if cache.shape.kind == "self" and window in (None, cache.window)]
-
-    def _row_bytes(self, window: int | None) -> int:
-        return self.block_bytes if window is None else self.window_bytes[window]
-
-    def _check_blocks(self, blocks: Sequence[int], window: int | None) -> None:
-        there = min(self.window_blocks.values()) if window is None else self.window_blocks[window]
-        bad = [block for block in blocks if not 0 <= block < there]
-        if bad:
-            raise RequestError(f"KV block {bad[0]} is out of range: it should be in 0 .. {there - 1}")
+    def _moved(self) -> None:
+        """Caches lie elsewhere now, and rooms beside them must hold as much."""
+        self._rooms.resize()
+        self._bind()
 
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
@@ -295,32 +192,14 @@ class Program:
         works = [work for call in calls for work in call.launches(sizes) if isinstance(work, Launch)]
         return works[-1].kernel.location if works else "-"
 
-    def _end(self, entry: str, output: str | None) -> int:
-        """Steps of the entry to run."""
-        if not self._bound:
-            raise RequestError("this program was closed")
-        if entry not in self._bound:
-            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self._bound)}")
-        if output is None:
-            return len(self._bound[entry])
-        if output not in self.network.outputs:
-            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
-        view = self.network.outputs[output]
-        writers = [i for i, (step, _) in enumerate(self._bound[entry]) if any(overlap(view, y) for y in step.outputs)]
-        if not writers:
-            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
-        return writers[-1] + 1
-
     def _load(self, batch: Batch, entry: str) -> Sizes:
         """Check the batch, make room for it and bring it to the device."""
-        arrays = checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks)
-        tokens, sequences = arrays["tokens"].size, arrays["lengths"].size
-        counts = (tokens, arrays["logit_rows"].size, tokens * self._routes, sequences)
-        needed = {**{rows: counts[field] for rows, field in ROW_FIELD.items()}, "sequences": sequences,
-                  "table": longest_table(arrays)}
-        have = self._ctx.capacity
-        if any(needed[what] > have[what] for what in have):
-            self._ctx.reset({what: n if needed[what] <= n else max(needed[what], 2 * n) for what, n in have.items()})
+        arrays, rows = self._checked(batch, entry), self._rows(batch)
+        sequences = arrays["lengths"].size
+        counts = (rows["tokens"], rows["logits"], rows["routes"], sequences)
+        needed = {**rows, "sequences": sequences, "table": longest_table(arrays)}
+        if (capacity := grown(self._ctx.capacity, needed)) is not None:
+            self._ctx.reset(capacity)
             self._bind()
         frequencies = self._ctx.by_length.rows(arrays["limits"]).reshape(-1).view(np.int32)
         self._ctx.batch.load({**arrays, "frequencies": frequencies}, counts)
@@ -331,9 +210,3 @@ class Program:
         ref += -4 * view.start
         whole = self.device.download(ref, 4 * rows * stride).view(np.float32).reshape(rows, stride)
         return whole[:, view.start:view.start + view.width].copy()
-
-    def _shapes(self, step: Step, sizes: Sizes) -> str:
-        """Shapes of inputs and outputs: "[3, 64] -> [3, 112]"."""
-        def shape(view):
-            return str([sizes.rows[self._ctx.rows(view)], view.width])
-        return " -> ".join(", ".join(map(shape, views)) or "-" for views in (step.inputs, step.outputs))

@@ -22,7 +22,7 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
             scores += slopes[:, None, None] * distance.astype(np.float32)
         if buckets is not None:
             scores += buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
-        if cache.kind == "self":
+        if cache.shape.kind == "self":
             scores[:, ~_visible(distance, causal, window)] = -np.inf
         y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
     return y

@@ -14,15 +14,26 @@ class KVCache:
     """
 
     def __init__(self, cache, block_size, kv_k="f32", kv_v="f32", window=0):
-        self.kind, self.kv_k, self.kv_v, self.window = cache.kind, kv_k, kv_v, window
+        self.shape, self.kv_k, self.kv_v, self.window = cache, kv_k, kv_v, window
         self.prefix, self.value_dim = cache.prefix, cache.value_dim
         self.block_size = block_size
         self.k = np.zeros((0, block_size, cache.kv_heads, cache.k_dim), np.float32)
         self.v = np.zeros((0, block_size, cache.kv_heads, cache.v_dim), np.float32)
 
     def resize(self, blocks):
-        """Hold `blocks` blocks; the content of those that remain is kept."""
+        """Hold `blocks` blocks; the content of those that remain is kept. Returns whether somebody must know."""
         self.k, self.v = (_resized(a, blocks) for a in (self.k, self.v))
+        return False
+
+    @property
+    def blocks(self):
+        """Blocks that are reserved."""
+        return len(self.k)
+
+    @property
+    def nbytes(self):
+        """Bytes reserved."""
+        return self.k.nbytes + self.v.nbytes
 
     @property
     def block_bytes(self):
@@ -48,13 +59,13 @@ class KVCache:
 
     def table(self, batch):
         """Block ids [B, M] of each sequence in this cache."""
-        if self.kind == "cross":
+        if self.shape.kind == "cross":
             return batch.cross_blocks
         return batch.blocks if batch.windows is None else batch.windows.get(self.window, batch.blocks)
 
     def lengths(self, batch):
         """Number of cached tokens of each sequence [B], those of the batch included."""
-        if self.kind == "cross":
+        if self.shape.kind == "cross":
             return batch.cross_lengths
         return [batch.positions[end - 1] + 1 if end > start else 0
                 for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True)]

@@ -22,6 +22,9 @@ class World(Mailboxes):
         super().__init__()
         self.threads = dict.fromkeys(networks, threads)
 
+    def together(self, network, programs):
+        """Devices run in threads of Python: there is no call for all of them."""
+
     def close(self):
         self.reset()
 

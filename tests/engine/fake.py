@@ -5,16 +5,16 @@ import codecs
 import numpy as np
 
 from numflow.engine.model import Model
+from numflow.executor.contract import Program
 from numflow.ops import Network, View
 
 BOS, EOS, VOCABULARY = 256, 257, 258
 
 
-class FakeProgram:
+class FakeProgram(Program):
     """Next token = rule(history), where the history is read back through the block table, as attention would."""
 
-    block_size = 4
-    weights_bytes = 0
+    block_size, weights_bytes, cross_block_bytes = 4, 0, 0
 
     def __init__(self, rule):
         self.rule, self.memory, self.blocks, self.batches, self.closed, self.moved = rule, {}, 0, [], False, 0

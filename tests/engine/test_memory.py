@@ -19,7 +19,7 @@ GB = 10**9
 
 
 class Program:
-    weights_bytes, block_bytes, block_size = 2 * GB, 1_000_000, 16
+    weights_bytes, block_bytes, cross_block_bytes, block_size = 2 * GB, 1_000_000, 0, 16
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from numflow.decoding.select import Candidates, draw, every
 from numflow.engine.engine import Engine
 from numflow.engine.model import Model
 from numflow.errors import RequestError
+from numflow.executor.contract import SAMPLE
 from tests.engine.fake import BOS, EOS, VOCABULARY, FakeProgram, FakeTokenizer, fake_model, network, used_blocks
 
 STAGES = {"min_p": filters.min_p, "top_k": filters.top_k, "top_p": filters.top_p}
@@ -20,6 +21,8 @@ def rule(history):
 
 class Picking(FakeProgram):
     """Has `sample` too; `asked` counts the rows of either kind."""
+
+    can = frozenset({SAMPLE})
 
     def __init__(self, rule):
         super().__init__(rule)

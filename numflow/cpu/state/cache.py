@@ -75,16 +75,17 @@ class KVCache:
         """Kinds, widths and bytes of a row of one head: of K and of V each."""
         return (*(kv_rows.KINDS[kind] for kind in self.kinds), *self.widths, *self._sizes)
 
-    def resize(self, blocks: int) -> None:
-        """Hold `blocks` blocks; the content of those that remain is kept."""
+    def resize(self, blocks: int) -> bool:
+        """Hold `blocks` blocks; the content of those that remain is kept. Nobody has to follow: see `addresses`."""
         if blocks == self.blocks:
-            return
+            return False
         for i, size in enumerate(self._sizes):
             new = aligned((blocks, self._block(size)), np.uint8)
             kept = min(blocks, self.blocks)
             new[:kept] = self._arrays[i][:kept]
             self._arrays[i], self.addresses[i] = new, new.ctypes.data
         self.blocks = blocks
+        return False
 
     @property
     def block_bytes(self) -> int:

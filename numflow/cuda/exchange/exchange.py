@@ -12,7 +12,7 @@ To and from devices of other executors values pass through pinned memory of the 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,9 @@ class World(Mailboxes):
             if not name.isdecimal():
                 raise DeviceError(f"device {name!r} is no GPU: GPUs are numbers, from 0 on")
         self.numbers = {index: int(names[index]) if names else index for index in networks}
+
+    def together(self, network: Network, programs: Sequence[Any]) -> None:
+        """Each GPU is driven by a thread of its own: there is no call for all of them."""
 
     def join(self, index: int, device: Device, network: Network, collectives: str) -> None:
         """A device has come. collectives: as of its Program, the same for all.

@@ -93,21 +93,25 @@ class KVCache:
         self.blocks = blocks
         return True
 
-    def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
-        """Block sources[i] -> block targets[i]."""
-        for source, target in zip(sources, targets):
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Block sources[i] -> block targets[i], int64 [n] each."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             for memory, size in self._stored():
                 self.device.copy(memory.at(target * size), memory.at(source * size), size)
 
-    def save(self, block: int) -> np.ndarray:
-        """uint8 [block_bytes]: K, then V."""
-        return np.concatenate([self.device.download(memory.at(block * size), size)
-                               for memory, size in self._stored()])
+    def save(self, blocks: np.ndarray) -> np.ndarray:
+        """Content of blocks int64 [n], uint8 [n, block_bytes]: K, then V."""
+        saved = np.empty((len(blocks), self.block_bytes), np.uint8)
+        for row, block in zip(saved, blocks.tolist(), strict=True):
+            row[:] = np.concatenate([self.device.download(memory.at(block * size), size)
+                                     for memory, size in self._stored()])
+        return saved
 
-    def load(self, block: int, data: np.ndarray) -> None:
+    def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
         """The inverse of `save`."""
-        for (memory, size), part in zip(self._stored(), np.split(data, [self.sizes[0]])):
-            self.device.upload(memory.at(block * size), part)
+        for row, block in zip(data, blocks.tolist(), strict=True):
+            for (memory, size), part in zip(self._stored(), np.split(row, [self.sizes[0]])):
+                self.device.upload(memory.at(block * size), part)
 
     def _stored(self) -> list[tuple[Memory, int]]:
         """What holds K, and V if it is stored, with the bytes of a block."""

@@ -47,14 +47,14 @@ def bench(path_or_name: str | Path, prompt_tokens: int | Sequence[int] = 512, ge
         runs = measure.generate(lengths[0], gen_tokens)
         result = {
             "model": str(path_or_name), "backend": load_options.get("backend", "cpu"),
-            "activations": getattr(model.program, "activations", load_options.get("activations", "int8")),
-            "threads": getattr(model.program, "threads", load_options.get("threads")),
+            "activations": model.program.activations,
+            "threads": model.program.threads,
             "prompt_tokens": lengths[0], "gen_tokens": gen_tokens, "repeat": repeat,
             "prefill_tok_s": spread([run["prefill_tok_s"] for run in runs]),
             "decode_tok_s": spread([run["decode_tok_s"] for run in runs]),
             "load_s": load_s, "first_token_s": first_token_s,
             "first_token_from": "start of loading" if since is None else "start of the process",
-            "compile_s": float(getattr(model.program, "compile_s", 0.0)),
+            "compile_s": float(model.program.compile_s),
             "weights_bytes": int(model.program.weights_bytes), "bits_per_weight": model.bits_per_weight,
             "options": {name: str(value) for name, value in load_options.items() if value and name not in _TOLD
                         and (name != "transport" or load_options.get("devices"))},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.executor.contract import PROFILE
 from numflow.network.cost import Workload, step_cost
 from numflow.ops import Network, Step
 
@@ -35,7 +36,7 @@ def machine_limits(program):
     Raises:
         RequestError: the backend has no profile.
     """
-    if not hasattr(program, "weight_cost"):
+    if PROFILE not in program.can:
         raise RequestError("this backend has no profile: use the cpu")
     from numflow.cpu.measure.roofline import measure_limits
 

@@ -20,6 +20,7 @@ from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler, StepLimits
 from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
 from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
+from numflow.executor.contract import SAMPLE
 from numflow.sizes import in_words
 
 MODEL_SEQUENCES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
@@ -286,7 +287,7 @@ class Core:
 
     def _choices(self, plan: StepPlan) -> list[Choice] | None:
         """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
-        if plan.output != "logits" or not hasattr(self.runner.program, "sample"):
+        if plan.output != "logits" or SAMPLE not in self.runner.program.can:
             return None
         found = list[Choice]()
         for chunk in plan.chunks:

@@ -18,7 +18,7 @@ FLOOR_BYTES = 128 << 20  # of keys and values, that a model may have in any case
 
 def block_bytes(program) -> int:
     """Bytes of one KV block of a program, with a block of encoder memory where it has any."""
-    return program.block_bytes + getattr(program, "cross_block_bytes", 0)
+    return program.block_bytes + program.cross_block_bytes
 
 
 def blocks_within(size: int, program, memory: "MemoryPlan | None" = None) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from numflow.errors import DeviceError, DeviceLostError
+from numflow.executor.contract import Program
 from numflow.network.windows import windows
 from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.cluster.connect import connected, environment, room
@@ -22,7 +23,7 @@ GRACE_S = 15.0    # for the other actors to stop after one has failed; who does 
 PLACE_S = 120.0   # for the cluster to have room
 
 
-class RayProgram:
+class RayProgram(Program):
     """Runs a plan on a Ray cluster: the one that RAY_ADDRESS names, or one on this machine.
 
     executors: by name, module of the Program and World that run the devices of a group.
@@ -35,8 +36,6 @@ class RayProgram:
     Raises:
         DeviceError: ray is not installed, the cluster has no room, or a device cannot be started.
     """
-
-    failure = ""  # why nothing can run here any more
 
     def __init__(self, plan: Plan, executors: Mapping[str, str], source: Callable[[Network], Any],
                  timeout: float = PROGRESS_S, threads: int | None = None, strategy: str = "PACK", **options: Any):
@@ -55,11 +54,16 @@ class RayProgram:
             self._actors = [self._actor(group) for group in range(len(plan.groups))]
             self._connect()
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
-            self.weights_bytes = sum(self._all("weights_bytes"))
+            self._weights_bytes = sum(self._all("weights_bytes"))
             self.threads = sum(filter(None, self._all("threads"))) or None
         except BaseException:
             self.close()
             raise
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights on all devices."""
+        return self._weights_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -93,13 +97,15 @@ class RayProgram:
         self._ask("reserve", blocks, cross_blocks, windows)
         self._blocks = (blocks, cross_blocks, windows)
 
-    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
+            wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, as an executor's Program does.
 
         Raises:
             DeviceLostError: an actor died; another one is in its place.
         """
-        return self.run_many([batch], entry, output)[0]
+        result = self.run_many([batch], entry, output)[0]
+        return result if wanted else None
 
     def run_many(self, batches: Sequence[Batch], entry: str = "main",
                  output: str | None = "logits") -> list[np.ndarray | None]:

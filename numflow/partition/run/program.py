@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, RequestError, did_you_mean, no_memory
+from numflow.decoding.choice import Choice
+from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, did_you_mean, no_memory
+from numflow.executor.base import steps_to
+from numflow.executor.contract import SAMPLE, TRACE, Program
 from numflow.network.windows import windows
 from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.cut.plan import Plan
@@ -41,7 +44,7 @@ class _Make:
                                      **self.options))
 
 
-class PlanProgram:
+class PlanProgram(Program):
     """Runs a plan on an executor's devices, all at once.
 
     executor:  a module-like thing with `Program` and `World` (numflow.cpu.program, numflow.reference.program), or one
@@ -84,24 +87,35 @@ class PlanProgram:
             if transport == "threads":
                 self._together = self._world.together(plan.network, [worker.program for worker in self._workers])
             self.block_size, self.activations = (self._all(name)[0] for name in ("block_size", "activations"))
-            self.weights_bytes = sum(self._all("weights_bytes"))
-            self.block_bytes, self.cross_block_bytes = (sum(self._all(name)) for name in ("block_bytes",
-                                                                                          "cross_block_bytes"))
-            self._window_bytes = self._all("window_bytes")
-            self.window_bytes = {window: sum(own.get(window, 0) for own in self._window_bytes)
-                                 for window in windows(plan.network)}
+            self._sizes = {name: self._all(name) for name in ("weights_bytes", "window_bytes", "cross_block_bytes")}
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
-            if owner is not None and hasattr(self._world.program(owner), "sample"):
-                self.sample = self._sample
+            picks = owner is not None and SAMPLE in self._world.program(owner).can
+            self.can = frozenset({TRACE, SAMPLE} if picks else {TRACE})
         except BaseException:
             self.close()
             raise
+        self.threads = sum(filter(None, self._world.threads.values())) or None
 
     @property
-    def threads(self) -> int | None:
-        """Threads of all devices whose executor has a say, None if there is none."""
-        counts = [count for count in self._world.threads.values() if count is not None]
-        return sum(counts) if counts else None
+    def weights_bytes(self) -> int:
+        """Bytes of weights on all devices."""
+        return sum(self._sizes["weights_bytes"])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one self-attention KV block, all layers and devices."""
+        return sum(self.window_bytes.values())
+
+    @property
+    def window_bytes(self) -> dict[int, int]:
+        """Bytes of one KV block of the layers with each window, on all devices."""
+        return {window: sum(own.get(window, 0) for own in self._sizes["window_bytes"])
+                for window in windows(self.network)}
+
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers and devices."""
+        return sum(self._sizes["cross_block_bytes"])
 
     @property
     def device_weights_bytes(self) -> list[int]:
@@ -130,7 +144,8 @@ class PlanProgram:
         than `blocks` for the layers with these windows."""
         self._all("reserve", blocks, cross_blocks, windows)
 
-    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits") -> np.ndarray | None:
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
+            wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, as the executor's Program.run does. Where the plan has several groups, a long batch
         goes through in pieces (micro.py): the first group works on the next piece while the second has the last one.
 
@@ -138,9 +153,10 @@ class PlanProgram:
             RequestError: no such entry or output, or the batch is wrong.
             DeviceError: a device has failed, or there was no progress.
         """
-        return self._run(batch, entry, output, None)
+        result = self._run(batch, entry, output, None)
+        return result if wanted else None
 
-    def _sample(self, batch: Batch, choices: Sequence[Any], entry: str = "main") -> np.ndarray:
+    def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
         """As the `sample` of the Program that has the logits, which picks the tokens."""
         return self._run(batch, entry, "logits", choices)
 
@@ -186,7 +202,7 @@ class PlanProgram:
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, a row per step of every device, one device after the other; labels begin with the device."""
-        self._owners(entry, None)
+        steps_to(self.network, entry, None)
         traces = self._all("trace", batch, entry)
         rows: list[TraceRow] = []
         for part, trace in zip(self.parts, traces, strict=True):
@@ -205,7 +221,7 @@ class PlanProgram:
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        sizes = [sum(own.values()) if window is None else own.get(window, 0) for own in self._window_bytes]
+        sizes = [sum(own.values()) if window is None else own.get(window, 0) for own in self._sizes["window_bytes"]]
         shares = np.split(data, np.cumsum(sizes)[:-1], axis=1)
         self._each("load_blocks", [(blocks, np.ascontiguousarray(share), window) for share in shares])
 
@@ -252,15 +268,9 @@ class PlanProgram:
 
     def _owners(self, entry: str, output: str | None) -> tuple[int, ...]:
         """Devices that have the output."""
-        if entry not in self.network.entries:
-            raise RequestError(f"{self.network.name} has no entry {entry!r}{did_you_mean(entry, self.network.entries)}")
+        steps_to(self.network, entry, output)
         if output is None:
             return ()
-        if output not in self.network.outputs:
-            raise RequestError(f"{self.network.name} has no {output!r}{did_you_mean(output, self.network.outputs)}")
-        view = self.network.outputs[output]
-        if not any(view.buffer == y.buffer for step in self.network.entries[entry] for y in step.outputs):
-            raise RequestError(f"entry {entry!r} of {self.network.name} does not compute {output!r}")
         return tuple(index for index in self.plan.owners(output) if index in self._here)
 
     def _all(self, name: str, *args: Any) -> list[Any]:

@@ -40,8 +40,7 @@ class Resident:
         """Run the batches one after the other; their results only if they are wanted: the output, or with choices the
         tokens that these pick from it."""
         if choices is None or not wanted:
-            run = self._program.run if wanted else getattr(self._program, "advance", self._program.run)
-            results = [run(batch, entry, output) for batch in batches]
+            results = [self._program.run(batch, entry, output, wanted) for batch in batches]
             return results if wanted else None
         return [self._sample(batch, entry, output, some) for batch, some in zip(batches, choices, strict=True)]
 

@@ -57,8 +57,7 @@ class Worlds:
     def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
         """What runs the programs of all devices, parts of `network`, by one call: None unless they are of one executor
         that can (its World.together) and none is elsewhere."""
-        make = getattr(next(iter(self._worlds.values())), "together", None)
-        return None if make is None or len(self._worlds) > 1 else make(network, programs)
+        return None if len(self._worlds) > 1 else next(iter(self._worlds.values())).together(network, programs)
 
     @property
     def in_pieces(self) -> bool:

@@ -1,0 +1,158 @@
+"""The contract between whoever runs a network and whoever asks for it: Program, and World where devices meet.
+
+T, R as in ops.py: rows of a batch, and rows whose results are wanted. n: blocks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from numflow.decoding.choice import Choice
+from numflow.errors import RequestError
+from numflow.ops import Batch, Network, TraceRow
+
+SAMPLE, TRACE, PROFILE = "sample", "trace", "profile"
+Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
+
+
+class Program(Protocol):
+    """A network bound to memory and kernels: of an executor on one device, or of a plan on several.
+
+    network:     its steps, for callers to read.
+    block_size:  tokens of a KV block.
+    activations: "int8", "int16" or "f32": the arithmetic of quantised matrices.
+    threads:     threads that compute, of all devices; None where there is no say in it.
+    compile_s:   seconds that kernels took to compile while the program was made.
+    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), PROFILE (`weight_cost`, `done_by`).
+
+    Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
+    own, 0 stands for layers that see the whole text (network/windows.py).
+    """
+
+    network: Network
+    block_size: int
+    activations: str
+    threads: int | None
+    compile_s: float = 0.0
+    can: frozenset[str] = frozenset()
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can run here any more; "" if all is well."""
+        return ""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values that are reserved."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one self-attention KV block, all layers."""
+
+    @property
+    def window_bytes(self) -> Mapping[int, int]:
+        """Bytes of one KV block of the layers with each window."""
+
+    @property
+    def cross_block_bytes(self) -> int:
+        """Bytes of one block of encoder memory, all layers."""
+
+    def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
+        """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
+
+        windows: others than `blocks`, for the layers with these windows.
+        """
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
+        """Copy self-attention KV blocks, all layers or those with a window; no target is a source.
+
+        Raises:
+            RequestError: not as many targets as sources, or no such block.
+        """
+
+    def save_blocks(self, blocks: Sequence[int], window: int | None = None) -> np.ndarray:
+        """Content of self-attention KV blocks, uint8 [n, bytes of a block], all layers or those with a window.
+
+        Raises:
+            RequestError: no such block.
+        """
+
+    def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
+        """Put what `save_blocks` returned into blocks, the same or others.
+
+        Raises:
+            RequestError: no such block, or data of another shape.
+        """
+
+    def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
+            wanted: bool = True) -> np.ndarray | None:
+        """Run `entry` on the batch, up to the step that completes `output`; all steps if that is None.
+
+        wanted: False on a device of a plan whose output another one hands out.
+
+        Returns:
+            float32 [R, width of the output], the caller's own; None if `output` is None or not wanted.
+
+        Raises:
+            RequestError: no such entry or output, or an id or a position of the batch is out of range.
+        """
+
+    def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
+        """A token for each of the R wanted rows, int32 [R], picked from its logits as its choice says: the one that
+        `Sampler.pick` takes of the same logits, -1 where they are not finite. Only these come back from the device.
+
+        Raises:
+            RequestError: as `run`, or there are not as many choices as rows.
+        """
+        raise RequestError("this backend does not pick tokens")
+
+    def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
+        """The same run, all steps of the entry; one TraceRow for each."""
+        raise RequestError("this backend has no trace")
+
+    def weight_cost(self, name: str) -> tuple[int, bool]:
+        """Bytes of a weight in memory, and whether it meets int8 activations."""
+        raise RequestError("this backend has no profile")
+
+    def done_by(self, entry: str = "main") -> Mapping[int, int]:
+        """Steps of an entry that the kernels of another one do: index -> index of that one."""
+        raise RequestError("this backend has no profile")
+
+    def close(self) -> None:
+        """Drop weights, caches and scratch memory; the program cannot run any more. May be called twice."""
+
+
+@runtime_checkable
+class World(Protocol):
+    """Where the devices of a plan meet that one executor runs; made as World(networks by device, threads of each,
+    whether devices are processes, mailboxes to devices elsewhere, names=names by device).
+
+    threads:   of each device, None where the executor has no say in it.
+    in_pieces: whether a long batch may go through in pieces.
+    """
+
+    threads: Mapping[int, int | None]
+    in_pieces: ClassVar[bool]
+
+    @property
+    def progress(self) -> int:
+        """Grows as long as devices get on."""
+
+    def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
+        """Runs the programs of all devices, parts of `network`, by one call of its `run(batch, entry, outputs)`; None
+        where each device has to be called by itself."""
+        return None
+
+    def abort(self) -> None:
+        """Let nobody wait any more: whoever does gets a DeviceError."""
+
+    def reset(self) -> None:
+        """As new; all devices must be at rest."""
+
+    def close(self) -> None:
+        """Give everything back; may be called twice."""
