@@ -97,6 +97,11 @@ class Context:
         """Address of a view's first element, and elements from one row to the next."""
         return self.buffers.address(view), self.buffers.stride(view)
 
+    def strided(self, name: str, view: View) -> dict[str, int]:
+        """The same as values of the slots `name` and `name`_stride."""
+        address, stride = self.view(view)
+        return {name: address, f"{name}_stride": stride}
+
     def rows(self, view: View) -> int:
         """The header field that counts the rows of a view."""
         return ROW_FIELD[self.network.buffers[view.buffer].rows]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from numflow.cpu.context import Context
 from numflow.cpu.linear.activations import bind_operand, operand_bytes
 from numflow.cpu.memory.buffers import aligned, padded
 from numflow.cpu.runtime.kernel import HEADER_FIELDS, N_ROUTES, N_TOKENS, ROW_FIELD, TOKENS
@@ -110,6 +111,8 @@ class Bench:
     def view(self, view: View) -> tuple[int, int]:
         array = self._arrays[view.buffer]
         return array.ctypes.data + 4 * view.start, array.shape[1]
+
+    strided = Context.strided
 
     def rows(self, view: View) -> int:
         return ROW_FIELD[self._rows[view.buffer]]

@@ -25,7 +25,7 @@ from numflow.cpu.runtime.access import (
     u8_ptr,
     u16_ptr,
 )
-from numflow.cpu.runtime.kernel import Call, compile_seconds, kernel, on_compile
+from numflow.cpu.runtime.kernel import MOST_BY_POSITION, Call, compile_seconds, kernel, on_compile, slots
 
 
 @kernel
@@ -55,6 +55,39 @@ def test_arguments():
 def test_arrays_with_gaps_are_no_arguments():
     with pytest.raises(ValueError, match="C-contiguous"):
         Call.of(None, _arguments, np.zeros((4, 4))[:, :2])
+
+
+@kernel
+def _named(args, thread, n_threads):
+    """y = x * factor, by slots."""
+    f32_ptr(i64(args, _SLOTS.y))[0] = f32_ptr(i64(args, _SLOTS.x))[0] * f64(args, _SLOTS.factor)
+
+
+_SLOTS = slots("x y factor")
+
+
+def test_arguments_by_name():
+    x, y = np.full(1, 3, np.float32), np.zeros(1, np.float32)
+    call = Call.named(None, _named, _SLOTS, factor=0.5, y=y, x=x, keep=(call_me := [1],), joined=True)
+    assert call.args.tolist() == Call.of(None, _named, x, y, 0.5).args.tolist()
+    assert call.joined and call.keep[0] is call_me and call.keep[1] is x and call.keep[2] is y
+    call()
+    assert y[0] == 1.5
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    ({"x": 1, "y": 2}, "kernel named: no value for factor"),
+    ({"x": 1, "y": 2, "factor": 3.0, "bias": 4}, "kernel named: no slot bias"),
+    ({"x": 1, "why": 2, "factors": 3.0}, "kernel named: no value for factor, y; no slot factors, why")])
+def test_every_slot_has_a_value_and_every_value_a_slot(values, said):
+    with pytest.raises(TypeError, match=f"^{said}$"):
+        Call.named(None, _named, _SLOTS, **values)
+
+
+def test_many_arguments_have_names():
+    assert len(Call.of(None, _named, *range(MOST_BY_POSITION)).args) == MOST_BY_POSITION == 12
+    with pytest.raises(TypeError, match="13 arguments by position; more than 12 are given by name"):
+        Call.of(None, _named, *range(MOST_BY_POSITION + 1))
 
 
 @pytest.mark.parametrize(("n", "threads"), [(0, 3), (1, 4), (10, 3), (7, 7), (1000, 6)])

@@ -1,14 +1,16 @@
 """Modules of kernels: their names, and that what a `Code` finds in their sources is what importing them finds."""
 
+import ast
 import inspect
 import pkgutil
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import numflow.cpu
 from numflow import kernel_cache
-from numflow.cpu.runtime.kernel import Code, Kernel
+from numflow.cpu.runtime.kernel import MOST_BY_POSITION, Code, Kernel
 
 MODULES = [import_module(found.name) for found in pkgutil.walk_packages(numflow.cpu.__path__, "numflow.cpu.")]
 CODES = {module.__name__: value for module in MODULES for value in vars(module).values() if isinstance(value, Code)}
@@ -44,6 +46,23 @@ def test_a_code_has_the_kernels_of_its_modules(binder):
         assert (kernel.name, kernel.fn.__module__) == (name, kernel.module)
         if name in found:
             assert kernel.fn is found[name].fn
+
+
+def positions(module) -> list[int]:
+    """Positions of arguments that a module's code reads by number, or by a name that stands for one."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    reads = [node.args[1] for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 2
+             and ast.unparse(node.func) in ("i64", "f64") and ast.unparse(node.args[0]) == "args"]
+    found = [read.value if isinstance(read, ast.Constant) else vars(module).get(getattr(read, "id", ""))
+             for read in reads]
+    return [position for position in found if isinstance(position, int)]
+
+
+def test_arguments_of_large_kernels_have_names():
+    """`Call.of` refuses more than 12; so no kernel reads one beyond them but by its slot."""
+    found = {module.__name__: positions(module) for module in MODULES}
+    assert sum(map(len, found.values())) > 50
+    assert {name: beyond for name, at in found.items() if (beyond := [p for p in at if p >= MOST_BY_POSITION])} == {}
 
 
 def test_stamps_are_known_by_factory_and_constants():

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from numflow.cpu.attention.slots import MOST_SLOTS, SPANS_DONE, TILES_PER_THREAD, scratch_bytes, slot_bytes
+from numflow.cpu.attention.slots import MOST_SLOTS, SLOTS, SPANS_DONE, TILES_PER_THREAD, scratch_bytes, slot_bytes
 from numflow.cpu.runtime.kernel import Call, Code
 from numflow.ops import Step, param
 
@@ -32,11 +32,13 @@ def attention(step: Step, ctx) -> list[Call]:
     kind = {("f32", "f32"): "f32", ("f16", "f16"): "f16"}.get(
         cache.kinds, "coded_int8" if ctx.activations != "f32" and not shape.prefix else "coded")
     kernel = _CODE.kernel(f"attention_{kind}{'_prefix' if shape.prefix else ''}")
-    return [Call.of(step, kernel, ctx.header, *ctx.view(step.inputs[0]), *ctx.view(step.outputs[0]), cache.addresses,
-                    shape.kv_heads, heads // shape.kv_heads, shape.k_dim, shape.value_dim, cache.block_size,
-                    *cache.table_fields, float(param(step, "scale")), own and causal, window,
-                    float(param(step, "softcap")), slopes, sinks, bias, reach, scratch, per_thread, partials,
-                    MOST_SLOTS, counters, decoded, *cache.row_fields, turned)]
+    return [Call.named(
+        step, kernel, SLOTS, header=ctx.header, **ctx.strided("q", step.inputs[0]), **ctx.strided("y", step.outputs[0]),
+        cache=cache.addresses, kv_heads=shape.kv_heads, queries_per_key=heads // shape.kv_heads, k_dim=shape.k_dim,
+        v_dim=shape.value_dim, block_size=cache.block_size, **cache.table_fields, scale=float(param(step, "scale")),
+        causal=own and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
+        bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, most_slots=MOST_SLOTS,
+        counters=counters, decoded=decoded, **cache.row_fields, turned=turned)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

@@ -3,30 +3,18 @@
 import numpy as np
 
 from numflow.cpu.attention.slots import (
-    COUNTERS,
     DONE,
     FACTOR,
     HEAD,
-    HEADER,
-    KV_HEADS,
-    LENGTHS,
     MOST_ROWS,
     NEXT,
     OWN,
-    PARTIALS,
     PEAKS,
-    QUERIES_PER_KEY,
-    SCRATCH,
-    SCRATCH_BYTES,
-    SINKS,
     SLOTS,
     SPAN,
     SPANS_DONE,
     TILES_PER_THREAD,
     TOTALS,
-    V_DIM,
-    V_KIND,
-    V_WIDTH,
     VALUES,
     WHERE,
 )
@@ -87,10 +75,10 @@ def attention_coded_prefix(args, thread, n_threads):
 
 @merged
 def _attention(args, thread, n_threads, half, coded, prefix):
-    counters, scratch = i64(args, COUNTERS), i64(args, SCRATCH) + thread * i64(args, SCRATCH_BYTES)
+    counters, scratch = i64(args, SLOTS.counters), i64(args, SLOTS.scratch) + thread * i64(args, SLOTS.scratch_bytes)
     tiles, spans = _count(args)
     few = n_threads > 1 and tiles < TILES_PER_THREAD * n_threads
-    parts = spans if few and tiles * spans <= i64(args, SLOTS) else 1
+    parts = spans if few and tiles * spans <= i64(args, SLOTS.most_slots) else 1
     sequence, before, own = 0, 0, _tiles(args, 0)
     item = fetch_add(counters + NEXT, 1)
     while item < tiles * parts:
@@ -109,20 +97,20 @@ def _attention(args, thread, n_threads, half, coded, prefix):
 @inline
 def _rows(args, sequence):
     """Rows of a sequence under each key head."""
-    starts = i32_ptr(i64(i64(args, HEADER), STARTS))
-    return (starts[sequence + 1] - starts[sequence]) * i64(args, QUERIES_PER_KEY)
+    starts = i32_ptr(i64(i64(args, SLOTS.header), STARTS))
+    return (starts[sequence + 1] - starts[sequence]) * i64(args, SLOTS.queries_per_key)
 
 
 @inline
 def _tiles(args, sequence):
-    return (_rows(args, sequence) + MOST_ROWS - 1) // MOST_ROWS * i64(args, KV_HEADS)
+    return (_rows(args, sequence) + MOST_ROWS - 1) // MOST_ROWS * i64(args, SLOTS.kv_heads)
 
 
 @inline
 def _count(args):
     """Tiles of the batch, and spans of its longest sequence."""
-    header, tiles, longest = i64(args, HEADER), np.int64(0), np.int64(0)
-    lengths = i32_ptr(i64(header, i64(args, LENGTHS)))
+    header, tiles, longest = i64(args, SLOTS.header), np.int64(0), np.int64(0)
+    lengths = i32_ptr(i64(header, i64(args, SLOTS.lengths)))
     for sequence in range(i64(header, N_SEQUENCES)):
         tiles += _tiles(args, sequence)
         longest = max(longest, np.int64(lengths[sequence]))
@@ -132,13 +120,13 @@ def _count(args):
 @merged
 def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, parts):
     """One tile, or of its `parts` spans the one number `part`. The last rows come first: they see the most keys."""
-    per_head = _tiles(args, sequence) // i64(args, KV_HEADS)
+    per_head = _tiles(args, sequence) // i64(args, SLOTS.kv_heads)
     head, first = index // per_head, (per_head - 1 - index % per_head) * MOST_ROWS
     count = min(_rows(args, sequence) - first, MOST_ROWS)
     rows = tile_rows(count)
     least, most = begin_tile(args, scratch, rows, half, coded, sequence, head, first, count)
     begin, end, total = least // SPAN, most // SPAN + 1, total_slot(args, scratch)
-    partials = i64(args, PARTIALS) + tile * parts * partial_bytes(args)
+    partials = i64(args, SLOTS.partials) + tile * parts * partial_bytes(args)
     if parts == 1:
         clear_slot(args, total)
     for span in range(begin if parts == 1 else max(begin, part), end if parts == 1 else min(end, part + 1)):
@@ -147,7 +135,7 @@ def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, par
         if parts == 1:
             merge(args, scratch, count, total, slot)
     if parts > 1:
-        done = i64(args, COUNTERS) + SPANS_DONE + 8 * tile
+        done = i64(args, SLOTS.counters) + SPANS_DONE + 8 * tile
         if fetch_add(done, 1) < parts - 1:
             return
         exchange(done, 0)
@@ -160,7 +148,7 @@ def _attend(args, scratch, half, coded, prefix, sequence, index, tile, part, par
 @inline
 def _finish(args, scratch, count, total):
     """y = values / l. A sink is one more term of l; a row that sees nothing is zero."""
-    sinks = i64(args, SINKS)
+    sinks = i64(args, SLOTS.sinks)
     if sinks:
         for r in range(count):
             f32_ptr(scratch + FACTOR)[r] = f32_ptr(sinks)[i64(scratch + HEAD, r)]
@@ -174,7 +162,7 @@ def _finish(args, scratch, count, total):
         under = f32_ptr(total + TOTALS)[r]
         factor = weight / under if under != 0 else np.float32(0)
         y, values = i64(scratch + WHERE, r), total + VALUES + r * value_bytes(args)
-        if i64(args, V_KIND) > F16:
-            rotate_row(values, i64(args, V_WIDTH))
-        for column in range(0, i64(args, V_DIM), 16):
-            store_part(y + 4 * column, load_f32(values + 4 * column) * factor, i64(args, V_DIM) - column)
+        if i64(args, SLOTS.v_kind) > F16:
+            rotate_row(values, i64(args, SLOTS.v_width))
+        for column in range(0, i64(args, SLOTS.v_dim), 16):
+            store_part(y + 4 * column, load_f32(values + 4 * column) * factor, i64(args, SLOTS.v_dim) - column)

@@ -5,7 +5,7 @@ blocks of 32 columns, once for all keys; for values, the probability of a key ti
 64 keys. Both are some 2^-16 of the largest of their block off, where activations of int8 are 2^-8 off in all matrices:
 it is for programs with these. Sums of products are exact, so a row's bits are the same beside any other rows.
 
-A thread's memory for this, `region` (attention_memory.int8_bytes):
+A thread's memory for this, `region` (slots.int8_bytes):
     x       u8 [8 rows][2 bytes][64 keys]     weights of values; then per row {f32 scale, f32 sum with minima}
     table   f32 [2][64 keys]                  scales and minima of a block of values
     operand [blocks]{u8 [8 rows][2 bytes][32 columns], [8 rows]{f32 scale, f32 scale * sum}}

@@ -1,5 +1,6 @@
 """What the kernels of attention are given, and how their memory is laid out."""
 
+from numflow.cpu.runtime.kernel import slots
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.state.cache import CHUNK
 from numflow.quant.kv import BLOCK as BLOCK_COLUMNS
@@ -11,12 +12,12 @@ WIDTHS = {8: 2, 6: 4, 4: 4, 3: 4, 2: 4, 1: 4} if isa() == "avx512" else {4: 1, 3
 MOST_ROWS = max(WIDTHS)
 HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 
-# Arguments of the attention kernels.
-HEADER, Q, Q_STRIDE, Y, Y_STRIDE, CACHE, KV_HEADS, QUERIES_PER_KEY, K_DIM, V_DIM, BLOCK = range(11)
-TABLE, TABLE_STRIDE, LENGTHS, SCALE, CAUSAL, WINDOW, SOFTCAP, SLOPES, SINKS, BIAS, REACH = range(11, 22)
-SCRATCH, SCRATCH_BYTES, PARTIALS, SLOTS, COUNTERS, DECODED = range(22, 28)  # DECODED: where in a thread's scratch
-K_KIND, V_KIND, K_WIDTH, V_WIDTH, K_SIZE, V_SIZE = range(28, 34)  # KVCache.row_fields
-TURNED = 34  # where in a thread's scratch keys become the values that are a prefix of them
+# Arguments of the attention kernels. table, table_stride, lengths: fields of the batch header. In a thread's scratch,
+# decoded: where a chunk of floats lies; turned: where keys become the values that are a prefix of them.
+SLOTS = slots("""
+    header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
+    scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
+    k_kind v_kind k_width v_width k_size v_size turned""")
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities

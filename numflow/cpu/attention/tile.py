@@ -18,24 +18,12 @@ from numflow.cpu.attention.coded import decode_keys, decode_values, turn
 from numflow.cpu.attention.int8 import add_coded_values, coded_scores, quantize_query
 from numflow.cpu.attention.products import add_any_products, add_wide_products
 from numflow.cpu.attention.slots import (
-    BIAS,
-    BLOCK,
-    CACHE,
-    CAUSAL,
     COLUMNS,
-    DECODED,
     FACTOR,
     FIRST,
     HEAD,
-    HEADER,
     HEIGHTS,
-    K_DIM,
-    K_KIND,
-    K_SIZE,
-    K_WIDTH,
-    KV_HEADS,
     LAST,
-    LENGTHS,
     MOST_ROWS,
     NEXT_PEAK,
     OTHER_FACTOR,
@@ -43,30 +31,14 @@ from numflow.cpu.attention.slots import (
     PEAK,
     PEAKS,
     POSITION,
-    Q_STRIDE,
     QUERIES,
-    QUERIES_PER_KEY,
-    REACH,
-    SCALE,
     SCORES,
-    SLOPES,
-    SOFTCAP,
+    SLOTS,
     SPAN,
     SUMS,
-    TABLE,
-    TABLE_STRIDE,
     TOTALS,
-    TURNED,
-    V_DIM,
-    V_KIND,
-    V_SIZE,
-    V_WIDTH,
     VALUES,
     WHERE,
-    WINDOW,
-    Y_STRIDE,
-    Q,
-    Y,
 )
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.runtime.kernel import POSITIONS, STARTS
@@ -86,37 +58,38 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
 
     Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
     """
-    header, group, window = i64(args, HEADER), i64(args, QUERIES_PER_KEY), i64(args, WINDOW)
+    header, group, window = i64(args, SLOTS.header), i64(args, SLOTS.queries_per_key), i64(args, SLOTS.window)
     positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
-    newest = np.int64(i32_ptr(i64(header, i64(args, LENGTHS)))[sequence]) - 1
+    newest = np.int64(i32_ptr(i64(header, i64(args, SLOTS.lengths)))[sequence]) - 1
     least, most = max(newest, 0), np.int64(-1)
     for r in range(rows):
         row = first + min(r, count - 1)
         t, h = begin + row // group, head * group + row % group
         position = np.int64(positions[t])
-        ahead = position if i64(args, CAUSAL) else position + window - 1 if window else newest
+        ahead = position if i64(args, SLOTS.causal) else position + window - 1 if window else newest
         first_key, last_key = max(position - window + 1, 0) if window else np.int64(0), min(ahead, newest)
         least, most = min(least, first_key), max(most, last_key)
         i64_ptr(scratch + FIRST)[r], i64_ptr(scratch + LAST)[r] = first_key, last_key
         i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h
-        i64_ptr(scratch + WHERE)[r] = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + h * i64(args, V_DIM))
-        q = f32_ptr(i64(args, Q) + 4 * (t * i64(args, Q_STRIDE) + h * i64(args, K_DIM)))
-        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, K_WIDTH)
-        for e in range(i64(args, K_DIM)):
-            f32_ptr(where)[e] = q[e] * np.float32(f64(args, SCALE))
-        for e in range(i64(args, K_DIM), i64(args, K_WIDTH)):
+        y = i64(args, SLOTS.y) + 4 * (t * i64(args, SLOTS.y_stride) + h * i64(args, SLOTS.v_dim))
+        i64_ptr(scratch + WHERE)[r] = y
+        q = f32_ptr(i64(args, SLOTS.q) + 4 * (t * i64(args, SLOTS.q_stride) + h * i64(args, SLOTS.k_dim)))
+        where = scratch + QUERIES + 2 * partial_bytes(args) + 4 * r * i64(args, SLOTS.k_width)
+        for e in range(i64(args, SLOTS.k_dim)):
+            f32_ptr(where)[e] = q[e] * np.float32(f64(args, SLOTS.scale))
+        for e in range(i64(args, SLOTS.k_dim), i64(args, SLOTS.k_width)):
             f32_ptr(where)[e] = np.float32(0)
-        if i64(args, K_KIND) > F16:
-            rotate_row(where, i64(args, K_WIDTH))
+        if i64(args, SLOTS.k_kind) > F16:
+            rotate_row(where, i64(args, SLOTS.k_width))
             if coded is not None and half is not None:
-                quantize_query(where, i64(args, K_WIDTH), _region(args, scratch), r)
+                quantize_query(where, i64(args, SLOTS.k_width), _region(args, scratch), r)
     return least, most
 
 
 @inline
 def _region(args, scratch):
     """Memory of int8.py, behind a decoded chunk."""
-    return scratch + i64(args, DECODED) + 4 * CHUNK * max(i64(args, K_WIDTH), i64(args, V_WIDTH))
+    return scratch + i64(args, SLOTS.decoded) + 4 * CHUNK * max(i64(args, SLOTS.k_width), i64(args, SLOTS.v_width))
 
 
 @inline
@@ -129,7 +102,7 @@ def rotate_row(row, width):
 @inline
 def value_bytes(args):
     """Bytes of a row of float32 values."""
-    return 4 * i64(args, V_WIDTH)
+    return 4 * i64(args, SLOTS.v_width)
 
 
 @inline
@@ -161,10 +134,11 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
         store_f32(scratch + SUMS + 64 * r, zero_f32())
     for base in range(max(span * SPAN, least // CHUNK * CHUNK), min((span + 1) * SPAN, most + 1), CHUNK):
         key, following = _chunk(args, sequence, head, base), _chunk(args, sequence, head, min(base + CHUNK, most))
-        k = i64(i64(args, CACHE), 0) + key * i64(args, K_SIZE)
-        v = k if prefix is not None else i64(i64(args, CACHE), 1) + key * i64(args, V_SIZE)
-        next_k, next_v = k + (following - key) * i64(args, K_SIZE), v + (following - key) * i64(args, V_SIZE)
-        keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, DECODED)
+        k = i64(i64(args, SLOTS.cache), 0) + key * i64(args, SLOTS.k_size)
+        v = k if prefix is not None else i64(i64(args, SLOTS.cache), 1) + key * i64(args, SLOTS.v_size)
+        next_k = k + (following - key) * i64(args, SLOTS.k_size)
+        next_v = v + (following - key) * i64(args, SLOTS.v_size)
+        keys, decoded = min(most + 1 - base, CHUNK), scratch + i64(args, SLOTS.decoded)
         if coded is None:
             _scores(args, scratch, rows, half, k, v)
         else:
@@ -183,7 +157,8 @@ def span_result(args, scratch, rows, half, coded, prefix, sequence, head, span, 
 
 @inline
 def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
-    kind, width, size, region = i64(args, K_KIND), i64(args, K_WIDTH), i64(args, K_SIZE), _region(args, scratch)
+    kind, width, size = i64(args, SLOTS.k_kind), i64(args, SLOTS.k_width), i64(args, SLOTS.k_size)
+    region = _region(args, scratch)
     if half is not None and kind > F16:
         coded_scores(rows, kind, width, size, keys, k, ahead, region, scratch + SCORES)
     else:
@@ -193,9 +168,10 @@ def _coded_scores(args, scratch, rows, half, keys, k, ahead, decoded):
 
 @inline
 def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
-    kind, width, size, region = i64(args, V_KIND), i64(args, V_WIDTH), i64(args, V_SIZE), _region(args, scratch)
+    kind, width, size = i64(args, SLOTS.v_kind), i64(args, SLOTS.v_width), i64(args, SLOTS.v_size)
+    region = _region(args, scratch)
     if half is not None and kind > F16:
-        add_coded_values(rows, kind, width, i64(args, K_WIDTH), size, keys, v, ahead, region, scratch + SCORES,
+        add_coded_values(rows, kind, width, i64(args, SLOTS.k_width), size, keys, v, ahead, region, scratch + SCORES,
                          scratch + FACTOR, slot + VALUES)
     else:
         decode_values(kind, width, keys, v, size, region, decoded, ahead)
@@ -205,11 +181,11 @@ def _add_coded_values(args, scratch, rows, half, keys, v, ahead, decoded, slot):
 @inline
 def _add_turned_keys(args, scratch, rows, half, keys, k, slot):
     """Values are the first columns of the chunk's keys at k, in groups of 16 side by side; float16 with `half`."""
-    turned, width = scratch + i64(args, TURNED), i64(args, V_WIDTH)
-    size, row = 4 if half is None else 2, 4 * i64(args, V_WIDTH)
+    turned, width = scratch + i64(args, SLOTS.turned), i64(args, SLOTS.v_width)
+    size, row = 4 if half is None else 2, 4 * i64(args, SLOTS.v_width)
     for group in range((keys + GROUP - 1) // GROUP):
         for column in range(0, width, 16):
-            source = k + (group * i64(args, K_WIDTH) + column) * GROUP * size
+            source = k + (group * i64(args, SLOTS.k_width) + column) * GROUP * size
             turn(half, source, turned + group * GROUP * row + 4 * column, row)
     _add_values(args, scratch, rows, None, turned, keys, slot, turned)
 
@@ -237,9 +213,10 @@ def _columns(rows):
 @inline
 def _chunk(args, sequence, head, key):
     """Where the chunk with `key` begins in the cache: its number in units of a key of one head."""
-    header, block_size = i64(args, HEADER), i64(args, BLOCK)
-    table = i32_ptr(i64(header, i64(args, TABLE)) + 4 * sequence * i64(header, i64(args, TABLE_STRIDE)))
-    return (table[key // block_size] * i64(args, KV_HEADS) + head) * block_size + key % block_size // CHUNK * CHUNK
+    header, block_size = i64(args, SLOTS.header), i64(args, SLOTS.block_size)
+    table = i32_ptr(i64(header, i64(args, SLOTS.table)) + 4 * sequence * i64(header, i64(args, SLOTS.table_stride)))
+    first = (table[key // block_size] * i64(args, SLOTS.kv_heads) + head) * block_size
+    return first + key % block_size // CHUNK * CHUNK
 
 
 @inline
@@ -248,7 +225,7 @@ def _scores(args, scratch, rows, half, k, ahead):
     for at in range(SCORES, SCORES + 256 * rows, 64):
         store_f32(scratch + at, zero_f32())
     size = 4 if half is None else 2
-    width, group, columns = i64(args, K_WIDTH), 16 * size * i64(args, K_WIDTH), _columns(rows)
+    width, group, columns = i64(args, SLOTS.k_width), 16 * size * i64(args, SLOTS.k_width), _columns(rows)
     for first in range(0, CHUNK // GROUP, columns):
         add_wide_products(rows, columns, half, width, scratch + SCORES + 64 * first, 256,
                           scratch + QUERIES + 2 * partial_bytes(args), 4 * width, k + first * group, group, 16 * size,
@@ -281,15 +258,15 @@ def _probabilities(args, scratch, rows, base, most):
 def _biased(args, scratch, score, r, key):
     """Soft cap, bias by distance and mask of 16 scores, of keys key .. key + 15."""
     distance = key - i64(scratch + POSITION, r)
-    if i64(args, SOFTCAP):
-        cap = f64(args, SOFTCAP)
+    if i64(args, SLOTS.softcap):
+        cap = f64(args, SLOTS.softcap)
         score = tanh(score / cap) * cap
-    if i64(args, SLOPES):
-        slope = f32_ptr(i64(args, SLOPES))[i64(scratch + HEAD, r)]
+    if i64(args, SLOTS.slopes):
+        slope = f32_ptr(i64(args, SLOTS.slopes))[i64(scratch + HEAD, r)]
         score = fma(lane_numbers() + np.float32(distance), slope, score)
-    if i64(args, BIAS):
-        reach = i64(args, REACH)
-        row = i64(args, BIAS) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)
+    if i64(args, SLOTS.bias):
+        reach = i64(args, SLOTS.reach)
+        row = i64(args, SLOTS.bias) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)
         score = score + load_f32(row + 4 * (min(max(distance, -reach - 16), reach + 1) + reach + 16))
     return keep_lanes(score, i64(scratch + FIRST, r) - key, i64(scratch + LAST, r) - key, _HIDDEN)
 

@@ -1,9 +1,11 @@
 """Ops that move or look up rows: `select_rows`, `embed_position`, `embed_type`, `head_concat`."""
 
-from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code
+from numflow.cpu.runtime.kernel import POSITIONS, TYPES, Call, Code, slots
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.elementwise.select_kernels")
+# b_step: columns from one head's part of b to the next one's, 0 where all heads share b.
+CONCAT = slots("header rows width y y_stride a a_stride b b_stride heads a_width b_width b_step")
 
 
 def select_rows(step: Step, ctx) -> list[Call]:
@@ -27,8 +29,9 @@ def head_concat(step: Step, ctx) -> list[Call]:
     (a, b), y, heads = step.inputs, step.outputs[0], param(step, "heads")
     a_width = a.width // heads
     b_width = y.width // heads - a_width
-    return [Call.of(step, _CODE.kernel("head_concat"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
-                    *ctx.view(a), *ctx.view(b), heads, a_width, b_width, b_width if b.width == heads * b_width else 0)]
+    return [Call.named(step, _CODE.kernel("head_concat"), CONCAT, header=ctx.header, rows=ctx.rows(y), width=y.width,
+                       **ctx.strided("y", y), **ctx.strided("a", a), **ctx.strided("b", b), heads=heads,
+                       a_width=a_width, b_width=b_width, b_step=b_width if b.width == heads * b_width else 0)]
 
 
 def _bind_table(step, ctx, index, offset):

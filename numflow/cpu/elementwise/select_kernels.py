@@ -1,12 +1,12 @@
 """Kernels that move or look up rows (select.py)."""
 
+from numflow.cpu.elementwise.select import CONCAT
 from numflow.cpu.runtime.access import i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import LOGIT_ROWS, kernel
 from numflow.cpu.simd.float32 import load_part, store_part
 from numflow.cpu.simd.vector import inline
 
 HEADER, ROWS, WIDTH, Y, Y_STRIDE, X, X_STRIDE, INDEX, TABLE, OFFSET = range(10)
-B, B_STRIDE, HEADS, A_WIDTH, B_WIDTH, B_STEP = range(7, 13)
 
 
 @inline
@@ -38,11 +38,12 @@ def add_table_row(args, thread, n_threads):
 
 @kernel
 def head_concat(args, thread, n_threads):
-    """Items: rows times heads. B_STEP is 0 where all heads share b."""
-    heads, a_width, b_width = i64(args, HEADS), i64(args, A_WIDTH), i64(args, B_WIDTH)
-    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * heads, thread, n_threads)
+    """Items: rows times heads."""
+    heads, a_width, b_width = i64(args, CONCAT.heads), i64(args, CONCAT.a_width), i64(args, CONCAT.b_width)
+    begin, end = share(i64(i64(args, CONCAT.header), i64(args, CONCAT.rows)) * heads, thread, n_threads)
     for item in range(begin, end):
         t, head = item // heads, item % heads
-        y = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + head * (a_width + b_width))
-        _copy(i64(args, X) + 4 * (t * i64(args, X_STRIDE) + head * a_width), y, a_width)
-        _copy(i64(args, B) + 4 * (t * i64(args, B_STRIDE) + head * i64(args, B_STEP)), y + 4 * a_width, b_width)
+        y = i64(args, CONCAT.y) + 4 * (t * i64(args, CONCAT.y_stride) + head * (a_width + b_width))
+        _copy(i64(args, CONCAT.a) + 4 * (t * i64(args, CONCAT.a_stride) + head * a_width), y, a_width)
+        b = i64(args, CONCAT.b) + 4 * (t * i64(args, CONCAT.b_stride) + head * i64(args, CONCAT.b_step))
+        _copy(b, y + 4 * a_width, b_width)

@@ -7,11 +7,14 @@ nor on whether devices are threads or processes.
 import numpy as np
 
 from numflow.cpu.exchange.world import Channel
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.runtime.kernel import Argument, Call, Code, slots
 from numflow.errors import DeviceError
 from numflow.ops import Step, View, param
 
 _CODE = Code("numflow.cpu.exchange.exchange_kernels")
+_COMMON = "header rows width x x_stride y y_stride abort patience my_line slots slot_bytes"  # x, y: 0 if there is none
+GROUP = slots(f"{_COMMON} lines n_lines members me table count")
+PAIR = slots(f"{_COMMON} their_line their_count ring")
 
 
 def is_remote(step: Step, ctx) -> bool:
@@ -63,28 +66,32 @@ def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
     return ctx.world.channels[kind, devices]
 
 
-def _common(step: Step, ctx, channel: Channel) -> list:
+def _common(step: Step, ctx, channel: Channel) -> dict[str, Argument]:
     base, shape = ctx.world.address, (*step.outputs, *step.inputs)[0]
     x, y = step.inputs[0] if step.inputs else None, step.outputs[0] if step.outputs else None
-    return [ctx.header, ctx.rows(shape), shape.width, *_address(ctx, x), *_address(ctx, y), base,
-            ctx.world.patience, base + channel.first_line(ctx.device), base + channel.slots, channel.slot_bytes]
+    return {"header": ctx.header, "rows": ctx.rows(shape), "width": shape.width, **_strided(ctx, "x", x),
+            **_strided(ctx, "y", y), "abort": base, "patience": ctx.world.patience,
+            "my_line": base + channel.first_line(ctx.device), "slots": base + channel.slots,
+            "slot_bytes": channel.slot_bytes}
 
 
-def _address(ctx, view: View | None) -> tuple[int, int]:
-    return (0, 0) if view is None else ctx.view(view)
+def _strided(ctx, name: str, view: View | None) -> dict[str, int]:
+    return {name: 0, f"{name}_stride": 0} if view is None else ctx.strided(name, view)
 
 
 def _group(step: Step, ctx, fn, group: tuple[int, ...], table: np.ndarray) -> list[Call]:
     channel = _channel(step, ctx, "group", group)
-    return [Call.of(step, fn, *_common(step, ctx, channel), ctx.world.address + channel.lines, sum(channel.threads),
-                    len(group), group.index(ctx.device), table, len(table))]
+    return [Call.named(step, fn, GROUP, **_common(step, ctx, channel), lines=ctx.world.address + channel.lines,
+                       n_lines=sum(channel.threads), members=len(group), me=group.index(ctx.device), table=table,
+                       count=len(table))]
 
 
 def _pair(step: Step, ctx, fn, sender: int, receiver: int) -> list[Call]:
     channel = _channel(step, ctx, "pair", (sender, receiver))
     peer = receiver if sender == ctx.device else sender
-    return [Call.of(step, fn, *_common(step, ctx, channel), ctx.world.address + channel.first_line(peer),
-                    channel.threads[channel.devices.index(peer)], channel.ring)]
+    return [Call.named(step, fn, PAIR, **_common(step, ctx, channel),
+                       their_line=ctx.world.address + channel.first_line(peer),
+                       their_count=channel.threads[channel.devices.index(peer)], ring=channel.ring)]
 
 
 BINDERS = {"send": send, "receive": receive, "all_reduce": all_reduce, "all_gather": all_gather}

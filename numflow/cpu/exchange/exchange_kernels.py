@@ -2,17 +2,13 @@
 
 import numba
 
+from numflow.cpu.exchange.exchange import GROUP, PAIR
 from numflow.cpu.memory.buffers import LINE
 from numflow.cpu.runtime.access import i64, i64_ptr, share
 from numflow.cpu.runtime.atomic import cpu_yield, load_acquire, pause, store_release
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import load_part, store_part
 from numflow.cpu.simd.vector import inline
-
-# Arguments of all four kernels; X, Y: address (0 if there is none), stride.
-HEADER, ROWS, WIDTH, X, X_STRIDE, Y, Y_STRIDE, ABORT, PATIENCE, MY_LINE, SLOTS, SLOT_BYTES = range(12)
-LINES, N_LINES, MEMBERS, ME, TABLE, COUNT = range(12, 18)  # of the group kernels
-THEIR_LINE, THEIR_COUNT, RING = range(12, 15)              # of send and receive
 
 
 @numba.njit
@@ -21,7 +17,7 @@ def _wait(args, lines, count, rounds):
 
     A waiting thread yields its core after a while: the one it waits for may need it.
     """
-    abort, patience = i64(args, ABORT), i64(args, PATIENCE)
+    abort, patience = i64(args, GROUP.abort), i64(args, GROUP.patience)
     for line in range(count):
         spins = 0
         while load_acquire(lines + LINE * line) < rounds:
@@ -49,7 +45,7 @@ def _copy(source, source_stride, target, target_stride, width, rows, thread, n_t
 @inline
 def _row_elements(args):
     """From one row of a slot to the next."""
-    return (i64(args, WIDTH) + 15) // 16 * 16
+    return (i64(args, GROUP.width) + 15) // 16 * 16
 
 
 @kernel
@@ -60,28 +56,30 @@ def nothing(args, thread, n_threads):
 
 @kernel
 def send(args, thread, n_threads):
-    line, stride, ring = i64(args, MY_LINE) + LINE * thread, _row_elements(args), i64(args, RING)
-    rows, room, done = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, SLOT_BYTES) // (4 * stride), i64(line, 0)
+    line, stride, ring = i64(args, PAIR.my_line) + LINE * thread, _row_elements(args), i64(args, PAIR.ring)
+    rows, room = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
+    done = i64(line, 0)
     for first in range(0, rows, room):
-        if not _wait(args, i64(args, THEIR_LINE), i64(args, THEIR_COUNT), done - ring + 1):
+        if not _wait(args, i64(args, PAIR.their_line), i64(args, PAIR.their_count), done - ring + 1):
             return
-        slot = i64(args, SLOTS) + done % ring * i64(args, SLOT_BYTES)
-        _copy(i64(args, X) + 4 * first * i64(args, X_STRIDE), i64(args, X_STRIDE), slot, stride, i64(args, WIDTH),
-              min(room, rows - first), thread, n_threads)
+        slot = i64(args, PAIR.slots) + done % ring * i64(args, PAIR.slot_bytes)
+        _copy(i64(args, PAIR.x) + 4 * first * i64(args, PAIR.x_stride), i64(args, PAIR.x_stride), slot, stride,
+              i64(args, PAIR.width), min(room, rows - first), thread, n_threads)
         done += 1
         store_release(line, done)
 
 
 @kernel
 def receive(args, thread, n_threads):
-    line, stride, ring = i64(args, MY_LINE) + LINE * thread, _row_elements(args), i64(args, RING)
-    rows, room, done = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, SLOT_BYTES) // (4 * stride), i64(line, 0)
+    line, stride, ring = i64(args, PAIR.my_line) + LINE * thread, _row_elements(args), i64(args, PAIR.ring)
+    rows, room = i64(i64(args, PAIR.header), i64(args, PAIR.rows)), i64(args, PAIR.slot_bytes) // (4 * stride)
+    done = i64(line, 0)
     for first in range(0, rows, room):
-        if not _wait(args, i64(args, THEIR_LINE), i64(args, THEIR_COUNT), done + 1):
+        if not _wait(args, i64(args, PAIR.their_line), i64(args, PAIR.their_count), done + 1):
             return
-        slot = i64(args, SLOTS) + done % ring * i64(args, SLOT_BYTES)
-        _copy(slot, stride, i64(args, Y) + 4 * first * i64(args, Y_STRIDE), i64(args, Y_STRIDE), i64(args, WIDTH),
-              min(room, rows - first), thread, n_threads)
+        slot = i64(args, PAIR.slots) + done % ring * i64(args, PAIR.slot_bytes)
+        _copy(slot, stride, i64(args, PAIR.y) + 4 * first * i64(args, PAIR.y_stride), i64(args, PAIR.y_stride),
+              i64(args, PAIR.width), min(room, rows - first), thread, n_threads)
         done += 1
         store_release(line, done)
 
@@ -89,21 +87,22 @@ def receive(args, thread, n_threads):
 @inline
 def _slot(args, done, member):
     """A member's slot of a round."""
-    return i64(args, SLOTS) + (done % 2 * i64(args, MEMBERS) + member) * i64(args, SLOT_BYTES)
+    return i64(args, GROUP.slots) + (done % 2 * i64(args, GROUP.members) + member) * i64(args, GROUP.slot_bytes)
 
 
 @kernel
 def all_reduce(args, thread, n_threads):
-    line, stride, width = i64(args, MY_LINE) + LINE * thread, _row_elements(args), i64(args, WIDTH)
-    rows, room, done = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, SLOT_BYTES) // (4 * stride), i64(line, 0)
-    adds, n_adds = i64_ptr(i64(args, TABLE)), i64(args, COUNT)
+    line, stride, width = i64(args, GROUP.my_line) + LINE * thread, _row_elements(args), i64(args, GROUP.width)
+    rows, room = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
+    done = i64(line, 0)
+    adds, n_adds = i64_ptr(i64(args, GROUP.table)), i64(args, GROUP.count)
     for first in range(0, rows, room):
         count = min(room, rows - first)
-        if i64(args, X) != 0:
-            _copy(i64(args, X) + 4 * first * i64(args, X_STRIDE), i64(args, X_STRIDE), _slot(args, done, i64(args, ME)),
-                  stride, width, count, thread, n_threads)
+        if i64(args, GROUP.x) != 0:
+            _copy(i64(args, GROUP.x) + 4 * first * i64(args, GROUP.x_stride), i64(args, GROUP.x_stride),
+                  _slot(args, done, i64(args, GROUP.me)), stride, width, count, thread, n_threads)
         store_release(line, done + 1)
-        if not _wait(args, i64(args, LINES), i64(args, N_LINES), done + 1):
+        if not _wait(args, i64(args, GROUP.lines), i64(args, GROUP.n_lines), done + 1):
             return
         vectors = stride // 16
         begin, end = share(count * vectors, thread, n_threads)
@@ -113,25 +112,27 @@ def all_reduce(args, thread, n_threads):
             total = load_part(_slot(args, done, adds[0]) + at, width - column)
             for i in range(1, n_adds):
                 total = total + load_part(_slot(args, done, adds[i]) + at, width - column)
-            store_part(i64(args, Y) + 4 * ((first + t) * i64(args, Y_STRIDE) + column), total, width - column)
+            y = i64(args, GROUP.y) + 4 * ((first + t) * i64(args, GROUP.y_stride) + column)
+            store_part(y, total, width - column)
         done += 1
 
 
 @kernel
 def all_gather(args, thread, n_threads):
-    line, stride, spans = i64(args, MY_LINE) + LINE * thread, _row_elements(args), i64_ptr(i64(args, TABLE))
-    rows, room, done = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, SLOT_BYTES) // (4 * stride), i64(line, 0)
-    me = i64(args, ME)
+    line, stride, spans = i64(args, GROUP.my_line) + LINE * thread, _row_elements(args), i64_ptr(i64(args, GROUP.table))
+    rows, room = i64(i64(args, GROUP.header), i64(args, GROUP.rows)), i64(args, GROUP.slot_bytes) // (4 * stride)
+    done = i64(line, 0)
+    me = i64(args, GROUP.me)
     for first in range(0, rows, room):
         count = min(room, rows - first)
-        if i64(args, X) != 0:
-            _copy(i64(args, X) + 4 * first * i64(args, X_STRIDE), i64(args, X_STRIDE), _slot(args, done, me), stride,
-                  spans[2 * me + 1] - spans[2 * me], count, thread, n_threads)
+        if i64(args, GROUP.x) != 0:
+            _copy(i64(args, GROUP.x) + 4 * first * i64(args, GROUP.x_stride), i64(args, GROUP.x_stride),
+                  _slot(args, done, me), stride, spans[2 * me + 1] - spans[2 * me], count, thread, n_threads)
         store_release(line, done + 1)
-        if not _wait(args, i64(args, LINES), i64(args, N_LINES), done + 1):
+        if not _wait(args, i64(args, GROUP.lines), i64(args, GROUP.n_lines), done + 1):
             return
-        for member in range(i64(args, COUNT)):
+        for member in range(i64(args, GROUP.count)):
             begin = spans[2 * member]
-            _copy(_slot(args, done, member), stride, i64(args, Y) + 4 * (first * i64(args, Y_STRIDE) + begin),
-                  i64(args, Y_STRIDE), spans[2 * member + 1] - begin, count, thread, n_threads)
+            slot, y = _slot(args, done, member), i64(args, GROUP.y) + 4 * (first * i64(args, GROUP.y_stride) + begin)
+            _copy(slot, stride, y, i64(args, GROUP.y_stride), spans[2 * member + 1] - begin, count, thread, n_threads)
         done += 1

@@ -14,8 +14,9 @@ import numpy as np
 from numflow.cpu.linear import outlier_calls
 from numflow.cpu.linear.activations import NAMES, PIECES, TOKEN_TILE, Operand, operand_bytes
 from numflow.cpu.linear.expert_routes import group_bytes, operand_rows
+from numflow.cpu.linear.slots import EXPERT_LINEAR, LINEAR
 from numflow.cpu.memory.buffers import aligned
-from numflow.cpu.runtime.kernel import Call, Code, Kernel
+from numflow.cpu.runtime.kernel import Argument, Call, Code, Kernel
 from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, tiles_of
 from numflow.ops import Step, param
 
@@ -42,12 +43,13 @@ def linear(step: Step, ctx) -> list[Call]:
     pieces = pieces_of(weight, ctx.activations)
     operand, add = ctx.operand(x, pieces), ctx.add
     floats = ctx.operand(x, 0) if weight.outliers is not None and pieces else Operand(operand.x, 0, ())
-    factor = float(param(add, "scale")) if add else 0.0
-    addend, y = (ctx.view(add.inputs[0]), add.outputs[0]) if add else ((0, 0), y)
-    calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.of(
-        step, kernel_of("linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y), operand.x, operand.aux,
-        weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight), *ctx.view(y),
-        y.width, x.width, token_block(x.width, pieces), *addend, factor, pieces // 2)]
+    addend = {"addend": 0, "addend_stride": 0, "factor": 0.0}
+    if add:
+        addend, y = {**ctx.strided("addend", add.inputs[0]), "factor": float(param(add, "scale"))}, add.outputs[0]
+    calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.named(
+        step, kernel_of("linear", weight.kind, pieces > 0), LINEAR, header=ctx.header, rows_field=ctx.rows(y),
+        x=operand.x, aux=operand.aux, **_matrix(weight, x.width), bias=_bias(ctx, step, weight), **ctx.strided("y", y),
+        rows=y.width, token_block=token_block(x.width, pieces), **addend, pairs=pieces // 2)]
     if weight.outliers is not None:
         calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, 0)))
     return calls
@@ -77,9 +79,10 @@ def expert_linear(step: Step, ctx) -> list[Call]:
                 experts, routes, groups),
         *(Call.of(None, _CODE.kernel(kernel), *ctx.view(x), shared, x.width, to, aux, experts, routes, groups,
                   joined=to is not operand) for kernel, to in operands.items()),
-        Call.of(step, kernel_of("expert_linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y), operand, aux,
-                weight.codes, weight.headers, *weight.scheme.tile_bytes(x.width), _bias(ctx, step, weight),
-                *ctx.view(y), y.width, x.width, 0, experts, routes, groups, pieces // 2),
+        Call.named(step, kernel_of("expert_linear", weight.kind, pieces > 0), EXPERT_LINEAR, header=ctx.header,
+                   rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, x.width),
+                   bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0, experts=experts,
+                   capacity=routes, groups=groups, pairs=pieces // 2),
     ]
     if sparse is not None:
         floats = operands["routes_to_f32"]
@@ -103,9 +106,11 @@ def head_linear(step: Step, ctx) -> list[Call]:
         calls.append(Call.of(None, _CODE.kernel(f"heads_to_{NAMES[kind]}"), ctx.header, ctx.rows(x),
                              *ctx.view(x), columns, *made[kind], heads, joined=bool(calls)))
     pieces = pieces_of(weight, ctx.activations)
-    calls.append(Call.of(step, kernel_of("expert_linear", weight.kind, pieces > 0), ctx.header, ctx.rows(y),
-                         *made[pieces], weight.codes, weight.headers, *weight.scheme.tile_bytes(columns), 0,
-                         *ctx.view(y), rows, columns, 0, heads, 0, 0, pieces // 2))
+    operand, aux = made[pieces]
+    calls.append(Call.named(step, kernel_of("expert_linear", weight.kind, pieces > 0), EXPERT_LINEAR, header=ctx.header,
+                            rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, columns), bias=0,
+                            **ctx.strided("y", y), rows=rows, token_block=0, experts=heads, capacity=0, groups=0,
+                            pairs=pieces // 2))
     if weight.outliers is not None:
         calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[0][0], heads))
     return calls
@@ -136,6 +141,13 @@ def token_block(columns: int, pieces: int) -> int:
     """Rows of an operand that stay in the cache: a whole number of token tiles."""
     tile = sum(operand_bytes(TOKEN_TILE, columns, min(pieces, 1)))
     return max(1, _CACHE // tile) * TOKEN_TILE
+
+
+def _matrix(weight: Packed, columns: int) -> dict[str, Argument]:
+    """A matrix of so many columns as values of slots."""
+    code_bytes, head_bytes = weight.scheme.tile_bytes(columns)
+    return {"codes": weight.codes, "heads": weight.headers, "code_bytes": code_bytes, "head_bytes": head_bytes,
+            "columns": columns}
 
 
 def _bias(ctx, step: Step, weight: Packed) -> np.ndarray | int:

@@ -8,6 +8,7 @@ steps give. Each thread takes the statistics of the rows it meets for itself, wh
 from numflow.cpu.elementwise.act import KINDS
 from numflow.cpu.elementwise.norm import whole_vector
 from numflow.cpu.linear.activations import CHUNK, NAMES, TOKEN_TILE
+from numflow.cpu.linear.slots import OPERAND
 from numflow.cpu.runtime.kernel import Call, Code
 from numflow.ops import Step, param
 
@@ -27,10 +28,11 @@ def bind_made(step: Step, ctx, x: int, aux: int, pieces: int) -> Call:
     """The call that makes the operand at `x` (and `aux`, for int8) of the step's output."""
     y, a = step.outputs[0], step.inputs[0]
     b, is_norm = step.inputs[-1], step.op.endswith("norm")
-    vectors = [whole_vector(step, ctx, "weight", y.width, 1.0), whole_vector(step, ctx, "bias", y.width, 0.0)] \
-        if is_norm else [0, 0]
+    weight, bias = (whole_vector(step, ctx, role, y.width, default) if is_norm else 0
+                    for role, default in (("weight", 1.0), ("bias", 0.0)))
     scratch = ctx.scratch("numbers of an operand", ctx.n_threads * SCRATCH_BYTES)
     kernel = _CODE.kernel(f"{step.op}_to_{NAMES[pieces]}")
-    return Call.of(None, kernel, ctx.header, ctx.rows(a), y.width, x, aux, scratch, *ctx.view(a),
-                   *ctx.view(b), 0 if is_norm else KINDS[param(step, "kind")], *vectors,
-                   float(param(step, "eps")) if is_norm else 0.0)
+    return Call.named(None, kernel, OPERAND, header=ctx.header, rows_field=ctx.rows(a), columns=y.width, x=x, aux=aux,
+                      scratch=scratch, **ctx.strided("a", a), **ctx.strided("b", b),
+                      kind=0 if is_norm else KINDS[param(step, "kind")], weight=weight, bias=bias,
+                      eps=float(param(step, "eps")) if is_norm else 0.0)

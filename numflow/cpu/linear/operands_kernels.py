@@ -7,13 +7,11 @@ from numflow.cpu.elementwise.norm_kernels import inverse_root, layer_part, rms_p
 from numflow.cpu.linear.activations import CHUNK, TOKEN_TILE
 from numflow.cpu.linear.activations_kernels import put_row, put_tile, rows_of_token, tile_tokens
 from numflow.cpu.linear.operands import FACTORS, MEANS, NUMBERS, SCRATCH_BYTES
+from numflow.cpu.linear.slots import OPERAND
 from numflow.cpu.runtime.access import f32_ptr, f64, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import load_part, splat
 from numflow.cpu.simd.vector import inline, merged, store_f32, zero_f32
-
-# Arguments. A and B: what an activation reads; of norms A is their input. SCRATCH: SCRATCH_BYTES for each thread.
-HEADER, ROWS, COLUMNS, X, AUX, SCRATCH, A, A_STRIDE, B, B_STRIDE, KIND, WEIGHT, BIAS, EPS = range(14)
 
 _RMS, _LAYER, _GATED, _ACT = range(4)
 
@@ -23,8 +21,8 @@ def _make(args, thread, n_threads, maker, pieces):
     """Items: chunks of token tiles, as in activations.py."""
     each = rows_of_token(pieces)
     tile = TOKEN_TILE // each
-    tokens, columns = i64(i64(args, HEADER), i64(args, ROWS)), i64(args, COLUMNS)
-    scratch, chunks = i64(args, SCRATCH) + thread * SCRATCH_BYTES, (columns + CHUNK - 1) // CHUNK
+    tokens, columns = i64(i64(args, OPERAND.header), i64(args, OPERAND.rows_field)), i64(args, OPERAND.columns)
+    scratch, chunks = i64(args, OPERAND.scratch) + thread * SCRATCH_BYTES, (columns + CHUNK - 1) // CHUNK
     begin, end = share((tokens + tile - 1) // tile * chunks, thread, n_threads)
     known = -1
     for item in range(begin, end):
@@ -39,29 +37,29 @@ def _make(args, thread, n_threads, maker, pieces):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
             if not whole:
-                put_row(numbers, columns, first, i64(args, X), i64(args, AUX), t * each, i, tile_tokens(count * each),
-                        pieces)
+                put_row(numbers, columns, first, i64(args, OPERAND.x), i64(args, OPERAND.aux), t * each, i,
+                        tile_tokens(count * each), pieces)
         if whole:
-            put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, X) + 4 * t * columns)
+            put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, OPERAND.x) + 4 * t * columns)
 
 
 @inline
 def _statistics(args, t, scratch, i, maker):
     """Mean and factor of row t, kept as the i-th."""
-    row, size = i64(args, A) + 4 * t * i64(args, A_STRIDE), i64(args, COLUMNS)
+    row, size = i64(args, OPERAND.a) + 4 * t * i64(args, OPERAND.a_stride), i64(args, OPERAND.columns)
     mean = sum_of(row, size) / np.float32(size) if maker == _LAYER else np.float32(0)
     squares = sum_of_squares(row, size, splat(mean) if maker == _LAYER else zero_f32())
     f32_ptr(scratch + MEANS)[i] = mean
-    f32_ptr(scratch + FACTORS)[i] = inverse_root(squares, size, f64(args, EPS))
+    f32_ptr(scratch + FACTORS)[i] = inverse_root(squares, size, f64(args, OPERAND.eps))
 
 
 @inline
 def _numbers(args, t, first, count, scratch, numbers, i, maker):
     """Columns first .. first + count of the output's row t, whose statistics are the i-th, to `numbers`."""
-    a = i64(args, A) + 4 * (t * i64(args, A_STRIDE) + first)
-    b = i64(args, B) + 4 * (t * i64(args, B_STRIDE) + first)
-    weight, bias = i64(args, WEIGHT) + 4 * first, i64(args, BIAS) + 4 * first
-    mean, factor, kind = f32_ptr(scratch + MEANS)[i], f32_ptr(scratch + FACTORS)[i], i64(args, KIND)
+    a = i64(args, OPERAND.a) + 4 * (t * i64(args, OPERAND.a_stride) + first)
+    b = i64(args, OPERAND.b) + 4 * (t * i64(args, OPERAND.b_stride) + first)
+    weight, bias = i64(args, OPERAND.weight) + 4 * first, i64(args, OPERAND.bias) + 4 * first
+    mean, factor, kind = f32_ptr(scratch + MEANS)[i], f32_ptr(scratch + FACTORS)[i], i64(args, OPERAND.kind)
     for k in range(0, count, 16):
         at, left = 4 * k, count - k
         if maker == _RMS:

@@ -2,11 +2,18 @@
 
 import numpy as np
 
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
+from numflow.cpu.runtime.kernel import Argument, Call, Code
 from numflow.cpu.weights.outliers import PackedOutliers
 from numflow.ops import Step
 
 _CODE = Code("numflow.cpu.linear.outliers_kernels")
+
+
+def _common(step: Step, ctx, sparse: PackedOutliers, x: int | np.ndarray) -> dict[str, Argument]:
+    y = step.outputs[0]
+    return {"header": ctx.header, "rows_field": ctx.rows(y), "x": x, "slots": sparse.slots, "starts": sparse.starts,
+            **ctx.strided("y", y)}
 
 
 def added(step: Step, ctx, sparse: PackedOutliers, x: int, token_block: int) -> Call:
@@ -15,23 +22,25 @@ def added(step: Step, ctx, sparse: PackedOutliers, x: int, token_block: int) -> 
     It goes on without a barrier after the matrix's call: threads have the same tiles in both.
     """
     y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width, step.inputs[0].width, token_block, joined=True)
+    return Call.named(None, _CODE.kernel("add_outliers"), OUTLIERS, **_common(step, ctx, sparse, x), rows=y.width,
+                      columns=step.inputs[0].width, token_block=token_block, joined=True)
 
 
 def added_to_experts(step: Step, ctx, sparse: PackedOutliers, x: np.ndarray, experts: int, routes: int,
                      groups: np.ndarray) -> Call:
     """The same for an `expert_linear`; x: the float32 operand of the routes by expert."""
     y = step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_expert_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width, step.inputs[0].width, 0, experts, routes, groups, joined=True)
+    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),
+                      rows=y.width, columns=step.inputs[0].width, token_block=0, experts=experts, capacity=routes,
+                      groups=groups, joined=True)
 
 
 def added_to_heads(step: Step, ctx, sparse: PackedOutliers, x: np.ndarray, heads: int) -> Call:
     """The same for a `head_linear`; x: the float32 operand of one head after the other."""
     x_view, y = step.inputs[0], step.outputs[0]
-    return Call.of(None, _CODE.kernel("add_expert_outliers"), ctx.header, ctx.rows(y), x, sparse.slots, sparse.starts,
-                   *ctx.view(y), y.width // heads, x_view.width // heads, 0, heads, 0, 0, joined=True)
+    return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),
+                      rows=y.width // heads, columns=x_view.width // heads, token_block=0, experts=heads, capacity=0,
+                      groups=0, joined=True)
 
 
 def added_to_rows(step: Step, ctx, sparse: PackedOutliers, rows: int, factor: float, first: int) -> Call:

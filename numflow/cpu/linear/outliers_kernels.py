@@ -7,6 +7,7 @@ from numba.extending import intrinsic
 
 from numflow.cpu.linear.activations import TOKEN_TILE
 from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
+from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
 from numflow.cpu.runtime.access import f32_from_bits, f32_ptr, f64, i32_ptr, i64, i64_ptr, share
 from numflow.cpu.runtime.kernel import TOKENS, kernel
 from numflow.cpu.simd.tile import repeat, store_tile, zeros_1, zeros_2, zeros_4, zeros_8
@@ -15,9 +16,6 @@ from numflow.cpu.simd.vector import merged
 from numflow.cpu.weights.layout import ROWS as TILE
 from numflow.cpu.weights.outliers import SLOT_BYTES
 
-# Arguments after header and rows field: the float32 operand, slots and where each tile's begin, y and its stride, rows
-# and columns of the matrix, tokens of a block; then of experts as in expert_routes.py.
-X, SLOTS, STARTS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK, EXPERTS, CAPACITY, GROUPS = range(2, 13)
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
 
@@ -64,12 +62,14 @@ def _turned(sums: list[Value], m: int) -> list[Value]:
 
 @merged
 def _tile(args, tile, matrix_tile, column, first, last, place, routes):
-    """Adds the outliers of one tile of rows for tokens first .. last; arguments as of linear_walk.rows_of_tile."""
-    starts, columns, stride = i64_ptr(i64(args, STARTS)), i64(args, COLUMNS), 4 * i64(args, STRIDE)
-    slots, count = i64(args, SLOTS) + starts[matrix_tile] * SLOT_BYTES, starts[matrix_tile + 1] - starts[matrix_tile]
-    lanes, y, one = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile, np.float32(1)
+    """Adds the outliers of one tile of rows for tokens first .. last; arguments as of walk.rows_of_tile."""
+    columns, stride = i64(args, OUTLIERS.columns), 4 * i64(args, OUTLIERS.y_stride)
+    starts = i64_ptr(i64(args, OUTLIERS.starts))
+    begin, end = starts[matrix_tile], starts[matrix_tile + 1]
+    slots, count = i64(args, OUTLIERS.slots) + begin * SLOT_BYTES, end - begin
+    lanes, y, one = i64(args, OUTLIERS.rows) - 16 * tile, i64(args, OUTLIERS.y) + 4 * column + 64 * tile, np.float32(1)
     for t in range(first, last, TOKEN_TILE):
-        left, x = last - t, i64(args, X) + 4 * (place + t - first) * columns
+        left, x = last - t, i64(args, OUTLIERS.x) + 4 * (place + t - first) * columns
         out, index = (y, routes + 4 * (t - first)) if routes else (y + t * stride, 0)
         if left > 4:
             store_tile(_sums(_widest(), x, slots, count), out, stride, index, left, lanes, 0, out, stride, one)
@@ -83,9 +83,10 @@ def _tile(args, tile, matrix_tile, column, first, last, place, routes):
 
 @kernel
 def _add_outliers(args, thread, n_threads):
-    """y [T, ROWS] += S @ x; tiles are shared out as in linear_walk.linear."""
-    tokens, block = i64(i64(args, 0), i64(args, 1)), i64(args, TOKEN_BLOCK)
-    begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
+    """y [T, ROWS] += S @ x; tiles are shared out as in walk.linear."""
+    tokens = i64(i64(args, OUTLIERS.header), i64(args, OUTLIERS.rows_field))
+    block = i64(args, OUTLIERS.token_block)
+    begin, end = share((i64(args, OUTLIERS.rows) + 15) // 16, thread, n_threads)
     for first in range(0, tokens, block):
         for tile in range(begin, end):
             _tile(args, tile, tile, 0, first, min(first + block, tokens), first, 0)
@@ -93,15 +94,16 @@ def _add_outliers(args, thread, n_threads):
 
 @kernel
 def _add_expert_outliers(args, thread, n_threads):
-    """The same for every route, or every head, as in linear_walk.expert_linear."""
-    matrices, tiles = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16
-    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    """The same for every route, or every head, as in walk.expert_linear."""
+    matrices, tiles = i64(args, EXPERT_OUTLIERS.experts), (i64(args, EXPERT_OUTLIERS.rows) + 15) // 16
+    groups, capacity = i64(args, EXPERT_OUTLIERS.groups), i64(args, EXPERT_OUTLIERS.capacity)
+    tokens = i64(i64(args, EXPERT_OUTLIERS.header), i64(args, EXPERT_OUTLIERS.rows_field))
     begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
     for x in range(matrices):
         count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
         low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
         for tile in range(low, high if count > 0 else low):
-            _tile(args, tile, x * tiles + tile, head * i64(args, ROWS), 0, count, place, routes)
+            _tile(args, tile, x * tiles + tile, head * i64(args, EXPERT_OUTLIERS.rows), 0, count, place, routes)
 
 
 @kernel

@@ -5,30 +5,28 @@ import numpy as np
 
 from numflow.cpu.linear.activations import TOKEN_TILE
 from numflow.cpu.linear.expert_routes_kernels import rows_of_matrix
+from numflow.cpu.linear.slots import EXPERT_LINEAR as EXPERTS
+from numflow.cpu.linear.slots import LINEAR
 from numflow.cpu.linear.tile import row_tile, x_bytes
 from numflow.cpu.runtime.access import f64, i64, share
 from numflow.cpu.simd.tile import store_tile, sums_of_pairs, zeros_1, zeros_2, zeros_4, zeros_8
 from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import AUX_BYTES
 
-# Arguments of a linear kernel after header and rows field.
-X, AUX, CODES, HEADS, CODE_BYTES, HEAD_BYTES, BIAS, Y, STRIDE, ROWS, COLUMNS, TOKEN_BLOCK = range(2, 14)
-ADDEND, ADDEND_STRIDE, FACTOR = range(14, 17)  # of linear: what the product, times a factor, is added to
-EXPERTS, CAPACITY, GROUPS = range(14, 17)  # of expert_linear, as in expert_routes.py
-PAIRS = 17  # 1 where a token is two rows of the operand, else 0
-
 _widest = zeros_8 if TOKEN_TILE == 8 else zeros_4
 
 
 @merged
 def linear(args, thread, n_threads, kind):
-    """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from linear_tile.scheme.
+    """y [T, ROWS] = x [T, COLUMNS] @ matrix.T + bias; `kind` as from tile.scheme.
 
     With an addend [T, ROWS], y = addend + factor * that.
     """
-    addend, stride, factor = i64(args, ADDEND), 4 * i64(args, ADDEND_STRIDE), np.float32(f64(args, FACTOR))
-    rows, block, bias = i64(i64(args, 0), i64(args, 1)) << i64(args, PAIRS), i64(args, TOKEN_BLOCK), i64(args, BIAS)
-    begin, end = share((i64(args, ROWS) + 15) // 16, thread, n_threads)
+    addend, stride = i64(args, LINEAR.addend), 4 * i64(args, LINEAR.addend_stride)
+    factor = np.float32(f64(args, LINEAR.factor))
+    rows = i64(i64(args, LINEAR.header), i64(args, LINEAR.rows_field)) << i64(args, LINEAR.pairs)
+    block, bias = i64(args, LINEAR.token_block), i64(args, LINEAR.bias)
+    begin, end = share((i64(args, LINEAR.rows) + 15) // 16, thread, n_threads)
     for first in range(0, rows, block):
         for tile in range(begin, end):
             rows_of_tile(args, tile, tile, 0, bias, first, min(first + block, rows), first, 0,
@@ -42,17 +40,19 @@ def rows_of_tile(args, tile, matrix_tile, column, bias, first, last, place, rout
 
     tile is counted in the output from `column` on, matrix_tile in the matrix (they differ for experts and heads). Row t
     is token t, of pairs t / 2: row t of y, or row routes[t - first] where `routes` is an address. bias: address of
-    [matrix tiles][16], or 0; addend: of the tile's columns of token 0 (store_tile), or 0.
+    [matrix tiles][16], or 0; addend: of the tile's columns of token 0 (store_tile), or 0. The slots read here are
+    those that `linear` and `expert_linear` share.
     """
-    pairs = i64(args, PAIRS)
-    columns, stride = i64(args, COLUMNS), 4 * i64(args, STRIDE)
-    codes = i64(args, CODES) + matrix_tile * i64(args, CODE_BYTES)
-    heads = i64(args, HEADS) + matrix_tile * i64(args, HEAD_BYTES)
+    pairs = i64(args, LINEAR.pairs)
+    columns, stride = i64(args, LINEAR.columns), 4 * i64(args, LINEAR.y_stride)
+    codes = i64(args, LINEAR.codes) + matrix_tile * i64(args, LINEAR.code_bytes)
+    heads = i64(args, LINEAR.heads) + matrix_tile * i64(args, LINEAR.head_bytes)
     bias = bias + 64 * matrix_tile if bias else 0
-    lanes, y = i64(args, ROWS) - 16 * tile, i64(args, Y) + 4 * column + 64 * tile
+    lanes, y = i64(args, LINEAR.rows) - 16 * tile, i64(args, LINEAR.y) + 4 * column + 64 * tile
     for t in range(first, last, TOKEN_TILE):
         left, row = last - t, place + t - first
-        x, aux = i64(args, X) + x_bytes(row * columns, kind), i64(args, AUX) + row * (columns >> 5) * AUX_BYTES
+        x = i64(args, LINEAR.x) + x_bytes(row * columns, kind)
+        aux = i64(args, LINEAR.aux) + row * (columns >> 5) * AUX_BYTES
         out, index = (y, routes + 4 * (t - first >> pairs)) if routes else (y + (t >> pairs) * stride, 0)
         more = addend + (t >> pairs) * addend_stride if addend else 0
         if left > 4:
@@ -84,12 +84,14 @@ def expert_linear(args, thread, n_threads, kind):
 
     Without routes, of `head_linear`: columns h * ROWS .. of y = the matrix of head h @ the operand's rows of head h.
     """
-    matrices, tiles, bias = i64(args, EXPERTS), (i64(args, ROWS) + 15) // 16, i64(args, BIAS)
-    groups, capacity, tokens = i64(args, GROUPS), i64(args, CAPACITY), i64(i64(args, 0), i64(args, 1))
+    matrices, tiles, bias = i64(args, EXPERTS.experts), (i64(args, EXPERTS.rows) + 15) // 16, i64(args, EXPERTS.bias)
+    groups, capacity = i64(args, EXPERTS.groups), i64(args, EXPERTS.capacity)
+    tokens = i64(i64(args, EXPERTS.header), i64(args, EXPERTS.rows_field))
     begin, end = share(tiles if groups else tiles * matrices, thread, n_threads)
     for x in range(matrices):
         count, place, routes, head = rows_of_matrix(groups, capacity, matrices, tokens, x)
         low, high = (begin, end) if groups else (max(begin - x * tiles, 0), min(end - x * tiles, tiles))
         for tile in range(low, high if count > 0 else low):
-            rows_of_tile(args, tile, x * tiles + tile, head * i64(args, ROWS), bias, 0, count << i64(args, PAIRS),
-                         place << i64(args, PAIRS), routes, 0, 0, np.float32(0), kind)
+            rows_of_tile(args, tile, x * tiles + tile, head * i64(args, EXPERTS.rows), bias, 0,
+                         count << i64(args, EXPERTS.pairs), place << i64(args, EXPERTS.pairs), routes, 0, 0,
+                         np.float32(0), kind)

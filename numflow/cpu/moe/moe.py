@@ -6,10 +6,13 @@ Every id is in 0 .. X - 1 whatever the logits are, so what reads it as an index 
 import numpy as np
 
 from numflow.cpu.memory.buffers import aligned
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.runtime.kernel import Call, Code, slots
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.moe.moe_kernels")
+ROUTE = slots("header rows logits logits_stride ids ids_stride gates gates_stride experts chosen score normalize scale "
+              "groups top_groups group_best bias scratch scratch_stride")
+COMBINE = slots("header rows x x_stride y y_stride gates gates_stride routes width")
 
 SOFTMAX, SIGMOID, SOFTMAX_TOPK = range(3)
 SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK}
@@ -21,15 +24,18 @@ def moe_route(step: Step, ctx) -> list[Call]:
     experts, groups = logits.width, param(step, "groups")
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else np.zeros(experts, np.float32)
     scratch = aligned((ctx.n_threads, 2 * experts + groups), np.float32)
-    return [Call.of(step, _CODE.kernel("moe_route"), ctx.header, ctx.rows(logits), *ctx.view(logits),
-                    *ctx.view(ids), *ctx.view(gates), experts, ids.width, SCORES[param(step, "score")],
-                    param(step, "normalize"), float(param(step, "scale")), groups, param(step, "top_groups"),
-                    param(step, "group_best"), bias, scratch, scratch.shape[1])]
+    return [Call.named(
+        step, _CODE.kernel("moe_route"), ROUTE, header=ctx.header, rows=ctx.rows(logits),
+        **ctx.strided("logits", logits), **ctx.strided("ids", ids), **ctx.strided("gates", gates), experts=experts,
+        chosen=ids.width, score=SCORES[param(step, "score")], normalize=param(step, "normalize"),
+        scale=float(param(step, "scale")), groups=groups, top_groups=param(step, "top_groups"),
+        group_best=param(step, "group_best"), bias=bias, scratch=scratch, scratch_stride=scratch.shape[1])]
 
 
 def expert_combine(step: Step, ctx) -> list[Call]:
     """x f32 [T*S, D], gates f32 [T, S] -> y f32 [T, D]."""
     x, gates = step.inputs
     y = step.outputs[0]
-    return [Call.of(step, _CODE.kernel("expert_combine"), ctx.header, ctx.rows(y), *ctx.view(x), *ctx.view(y),
-                    *ctx.view(gates), gates.width, y.width)]
+    return [Call.named(step, _CODE.kernel("expert_combine"), COMBINE, header=ctx.header, rows=ctx.rows(y),
+                       **ctx.strided("x", x), **ctx.strided("y", y), **ctx.strided("gates", gates), routes=gates.width,
+                       width=y.width)]

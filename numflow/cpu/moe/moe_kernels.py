@@ -4,42 +4,38 @@ import math
 
 import numpy as np
 
-from numflow.cpu.moe.moe import SOFTMAX, SOFTMAX_TOPK
+from numflow.cpu.moe.moe import COMBINE, ROUTE, SOFTMAX, SOFTMAX_TOPK
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part
 from numflow.cpu.simd.vector import inline, zero_f32
 
-HEADER, ROWS = 0, 1
-LOGITS, LOGITS_STRIDE, IDS, IDS_STRIDE, GATES, GATES_STRIDE, EXPERTS, CHOSEN, SCORE, NORMALIZE, SCALE = range(2, 13)
-GROUPS, TOP_GROUPS, GROUP_BEST, BIAS, SCRATCH, SCRATCH_STRIDE = range(13, 19)
-X, X_STRIDE, Y, Y_STRIDE, ROUTES, WIDTH = LOGITS, LOGITS_STRIDE, IDS, IDS_STRIDE, EXPERTS, CHOSEN
 _TAKEN = np.float32(-np.inf)
 
 
 @kernel
 def moe_route(args, thread, n_threads):
     """Items: rows. Scratch of a thread: scores [X], what the choice goes by [X], values of the groups."""
-    experts, chosen = i64(args, EXPERTS), i64(args, CHOSEN)
-    scratch = i64(args, SCRATCH) + 4 * thread * i64(args, SCRATCH_STRIDE)
-    scores, choice, bias = f32_ptr(scratch), f32_ptr(scratch + 4 * experts), f32_ptr(i64(args, BIAS))
-    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    experts, chosen = i64(args, ROUTE.experts), i64(args, ROUTE.chosen)
+    scratch = i64(args, ROUTE.scratch) + 4 * thread * i64(args, ROUTE.scratch_stride)
+    scores, choice, bias = f32_ptr(scratch), f32_ptr(scratch + 4 * experts), f32_ptr(i64(args, ROUTE.bias))
+    begin, end = share(i64(i64(args, ROUTE.header), i64(args, ROUTE.rows)), thread, n_threads)
     for t in range(begin, end):
-        logits = f32_ptr(i64(args, LOGITS) + 4 * t * i64(args, LOGITS_STRIDE))
-        ids = i32_ptr(i64(args, IDS) + 4 * t * i64(args, IDS_STRIDE))
-        gates = f32_ptr(i64(args, GATES) + 4 * t * i64(args, GATES_STRIDE))
-        _score(i64(args, SCORE), logits, scores, experts)
+        logits = f32_ptr(i64(args, ROUTE.logits) + 4 * t * i64(args, ROUTE.logits_stride))
+        ids = i32_ptr(i64(args, ROUTE.ids) + 4 * t * i64(args, ROUTE.ids_stride))
+        gates = f32_ptr(i64(args, ROUTE.gates) + 4 * t * i64(args, ROUTE.gates_stride))
+        _score(i64(args, ROUTE.score), logits, scores, experts)
         for x in range(experts):
             choice[x] = scores[x] + bias[x]
-        if i64(args, TOP_GROUPS) < i64(args, GROUPS):
+        if i64(args, ROUTE.top_groups) < i64(args, ROUTE.groups):
             _drop_groups(args, choice, f32_ptr(scratch + 8 * experts))
         for s in range(chosen):
             best = _best(choice, experts)
             choice[best] = _TAKEN
             ids[s], gates[s] = best, scores[best]
-        if i64(args, SCORE) == SOFTMAX_TOPK:
+        if i64(args, ROUTE.score) == SOFTMAX_TOPK:
             _softmax(gates, gates, chosen)
-        _scale_gates(gates, chosen, i64(args, NORMALIZE), np.float32(f64(args, SCALE)))
+        _scale_gates(gates, chosen, i64(args, ROUTE.normalize), np.float32(f64(args, ROUTE.scale)))
 
 
 @inline
@@ -76,10 +72,10 @@ def _best(values, n):
 @inline
 def _drop_groups(args, choice, values):
     """Take the experts outside the best groups out of the choice; a group's value is the sum of its best."""
-    groups, size = i64(args, GROUPS), i64(args, EXPERTS) // i64(args, GROUPS)
+    groups, size = i64(args, ROUTE.groups), i64(args, ROUTE.experts) // i64(args, ROUTE.groups)
     for g in range(groups):
-        values[g] = _sum_of_best(choice, g * size, (g + 1) * size, i64(args, GROUP_BEST))
-    for _ in range(groups - i64(args, TOP_GROUPS)):
+        values[g] = _sum_of_best(choice, g * size, (g + 1) * size, i64(args, ROUTE.group_best))
+    for _ in range(groups - i64(args, ROUTE.top_groups)):
         worst = 0
         for g in range(1, groups):  # of equals the last goes first
             if values[g] <= values[worst]:
@@ -114,14 +110,14 @@ def _scale_gates(gates, chosen, normalize, scale):
 @kernel
 def expert_combine(args, thread, n_threads):
     """y[t] = sum over s of gates[t, s] * x[t * S + s], in the order of s. Items: rows times vectors of 16 columns."""
-    routes, width = i64(args, ROUTES), i64(args, WIDTH)
+    routes, width = i64(args, COMBINE.routes), i64(args, COMBINE.width)
     vectors = (width + 15) // 16
-    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * vectors, thread, n_threads)
+    begin, end = share(i64(i64(args, COMBINE.header), i64(args, COMBINE.rows)) * vectors, thread, n_threads)
     for item in range(begin, end):
         t, column = item // vectors, item % vectors * 16
-        gates = f32_ptr(i64(args, GATES) + 4 * t * i64(args, GATES_STRIDE))
-        x = i64(args, X) + 4 * (t * routes * i64(args, X_STRIDE) + column)
+        gates = f32_ptr(i64(args, COMBINE.gates) + 4 * t * i64(args, COMBINE.gates_stride))
+        x = i64(args, COMBINE.x) + 4 * (t * routes * i64(args, COMBINE.x_stride) + column)
         total = zero_f32()
         for s in range(routes):
-            total = fma(gates[s], load_part(x + 4 * s * i64(args, X_STRIDE), width - column), total)
-        store_part(i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + column), total, width - column)
+            total = fma(gates[s], load_part(x + 4 * s * i64(args, COMBINE.x_stride), width - column), total)
+        store_part(i64(args, COMBINE.y) + 4 * (t * i64(args, COMBINE.y_stride) + column), total, width - column)

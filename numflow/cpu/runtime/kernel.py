@@ -10,6 +10,12 @@ is what the binder of the op put there: addresses, strides, sizes, and floats as
 
     Call.of(step, CODE.kernel("scale"), ctx.header, ctx.rows(view), address, 0.5)
 
+A kernel of more than 12 arguments has names for them, declared beside its binder, so that no position is counted twice:
+
+    SLOTS = slots("header rows x x_stride y y_stride ...")
+    i64(args, SLOTS.x_stride)                           # in the kernel
+    Call.named(step, CODE.kernel("attention"), SLOTS, header=ctx.header, rows=ctx.rows(view), **ctx.strided("x", view))
+
 Kernels that differ in constants only are stamps of a factory, a function that returns the kernel for its constants:
 
     def scale_by(factor):
@@ -28,7 +34,8 @@ import ctypes
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -62,6 +69,8 @@ HEADER_FIELDS = 18   # behind them, for each window of the network: the address 
 
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
+
+MOST_BY_POSITION = 12  # arguments; of more, a binder says which is which
 
 Argument = int | float | bool | np.ndarray
 Stamps = Mapping[str, tuple[str, tuple[str | int, ...]]]  # kernel name -> name of its factory, constants
@@ -208,6 +217,12 @@ def _functions(module: str) -> Iterator[tuple[str, int, bool]]:
 _FUNCTION = re.compile(r"^(@kernel\s+)?def (\w+)\(", re.M)
 
 
+def slots(names: str) -> Any:
+    """The slots of a kernel's arguments: a named tuple of their positions, which compiled code takes for constants."""
+    fields = names.split()
+    return namedtuple("Slots", fields)(*range(len(fields)))
+
+
 @dataclass(frozen=True)
 class Call:
     """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`.
@@ -222,8 +237,34 @@ class Call:
     joined: bool = False
 
     @classmethod
+    def named(cls, step: Step | None, kernel: Kernel, slots: Any, /, *, keep: tuple = (), joined: bool = False,
+              **values: Argument) -> "Call":
+        """A call with a value for each of the kernel's slots.
+
+        Raises:
+            TypeError: slots without a value, or values without a slot.
+        """
+        missing, unknown = set(slots._fields) - set(values), set(values) - set(slots._fields)
+        if missing or unknown:
+            raise TypeError(f"kernel {kernel.name}: " + "; ".join(
+                f"{what} {', '.join(sorted(names))}" for what, names in
+                (("no value for", missing), ("no slot", unknown)) if names))
+        return cls._made(step, kernel, [values[name] for name in slots._fields], keep, joined)
+
+    @classmethod
     def of(cls, step: Step | None, kernel: Kernel, *values: Argument, keep: tuple = (), joined: bool = False) -> "Call":
-        """A call with `values` as arguments: int as is, float as float64 bits (read with f64), array as its address."""
+        """A call with `values` as arguments: int as is, float as float64 bits (read with f64), array as its address.
+
+        Raises:
+            TypeError: there are so many that they should have names.
+        """
+        if len(values) > MOST_BY_POSITION:
+            raise TypeError(f"kernel {kernel.name}: {len(values)} arguments by position; more than {MOST_BY_POSITION} "
+                            "are given by name")
+        return cls._made(step, kernel, values, keep, joined)
+
+    @classmethod
+    def _made(cls, step: Step | None, kernel: Kernel, values: Sequence[Argument], keep: tuple, joined: bool) -> "Call":
         args = np.array([_word(value) for value in values], np.int64)
         return cls(step, kernel, args, (*keep, *(v for v in values if isinstance(v, np.ndarray))), joined)
 

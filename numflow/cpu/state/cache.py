@@ -20,6 +20,7 @@ from numflow.cpu.runtime.kernel import (
     LENGTHS,
     Call,
     Code,
+    slots,
 )
 from numflow.cpu.state import kv_rows
 from numflow.errors import RequestError
@@ -27,6 +28,8 @@ from numflow.ops import Cache, Step, param
 from numflow.quant.kv import CODED
 
 _CODE = Code("numflow.cpu.state.cache_kernels")
+SLOTS = slots("header rows cache k k_stride v v_stride kv_heads k_dim v_dim block_size table table_stride "
+              "k_kind v_kind k_width v_width k_size v_size")
 
 CHUNK = 64  # keys that attention works on at a time: they must lie in one block
 GROUP = 16  # keys side by side
@@ -64,16 +67,17 @@ class KVCache:
         return sum(a.nbytes for a in self._arrays)
 
     @property
-    def table_fields(self) -> tuple[int, int, int]:
-        """Header fields of the block table, its stride and the number of keys of each sequence."""
-        if self.shape.kind == "cross":
-            return CROSS_BLOCKS, CROSS_STRIDE, CROSS_LENGTHS
-        return *self._table, LENGTHS
+    def table_fields(self) -> dict[str, int]:
+        """Header fields of the block table, its stride and the number of keys of each sequence, by slot."""
+        is_cross = self.shape.kind == "cross"
+        table, stride = (CROSS_BLOCKS, CROSS_STRIDE) if is_cross else self._table
+        return {"table": table, "table_stride": stride, "lengths": CROSS_LENGTHS if is_cross else LENGTHS}
 
     @property
-    def row_fields(self) -> tuple[int, ...]:
-        """Kinds, widths and bytes of a row of one head: of K and of V each."""
-        return (*(kv_rows.KINDS[kind] for kind in self.kinds), *self.widths, *self._sizes)
+    def row_fields(self) -> dict[str, int]:
+        """Kinds, widths and bytes of a row of one head, of K and of V each, by slot."""
+        both = {"kind": [kv_rows.KINDS[kind] for kind in self.kinds], "width": self.widths, "size": self._sizes}
+        return {f"{which}_{field}": values[i] for field, values in both.items() for i, which in enumerate("kv")}
 
     def resize(self, blocks: int) -> bool:
         """Hold `blocks` blocks; the content of those that remain is kept. Nobody has to follow: see `addresses`."""
@@ -113,9 +117,11 @@ def cache_write(step: Step, ctx) -> list[Call]:
     """k f32 [T, G*E], v f32 [T, G*E_v]: each token's row goes to its position."""
     cache = ctx.caches[param(step, "cache")]
     k, v = step.inputs[0], step.inputs[-1]  # of a value that is not stored no column is read
-    kinds, (k_width, v_width), sizes = cache.row_fields[:2], cache.widths, cache.row_fields[4:]
+    fields = cache.table_fields | cache.row_fields
+    del fields["lengths"]
+    if cache.shape.prefix:
+        fields["v_width"] = 0
     kernel = _CODE.kernel("cache_write_coded" if set(cache.kinds) & set(CODED) else "cache_write")
-    return [Call.of(step, kernel, ctx.header, ctx.rows(k), cache.addresses,
-                    *ctx.view(k), *ctx.view(v), cache.shape.kv_heads, cache.shape.k_dim, cache.shape.v_dim,
-                    cache.block_size, *cache.table_fields[:2], *kinds, k_width, 0 if cache.shape.prefix else v_width,
-                    *sizes)]
+    return [Call.named(step, kernel, SLOTS, header=ctx.header, rows=ctx.rows(k), cache=cache.addresses,
+                       **ctx.strided("k", k), **ctx.strided("v", v), kv_heads=cache.shape.kv_heads,
+                       k_dim=cache.shape.k_dim, v_dim=cache.shape.v_dim, block_size=cache.block_size, **fields)]

@@ -6,11 +6,10 @@ from numflow.cpu.simd.float32 import load_part, store_as_f16
 from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.state import kv_code as code
 from numflow.cpu.state import kv_rows as rows
-from numflow.cpu.state.cache import GROUP
+from numflow.cpu.state.cache import GROUP, SLOTS
 from numflow.quant.kv import BLOCK as CODED_BLOCK
 
-HEADER, ROWS, CACHE, K, K_STRIDE, V, V_STRIDE, KV_HEADS, K_DIM, V_DIM, BLOCK, TABLE, TABLE_STRIDE = range(13)
-KIND, WIDTH, SIZE = 13, 15, 17  # of KVCache.row_fields: first the one for keys, then the one for values
+# What slots have of keys, the next one of the same name has of values: `which` is 0 or 1.
 
 
 @kernel
@@ -26,29 +25,29 @@ def cache_write_coded(args, thread, n_threads):
 @merged
 def _write(args, thread, n_threads, coded):
     """Items: rows times heads. `coded` is None where no type is one of few bits."""
-    header, heads, block_size = i64(args, HEADER), i64(args, KV_HEADS), i64(args, BLOCK)
+    header, heads, block_size = i64(args, SLOTS.header), i64(args, SLOTS.kv_heads), i64(args, SLOTS.block_size)
     positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
-    table, stride = i32_ptr(i64(header, i64(args, TABLE))), i64(header, i64(args, TABLE_STRIDE))
-    begin, end = share(i64(header, i64(args, ROWS)) * heads, thread, n_threads)
+    table, stride = i32_ptr(i64(header, i64(args, SLOTS.table))), i64(header, i64(args, SLOTS.table_stride))
+    begin, end = share(i64(header, i64(args, SLOTS.rows)) * heads, thread, n_threads)
     for item in range(begin, end):
         t, head = item // heads, item % heads
         place = positions[t] % block_size
         at = (table[sequence_of[t] * stride + positions[t] // block_size] * heads + head) * block_size
         for which in range(2):
-            columns, kind = i64(args, K_DIM + which), i64(args, KIND + which)
-            x = i64(args, K + 2 * which) + 4 * (t * i64(args, K_STRIDE + 2 * which) + head * columns)
+            columns, kind = i64(args, SLOTS.k_dim + which), i64(args, SLOTS.k_kind + which)
+            x = i64(args, SLOTS.k + 2 * which) + 4 * (t * i64(args, SLOTS.k_stride + 2 * which) + head * columns)
             # Rows that lie side by side: 16, but for values as plain numbers.
             beside = 1 if which and (coded is None or kind <= rows.F16) else GROUP
             row, lane = place // beside * beside, place % beside
-            y = i64(i64(args, CACHE), which) + (at + row) * i64(args, SIZE + which)
+            y = i64(i64(args, SLOTS.cache), which) + (at + row) * i64(args, SLOTS.k_size + which)
             if coded is None or kind <= rows.F16:
                 _store(f32_ptr(x), y, columns, beside, lane, kind)
             else:
-                blocks = i64(args, WIDTH + which) // CODED_BLOCK
+                blocks = i64(args, SLOTS.k_width + which) // CODED_BLOCK
                 for b in range(blocks):
                     left, first = columns - b * CODED_BLOCK, x + 4 * b * CODED_BLOCK
                     _encode(kind, load_part(first, left), load_part(first + 64, left - 16),
-                            y + b * (beside * i64(args, SIZE + which) // blocks), lane, which)
+                            y + b * (beside * i64(args, SLOTS.k_size + which) // blocks), lane, which)
 
 
 @inline
