@@ -36,10 +36,9 @@ class Plane:
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """uint8 [..., n * width / 8] -> uint8 [..., n], the bits in their place and zeros elsewhere"""
-        fields = (packed[..., None] >> self._places & np.uint8((1 << self.width) - 1)) << np.uint8(self.shift)
-        if self.split:
-            fields = np.swapaxes(fields, -1, -2)
-        return fields.reshape(*packed.shape[:-1], -1)
+        mask = np.uint8((1 << self.width) - 1)
+        fields = [(packed >> place & mask) << np.uint8(self.shift) for place in self._places]
+        return np.stack(fields, axis=-2 if self.split else -1).reshape(*packed.shape[:-1], -1)
 
     @property
     def _places(self) -> np.ndarray:

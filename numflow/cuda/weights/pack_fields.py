@@ -30,8 +30,11 @@ def _side_by_side(*arrays: np.ndarray) -> np.ndarray:
 
 def _or(fields: np.ndarray, axis: int, step: int) -> np.ndarray:
     """Fields along an axis in one byte, each `step` bits above the one before."""
-    fields = np.moveaxis(fields, axis, -1)
-    return np.bitwise_or.reduce(fields << np.arange(0, step * fields.shape[-1], step, dtype=np.uint8), axis=-1)
+    first, *others = np.moveaxis(fields, axis, 0)
+    made = first.copy()
+    for i, other in enumerate(others):
+        made |= other << step * (i + 1)
+    return made
 
 
 def _planes(scheme: Scheme, groups: np.ndarray, values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
