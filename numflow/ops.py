@@ -20,6 +20,15 @@ ROWS = {
     "routes": "T * S, one per (token, chosen expert), token-major",
 }
 
+# What a row of an op's output depends on.
+LOCAL = {
+    "elements": "the same element of each input",
+    "heads": "the same row of each input, each head of it on the same head",
+    "rows": "the same row of each input",
+    "batch": "other rows, or arrays of the batch",
+    "devices": "what other devices have",
+}
+
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp")
 
 
@@ -191,9 +200,13 @@ class TraceRow:
 
 @dataclass(frozen=True)
 class Op:
-    """A row of the op table. Optional inputs and weights end in '?'. params: name -> default (REQUIRED if none)."""
+    """A row of the op table. Optional inputs and weights end in '?'.
+
+    local:  a key of LOCAL. params: name -> default (REQUIRED if none).
+    """
 
     name: str
+    local: str
     what: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -206,66 +219,75 @@ REQUIRED = object()
 _HEADS = {"heads": REQUIRED, "head_dim": REQUIRED}
 
 OPS = {op.name: op for op in (
-    Op("embed", "y[t] = table[tokens[t]] * scale. Where `vocabulary` is given, the table has rows first .. "
+    Op("embed", "batch", "y[t] = table[tokens[t]] * scale. Where `vocabulary` is given, the table has rows first .. "
        "first + V - 1 of one of so many rows, and rows of other tokens become -0.0, which changes no number that it is "
        "added to", (), ("y",), ("table",), {"scale": 1.0, "first": 0, "vocabulary": 0}),
-    Op("embed_position", "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",), {"offset": 0}),
-    Op("embed_type", "y[t] = x[t] + table[types[t]]", ("x",), ("y",), ("table",)),
-    Op("rms_norm", "y = x / sqrt(mean(x^2) + eps) * weight, over each of `groups` equal column groups "
+    Op("embed_position", "batch",
+       "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",), {"offset": 0}),
+    Op("embed_type", "batch", "y[t] = x[t] + table[types[t]]", ("x",), ("y",), ("table",)),
+    Op("rms_norm", "rows", "y = x / sqrt(mean(x^2) + eps) * weight, over each of `groups` equal column groups "
        "(weight [D] or [D / groups])", ("x",), ("y",), ("weight?",), {"eps": REQUIRED, "groups": 1}),
-    Op("layer_norm", "y = (x - mean) / sqrt(var + eps) * weight + bias, groups as in rms_norm",
+    Op("layer_norm", "rows", "y = (x - mean) / sqrt(var + eps) * weight + bias, groups as in rms_norm",
        ("x",), ("y",), ("weight?", "bias?"), {"eps": REQUIRED, "groups": 1}),
-    Op("linear", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
-    Op("rope_angles", "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: rows of a "
+    Op("linear", "rows", "y [rows, N] = x [rows, K] @ weight[N, K].T + bias[N]", ("x",), ("y",), ("weight", "bias?")),
+    Op("rope_angles", "batch",
+       "y [T, 2F] = (cos, sin)(positions * inv_freq[F]) * scale; cosines first. border > 0: rows of a "
        "sequence with a limit (Batch.limits) above it take `long` and long_scale in place of inv_freq and scale; "
        "without `long`, inv_freq[i] * s^(-i / (F - 1)), s = stretch * limit / border - (stretch - 1), and long_scale",
        (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
-    Op("rope", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
+    Op("rope", "heads", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
        ("x", "angles"), ("y",), (), {**_HEADS, "pairing": "half", "start": 0}),
-    Op("head_concat", "y [T, H * (A + B)]: head h is (a head h, b head h); b [T, B] is shared by all heads",
+    Op("head_concat", "heads", "y [T, H * (A + B)]: head h is (a head h, b head h); b [T, B] is shared by all heads",
        ("a", "b"), ("y",), (), {"heads": REQUIRED}),
-    Op("head_linear", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
+    Op("head_linear", "heads", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
        ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
-    Op("cache_write", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where values are "
+    Op("cache_write", "batch",
+       "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where values are "
        "a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
-    Op("attention", "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
+    Op("attention", "batch",
+       "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
        "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). slopes [H]: "
        "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "
        "value. buckets [n, H]: T5 relative position bias",
        ("q",), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0}),
-    Op("act", "y = act(x)", ("x",), ("y",), (), {"kind": REQUIRED}),
-    Op("act_mul", "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
-    Op("gate_rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
-    Op("add", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
-    Op("scale", "y = x * scale", ("x",), ("y",), (), {"scale": REQUIRED}),
-    Op("softcap", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
-    Op("clamp", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
-    Op("select_rows", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
-    Op("copy", "y = x", ("x",), ("y",)),
-    Op("moe_route", "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
+    Op("act", "elements", "y = act(x)", ("x",), ("y",), (), {"kind": REQUIRED}),
+    Op("act_mul", "elements",
+       "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
+    Op("gate_rows", "rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
+    Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
+    Op("scale", "elements", "y = x * scale", ("x",), ("y",), (), {"scale": REQUIRED}),
+    Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
+    Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
+    Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
+    Op("copy", "elements", "y = x", ("x",), ("y",)),
+    Op("moe_route", "rows",
+       "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
        "applies softmax to the S chosen logits; normalize makes gates sum to 1; times scale",
        ("logits",), ("ids", "gates"), ("bias?",),
        {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
         "group_best": 2}),
-    Op("expert_linear", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
+    Op("expert_linear", "rows",
+       "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
        "routes) or T*S rows; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
        "larger stack, and rows of routes to others become 0", ("x", "ids"), ("y",), ("weight", "bias?"), {"first": 0}),
-    Op("expert_combine", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
+    Op("expert_combine", "rows", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
 )}
 
 # What devices do together. Passes of `partition` put these steps between the others, where a plan has several devices;
 # a device is its index in the plan. Each pair and each group of devices meets in the order of the steps, which all of
 # them have in common.
 EXCHANGES = {op.name: op for op in (
-    Op("send", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
-    Op("receive", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
-    Op("all_reduce", "y = the sum of x over the devices `adds`, in that order; the others of `group` have no x and get "
+    Op("send", "devices", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
+    Op("receive", "devices", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
+    Op("all_reduce", "devices",
+       "y = the sum of x over the devices `adds`, in that order; the others of `group` have no x and get "
        "the same y", ("x?",), ("y",), (), {"group": REQUIRED, "adds": REQUIRED}),
-    Op("all_gather", "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans cover y; where "
+    Op("all_gather", "devices",
+       "columns spans[i] of y = x of device group[i]; (a, a) where it has none. The spans cover y; where "
        "they overlap, devices have the same numbers", ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
 )}
 
@@ -278,3 +300,8 @@ def op_of(step: Step) -> Op | None:
 def param(step: Step, name: str) -> Any:
     """The step's parameter, or the op's default."""
     return step.params.get(name, (OPS.get(step.op) or EXCHANGES[step.op]).params[name])
+
+
+def local(step: Step) -> str:
+    """What a row of the step's output depends on, a key of LOCAL."""
+    return (OPS.get(step.op) or EXCHANGES[step.op]).local

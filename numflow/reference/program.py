@@ -9,7 +9,7 @@ from numflow.errors import NetworkError
 from numflow.executor.base import OneDevice, kv_types
 from numflow.executor.contract import TRACE
 from numflow.network.windows import cache_windows
-from numflow.ops import EXCHANGES, TraceRow, op_of
+from numflow.ops import EXCHANGES, TraceRow, local, op_of
 from numflow.reference import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
 
 KERNELS = {
@@ -28,7 +28,6 @@ BETWEEN_DEVICES = {
     "all_gather": exchange.all_gather,
 }
 World = exchange.World
-USES_BATCH = {"embed", "embed_position", "embed_type", "rope_angles", "cache_write", "attention", "select_rows"}
 
 
 class Program(OneDevice):
@@ -109,7 +108,7 @@ class Program(OneDevice):
         params = {**op_of(step).params, **step.params}
         if "cache" in params:
             params["cache"] = self._caches[params["cache"]]
-        if step.op in USES_BATCH:
+        if local(step) == "batch":
             params["batch"] = batch
         if step.op in ("moe_route", "head_concat"):
             params["width"] = step.outputs[0].width

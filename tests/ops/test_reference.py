@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numflow.errors import NetworkError, RequestError
-from numflow.ops import OPS, Batch, View, param
+from numflow.ops import EXCHANGES, LOCAL, OPS, Batch, View, param
 from numflow.reference import act, attention, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 from tests.ops.build import Builder, error, run_case
@@ -27,6 +27,7 @@ def batch(tokens=(3, 1, 4, 1), positions=(0, 1, 2, 0), types=None):
 
 def test_every_op_has_a_kernel_and_a_case():
     assert set(KERNELS) == set(OPS)
+    assert {op.local for op in (*OPS.values(), *EXCHANGES.values())} == set(LOCAL)
     assert {s.op for c in CASES for steps in c.network.entries.values() for s in steps} == set(OPS)
     assert len(BY_NAME) == len(CASES)
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from numflow.errors import NetworkError
 from numflow.network import WeightSource
-from numflow.ops import View
+from numflow.ops import OPS, View
+from numflow.partition.cut.choose import _Chooser, choose
 from numflow.partition.cut.cut import partition
 from numflow.partition.run.program import PlanProgram
 from numflow.reference import program as reference
 from tests.ops.build import Builder, error, run_case
+from tests.partition.plans import model_of
 
 WIDTH, INNER = 16, 32
 
@@ -107,3 +110,12 @@ def test_what_is_read_is_whole(make, devices):
 
     (expected,), (found,) = run_case(case, reference.Program), run_case(case, cut)
     assert error(found, expected) < 1e-5
+
+
+def test_every_op_has_a_rule_for_cutting():
+    assert set(_Chooser.RULES) == set(OPS)
+    built, _, _ = model_of("qwen3")
+    strange = replace(built, entries={"main": (replace(built.entries["main"][0], op="stir"),)})
+    with pytest.raises(NetworkError, match="no rule says how devices of a group share stir"):
+        choose(strange, "main", (0.5, 0.5), {}, "split", "split")
+    assert len(choose(strange, "main", (1.0,), {}, "split", "split")) == 1

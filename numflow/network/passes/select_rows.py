@@ -7,11 +7,8 @@ Rows that are computed are the same bits as before.
 
 from dataclasses import replace
 
-from numflow.ops import Buffer, Network, Step, View
+from numflow.ops import Buffer, Network, Step, View, local
 
-# Ops whose output rows depend on the same row of their inputs, and on nothing of the batch.
-ROW_BY_ROW = frozenset({"rms_norm", "layer_norm", "linear", "act", "act_mul", "gate_rows", "add", "scale", "softcap",
-                        "clamp", "copy"})
 SUFFIX = ".wanted"  # of the buffers that hold wanted rows only
 
 
@@ -28,7 +25,7 @@ def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer]) -> tuple[Step, .
     if len(at) != 1:
         return steps
     end = begin = at[0]
-    while begin > 0 and steps[begin - 1].op in ROW_BY_ROW and _is_whole(steps[begin - 1], buffers):
+    while begin > 0 and _is_alone(steps[begin - 1], buffers):
         begin -= 1
     select, alone = steps[end], steps[begin:end]
     later = {view.buffer for step in steps[end + 1:] for view in step.inputs}
@@ -49,8 +46,10 @@ def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer]) -> tuple[Step, .
     return (*steps[:begin], *selects, *on_rows, last, *steps[end + 1:])
 
 
-def _is_whole(step: Step, buffers: dict[str, Buffer]) -> bool:
-    return all(buffers[view.buffer].rows == "tokens" for view in (*step.inputs, *step.outputs))
+def _is_alone(step: Step, buffers: dict[str, Buffer]) -> bool:
+    """Whether a row of the step's outputs depends on that row only. Not heads: their ops stand beside attention."""
+    views = (*step.inputs, *step.outputs)
+    return local(step) in ("elements", "rows") and all(buffers[view.buffer].rows == "tokens" for view in views)
 
 
 def _read_first(steps: tuple[Step, ...]) -> list[View]:

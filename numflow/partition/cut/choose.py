@@ -11,20 +11,21 @@ What an output projection can take in pieces decides how everything before it is
     embedding                rows                     one all_reduce, in which one device has each token's row
     head                     rows                     one all_gather
 
-All other steps run on every device. A step whose cut does not fit (a norm over all heads, blocks of quantised weights
-that are wider than a device's heads) gets its input whole by an all_gather instead.
+Other steps run on every device where RULES says so; an op without a rule is an error. A step whose cut does not fit (a
+norm over all heads, blocks of quantised weights that are wider than a device's heads) gets its input whole by an
+all_gather instead.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from numflow.ops import Cache, Network, Step, View, Weight, param
+from numflow.errors import NetworkError
+from numflow.ops import OPS, Cache, Network, Step, View, Weight, param
 from numflow.partition.cut.slices import column_unit
 from numflow.partition.cut.spans import Spans, even_spans, head_spans, holders, is_aligned, kv_spans, scaled
 
 WHOLE, COLUMNS, SUM, EXPERTS, TOKENS, FIRST = "whole", "columns", "sum", "experts", "tokens", "first"
-ELEMENTWISE = ("act", "act_mul", "add", "scale", "softcap", "clamp", "copy")
 _ROW_UNIT = 16  # rows of a matrix that kernels take together: cuts between keep them whole
 
 
@@ -120,8 +121,9 @@ class _Chooser:
             spans = self.wanted.get(step.outputs[0]) if step.outputs else None
             for view in step.outputs:
                 self.wanted = {w: s for w, s in self.wanted.items() if not overlap(w, view)}
-            rule = self.RULES.get(step.op, _Chooser._whole)
-            choices.append(rule(self, at, step, spans))
+            if step.op not in self.RULES:
+                raise NetworkError(f"{step}: no rule says how devices of a group share {step.op}")
+            choices.append(self.RULES[step.op](self, at, step, spans))
         return choices[::-1]
 
     def _whole(self, at: int, step: Step, spans: Spans | None) -> Sharding:
@@ -241,7 +243,10 @@ class _Chooser:
         return Sharding(EXPERTS, even_spans(experts, self.shares))
 
     RULES: ClassVar = {
-        **dict.fromkeys(ELEMENTWISE, _elementwise), "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
+        **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
+        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "select_rows", "moe_route",
+                         "expert_combine"), _whole),
+        "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
         "cache_write": _cache_write, "linear": _linear, "embed": _embed, "expert_linear": _experts,
     }
