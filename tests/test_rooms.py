@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -67,6 +69,16 @@ def test_rooms_import_rooms_above():
         found += [f"{name} imports {other}" for other in sorted(others)
                   if upward(room_of(path), [room_of(known[other])], order)]
     assert found == []
+
+
+def test_requests_and_schedules_need_no_program():
+    """Both are checked, and tested, without anything that runs a model: what they import imports none either."""
+    own = [name for name, path in modules().items() if room_of(path) in ("engine/request/", "engine/schedule/")]
+    assert len(own) > 15
+    code = f"import importlib, sys\nfor name in {own}: importlib.import_module(name)\nprint(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO)
+    programs = re.compile(r"numba|numflow\.(cpu|cuda|reference|partition|executor|engine\.(runner|speculate|run))\b")
+    assert [name for name in done.stdout.split() if programs.match(name)] == []
 
 
 def test_a_room_itself_imports_nothing():

@@ -133,12 +133,24 @@ class Oracle:
         return None
 
 
+class Oracles:
+    """Makes oracles where a model has drafters."""
+
+    def __init__(self, text, accuracy):
+        from numflow.decoding.speculative import StepTimes
+
+        self._times, self._text, self._accuracy = StepTimes(), text, accuracy
+
+    def make(self, request, sampler):
+        from numflow.engine.speculate.drafters import Paced
+
+        return Oracle(Paced(self._times), self._text, self._accuracy)
+
+
 def oracle(lab, model):
     """Speed-up against the quality of guesses that cost nothing."""
-    from numflow.decoding.speculative import StepTimes
     from numflow.engine.request.settings import Settings
     from numflow.engine.run.streaming import together
-    from numflow.engine.speculate.drafters import Paced
 
     settings = {**asked(model, "story"), "max_tokens": lab.options["tokens"], "ignore_eos": True}
     text = model.generate(**settings).ids
@@ -146,11 +158,14 @@ def oracle(lab, model):
     text = [*request.prefix.tolist(), *text]
     rows = []
     for accuracy in ACCURACIES[::4] if lab.quick else ACCURACIES:
-        times = StepTimes()
+        oracles = Oracles(text, accuracy)
 
-        def guessing(accuracy=accuracy, times=times):
-            own = replace(request, drafting=lambda sampler: Oracle(Paced(times), text, accuracy))
-            return together(model.core, [own], model.text_decoder)[0]
+        def guessing(oracles=oracles):
+            own, model.core.drafters = model.core.drafters, oracles
+            try:
+                return together(model.core, [request], model.text_decoder)[0]
+            finally:
+                model.core.drafters = own
 
         rows.append({"accuracy": accuracy, **compare(
             lab, model, lambda: together(model.core, [request], model.text_decoder)[0], guessing)})

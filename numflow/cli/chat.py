@@ -35,6 +35,7 @@ def chat(
     ends the command with exit code 1.
     """
     from numflow.engine.request.ahead import check_settings, check_writes
+    from numflow.engine.request.facts import ModelFacts
 
     settings = {"max_tokens": max_tokens, **sampling.settings()}
     if not streams(settings):
@@ -42,7 +43,7 @@ def chat(
     check_settings(settings, draft is not None)
 
     def before(built, prompts, _recipe) -> None:
-        check_writes(built)
+        check_writes(ModelFacts.of(built))
         if not prompts.has_template:
             raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")
 

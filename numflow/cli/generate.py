@@ -45,6 +45,7 @@ def generate(
     as it stands. Models without a template always continue.
     """
     from numflow.engine.request.ahead import check_settings, check_writes
+    from numflow.engine.request.facts import ModelFacts
 
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
     if trace:
@@ -55,7 +56,7 @@ def generate(
     text = read_prompt(prompt, file, "numflow generate")
 
     def before(built, prompts, _recipe) -> None:
-        check_writes(built)
+        check_writes(ModelFacts.of(built))
         prompts.check()
         _asked(built.name, text, system, not raw and prompts.has_template)
 

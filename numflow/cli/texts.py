@@ -98,11 +98,12 @@ def fill_mask(
 ) -> None:
     """Show the likeliest words for the gaps of a text."""
     from numflow.engine.request.ahead import check_masked
+    from numflow.engine.request.facts import ModelFacts
 
     text = _only_text(text)
 
     def before(built, prompts, _recipe) -> None:
-        check_masked(built)
+        check_masked(ModelFacts.of(built))
         prompts.check()
 
     with loaded(model, how, before=before) as (ready, notice):
@@ -144,12 +145,13 @@ def translate(
     Languages are written as the model's vocabulary has them: en, eng_Latn, en_XX.
     """
     from numflow.engine.request.ahead import check_translates
+    from numflow.engine.request.facts import ModelFacts
 
     lines = read_lines(texts or [], file)
     given = {"max_tokens": max_tokens, "num_beams": num_beams}
     settings = {name: value for name, value in given.items() if value is not None}
     def before(built, prompts, _recipe) -> None:
-        check_translates(built)
+        check_translates(ModelFacts.of(built))
         prompts.check()
 
     with loaded(model, how, before=before) as (ready, notice):

@@ -164,6 +164,18 @@ def is_count(value: Any, least: int = 0) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
+def checked_count(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
+    """A whole number from `least`, to `most` where that is given.
+
+    Raises:
+        RequestError: the value of the setting `name` is none.
+    """
+    if not is_count(value, least) or (most is not None and value > most):
+        wanted = f"from {least}" if most is None else f"{least} .. {most}"
+        raise RequestError(f"{name} should be a whole number {wanted}, is {quoted(value)}")
+    return int(value)
+
+
 def _numbers(text: str, good: Callable[[float], bool] = lambda value: True) -> tuple:
     return (lambda value: is_number(value) and good(value)), text
 

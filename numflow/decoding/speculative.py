@@ -18,6 +18,8 @@ import numpy as np
 
 from numflow.decoding.select import draw
 
+MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
+
 
 class Distribution(NamedTuple):
     """ids int64 [n], rising, with their probabilities float64 [n]."""

@@ -115,7 +115,7 @@ class Engine:
                                    f"is {quoted(value)}")
         if n > 1 and request.beams is not None:
             raise RequestError(f"a beam search has one result: leave out n={n} or num_beams")
-        job = Job(request, self.model.text_decoder, n, priority, sink, self._core.runner.has_encoder)
+        job = Job(request, self.model.text_decoder, n, priority, sink, self._core.drafters)
         with self._lock:
             if self._closing:
                 raise RequestError("the engine is closed")

@@ -14,6 +14,7 @@ from numflow import formats, network, registry
 from numflow.engine.model import Model
 from numflow.engine.request.ahead import check_draft
 from numflow.engine.request.defaults import read_defaults
+from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
@@ -94,7 +95,7 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         if before is not None:
             before(headers, Prompts(tokenizer, *texts), lambda: _recipe(checkpoint, chosen))
         if _is_named(draft):
-            check_draft(headers, draft, offline, progress)
+            check_draft(ModelFacts.of(headers), draft, offline, progress)
     with closing(reporter(progress and weights is not None)) as told:
         if weights is not None:
             from numflow.engine.requantise import requantised

@@ -19,7 +19,7 @@ from numflow.engine.run.generation import Generation, Stream
 from numflow.engine.run.streaming import stream as stream_tokens
 from numflow.engine.run.streaming import together
 from numflow.engine.runner.runner import Runner
-from numflow.engine.runner.scoring import Likelihood, loglikelihoods
+from numflow.engine.runner.scoring import Likelihood, loglikelihoods, prompt_logprobs
 from numflow.engine.speculate.drafters import check_draft
 from numflow.engine.tasks.embedding import Texts, embed
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
@@ -48,14 +48,17 @@ class Model:
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
+        self.facts = self.runner.facts
         self.core = Core(self.runner)
         self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
         self._listed = listed
         self.owns_draft = False  # whether the draft model is closed with this one
-        self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt, self.runner.context)
-        self._requests = Requests(self.runner, self.prompts, lambda: self.tokenizer, ends, bos, defaults)
+        self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt, self.facts.context)
+        self._requests = Requests(self.facts, self.prompts, lambda: self.tokenizer, ends, bos, defaults,
+                                  self.runner.longest)
+        self._draft: Model | None = None
 
     @cached_property
     def tokenizer(self):
@@ -80,17 +83,17 @@ class Model:
     @property
     def context(self) -> int:
         """Longest text in tokens, prompt and answer together."""
-        return self.runner.context
+        return self.facts.context
 
     @property
     def vocabulary(self) -> int:
         """Number of token ids."""
-        return self.runner.vocabulary
+        return self.facts.vocabulary
 
     @property
     def is_decoder(self) -> bool:
         """Whether it says what follows a text; encoders and encoder-decoders do not."""
-        return self.runner.causal and not self.runner.has_encoder
+        return self.facts.decoder
 
     def logits(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
                encoder_ids: Sequence[int] | None = None) -> np.ndarray:
@@ -110,11 +113,11 @@ class Model:
         Raises:
             RequestError: bad ids, or more than the context.
         """
-        if not self.runner.has_encoder or encoder_ids is not None:
+        if not self.facts.encoder or encoder_ids is not None:
             return self._gather("hidden", ids, token_type_ids, encoder_ids)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
-        return next(outputs(self.core, [Text(self.runner.check(ids, "encoder_ids"))], "encoder_hidden"))
+        return next(outputs(self.core, [Text(self.facts.check(ids, "encoder_ids"))], "encoder_hidden"))
 
     def logits_batch(self, texts: Sequence[Sequence[int]],
                      encoder_texts: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
@@ -129,7 +132,7 @@ class Model:
         sources = [None] * len(texts) if encoder_texts is None else encoder_texts
         if len(sources) != len(texts):
             raise RequestError(f"{len(texts)} texts need as many encoder_texts, there are {len(sources)}")
-        pairs = [Text(self.runner.check(ids, "ids"), None, self._check_encoder(source))
+        pairs = [Text(self.facts.check(ids, "ids"), None, self._check_encoder(source))
                  for ids, source in zip(texts, sources)]
         return list(outputs(self.core, pairs, "logits"))
 
@@ -170,14 +173,14 @@ class Model:
     def iter_logits(self, ids: Sequence[int], every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
         """As `logits`, in pieces of bounded size: yields (start, float32 [n, vocabulary]), the logits of positions
         start, start + every, ... Not of encoder-decoders."""
-        checked = self.runner.check(ids, "ids")
+        checked = self.facts.check(ids, "ids")
         self._check_encoder(None)
         self._check_output("logits")
         with self.runner.open(len(checked)) as sequence:
             yield from sequence.rows(checked, every=every)
 
     def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
-        ids, encoder_ids = self.runner.check(ids, "ids"), self._check_encoder(encoder_ids)
+        ids, encoder_ids = self.facts.check(ids, "ids"), self._check_encoder(encoder_ids)
         self._check_output(output)
         return next(outputs(self.core, [Text(ids, self._check_types(ids, token_type_ids), encoder_ids)], output))
 
@@ -186,10 +189,10 @@ class Model:
             raise RequestError(f"{self.network.name} computes no {output}: it has no output head")
 
     def _check_encoder(self, encoder_ids):
-        if self.runner.has_encoder != (encoder_ids is not None):
-            needed = "needs encoder_ids" if self.runner.has_encoder else "has no encoder: it takes no encoder_ids"
+        if self.facts.encoder != (encoder_ids is not None):
+            needed = "needs encoder_ids" if self.facts.encoder else "has no encoder: it takes no encoder_ids"
             raise RequestError(f"{self.network.name} {needed}")
-        return None if encoder_ids is None else self.runner.check(encoder_ids, "encoder_ids")
+        return None if encoder_ids is None else self.facts.check(encoder_ids, "encoder_ids")
 
     def _check_types(self, ids, token_type_ids):
         if token_type_ids is None:
@@ -267,18 +270,19 @@ class Model:
 
     @property
     def draft(self) -> "Model | None":
-        """A smaller model that guesses tokens ahead (speculative decoding); set it, or load with draft=.
+        """A smaller model that drafts tokens (speculative decoding); set it, or load with draft=.
 
         Raises:
-            RequestError: the model cannot guess for this one, for its vocabulary is another.
+            RequestError: the model cannot draft for this one, for its vocabulary is another.
         """
-        return self._requests.draft
+        return self._draft
 
     @draft.setter
     def draft(self, draft: "Model | None") -> None:
         if draft is not None:
             check_draft(self, draft)
-        self._requests.draft = draft
+        self._draft, self._requests.has_draft = draft, draft is not None
+        self.core.drafters.runner = None if draft is None else draft.runner
 
     @cached_property
     def languages(self) -> Languages:
@@ -314,7 +318,7 @@ class Model:
         Raises:
             RequestError, TokenizerError: as `translate` does.
         """
-        check_translates(self.network)
+        check_translates(self.facts)
         return translations(self.tokenizer, self.languages, self._requests, texts, source, target, settings, budget)
 
     def request(self, prompt: str | Sequence[int] | Sequence[Mapping], settings: Mapping[str, Any] | Settings,
@@ -331,7 +335,11 @@ class Model:
             if settings.get("chat") or is_conversation(prompt):
                 settings = filled(settings, self.sampling.values)
             settings = Settings.of(settings)
-        return self._requests.make(prompt, settings, budget=budget)
+        request = self._requests.make(prompt, settings, budget=budget)
+        if request.scored is None:
+            return request
+        return replace(request, prompt_logprobs=prompt_logprobs(self.runner, request.prompt, request.scored,
+                                                                request.reach))
 
     @cached_property
     def sampling(self) -> Source:
@@ -367,9 +375,8 @@ class Model:
             RequestError, TokenizerError: as `generate` does.
         """
         request = self._requests.make(prompt, Settings(max_tokens=1, chat=chat))
-        encoder_ids = request.prompt if self.runner.has_encoder else None
-        reach = len(request.prefix) + request.constraints.max_tokens
-        with self.runner.open(len(request.prefix), encoder_ids, reach) as sequence:
+        encoder_ids = request.prompt if request.encoder else None
+        with self.runner.open(len(request.prefix), encoder_ids, request.reach) as sequence:
             if len(request.prefix) > 1:
                 sequence.last(request.prefix[:-1])
             runs = [self.runner.trace(sequence, request.prefix[-1:]) for _ in range(repeat + 1)][1:]

@@ -10,6 +10,7 @@ import pytest
 import numflow
 from numflow import lab
 from numflow.engine.request import ahead
+from numflow.engine.request.facts import ModelFacts
 from numflow.engine.run.generation import Generation
 from numflow.engine.tasks.fill_mask import Filling
 from numflow.errors import RequestError
@@ -119,7 +120,7 @@ def test_who_has_no_model_is_told_of_one(run, command, name, licence):
     (ahead.check_writes, "encoder", ("hidden",), "it cannot generate text; it is for embeddings (numflow embed)")])
 def test_a_model_of_another_kind_is_told_what_it_is_for(check, facts, outputs, told):
     with pytest.raises(RequestError, match=re.escape(told)):
-        check(network(type=facts, outputs=outputs))
+        check(ModelFacts.of(network(type=facts, outputs=outputs)))
 
 
 def test_fill_mask_reads_standard_input(run, model):

@@ -56,7 +56,7 @@ def alone(model, prompt, decoding, new):
 
 def job_of(model, prompt, decoding, new, priority=0):
     made = model.request(PROMPTS[prompt], Settings(max_tokens=new, **DECODING[decoding]))
-    return Job(made, model.text_decoder, made.samples, priority)
+    return Job(made, model.text_decoder, made.samples, priority, drafters=model.core.drafters)
 
 
 happened = Counter()

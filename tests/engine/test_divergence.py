@@ -1,6 +1,7 @@
 """KL divergence between models whose probabilities are known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_several_models_at_once_and_progress():
 
 def test_what_cannot_be_compared():
     other = fake_model(counted)
-    other.runner.vocabulary = 300
+    other.facts = replace(other.facts, vocabulary=300)
     with pytest.raises(RequestError, match="needs one vocabulary: the model has 300 tokens, the base has 258"):
         divergence(other, fake_model(counted), TEXT, 8)
     with pytest.raises(RequestError, match="no protocol 'haf'; did you mean 'half'"):

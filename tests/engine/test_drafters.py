@@ -1,5 +1,7 @@
 """Speculation in the engine: the same tokens, or the same distribution, in fewer steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -172,7 +174,7 @@ def test_models_that_cannot_guess():
     with pytest.raises(RequestError, match="cannot guess tokens: a draft model is a decoder"):
         model.draft = fake_model(type="encoder")
     other = fake_model()
-    other.runner.vocabulary = other.network.facts["vocabulary"] = 99
+    other.facts = replace(other.facts, vocabulary=99)
     with pytest.raises(RequestError, match="the draft model fake has 99 token ids, fake 258"):
         model.draft = other
     check_draft(fake_model(tokenizer=False), fake_model(tokenizer=False))

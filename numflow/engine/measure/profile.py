@@ -57,7 +57,7 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     program, network, done_by = model.program, model.network, model.program.done_by()
     steps = network.entries["main"]
     names = [_name(steps[done_by.get(i, i)]) for i in range(len(steps))]
-    ids = model.runner.check(np.arange(context + tokens) % model.vocabulary)
+    ids = model.facts.check(np.arange(context + tokens) % model.vocabulary)
     samples: dict[str, list[float]] = defaultdict(list)
     with model.runner.open(len(ids)) as sequence:
         if context:

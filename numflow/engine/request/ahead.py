@@ -6,10 +6,10 @@ from typing import Any
 
 from numflow import formats, network, registry
 from numflow.decoding.structured import KINDS, check_grammar
+from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.sampling import CHAT, filled
 from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError
-from numflow.ops import Network
 
 
 def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
@@ -27,50 +27,50 @@ def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
             check_grammar(kind, getattr(found, kind))
 
 
-def check_writes(built: Network) -> None:
+def check_writes(model: ModelFacts) -> None:
     """Refuse a model that writes no text.
 
     Raises:
         RequestError: it is an encoder, or has no output head.
     """
-    if built.facts["type"] == "encoder":
-        raise RequestError(f"{built.name} is an encoder: it cannot generate text; it is for {_use(built)}")
-    if "logits" not in built.outputs:
-        raise RequestError(f"{built.name} computes no logits: it has no output head")
+    if not model.causal:
+        raise RequestError(f"{model.name} is an encoder: it cannot generate text; it is for {_use(model)}")
+    if "logits" not in model.outputs:
+        raise RequestError(f"{model.name} computes no logits: it has no output head")
 
 
-def check_masked(built: Network) -> None:
+def check_masked(model: ModelFacts) -> None:
     """Refuse a model that fills no gaps.
 
     Raises:
         RequestError: it is no masked language model, or has no output head.
     """
-    if built.facts["type"] != "encoder":
-        raise RequestError(f"{built.name} is no masked language model: it cannot fill gaps; it is for {_use(built)}, "
+    if model.causal:
+        raise RequestError(f"{model.name} is no masked language model: it cannot fill gaps; it is for {_use(model)}, "
                            f"{_instead('fill-mask')}")
-    if "logits" not in built.outputs:
-        raise RequestError(f"{built.name} computes no logits, which gaps are filled by: it has no output head; it is "
-                           f"for {_use(built)}, {_instead('fill-mask')}")
+    if "logits" not in model.outputs:
+        raise RequestError(f"{model.name} computes no logits, which gaps are filled by: it has no output head; it is "
+                           f"for {_use(model)}, {_instead('fill-mask')}")
 
 
-def check_translates(built: Network) -> None:
+def check_translates(model: ModelFacts) -> None:
     """Refuse a model that reads no text in another language.
 
     Raises:
         RequestError: it is no encoder-decoder.
     """
-    if "encode" not in built.entries:
-        raise RequestError(f"{built.name} has no encoder: it cannot translate; it is for {_use(built)}, "
+    if not model.encoder:
+        raise RequestError(f"{model.name} has no encoder: it cannot translate; it is for {_use(model)}, "
                            f"{_instead('translate')}")
 
 
-def _use(built: Network) -> str:
+def _use(model: ModelFacts) -> str:
     """Purpose of a model, with the command for it."""
-    if "encode" in built.entries:
+    if model.encoder:
         return "turning one text into another (numflow translate)"
-    if built.facts["type"] != "encoder":
+    if model.causal:
         return "writing text (numflow generate, numflow chat)"
-    return "filling gaps (numflow fill-mask)" if "logits" in built.outputs else "embeddings (numflow embed)"
+    return "filling gaps (numflow fill-mask)" if "logits" in model.outputs else "embeddings (numflow embed)"
 
 
 def _instead(purpose: str) -> str:
@@ -78,25 +78,25 @@ def _instead(purpose: str) -> str:
     return f"{registry.default_model(purpose)} is a model for {purpose}"
 
 
-def check_draft(built: Network, draft: str | Path, offline: bool, progress: bool) -> None:
+def check_draft(model: ModelFacts, draft: str | Path, offline: bool, progress: bool) -> None:
     """Refuse a draft model of another vocabulary, before its weights are fetched if it is known then.
 
     Raises:
         RequestError: it cannot guess for this model. As of numflow.load: it cannot be had or read.
     """
-    if "encode" in built.entries:
-        raise RequestError(f"{built.name} is an encoder-decoder: a draft model cannot guess for it")
+    if model.encoder:
+        raise RequestError(f"{model.name} is an encoder-decoder: a draft model cannot guess for it")
     known = registry.token_ids(draft, offline)
     if known is not None:
-        _same_vocabulary(built, str(draft), known)
+        _same_vocabulary(model, str(draft), known)
     checkpoint = formats.open_checkpoint(registry.resolve(draft, offline=offline, progress=progress))
-    found = network.build(network.choose_spec(checkpoint, None), checkpoint)
-    if found.facts["type"] != "decoder" or "logits" not in found.outputs:
+    found = ModelFacts.of(network.build(network.choose_spec(checkpoint, None), checkpoint))
+    if not found.decoder or "logits" not in found.outputs:
         raise RequestError(f"{found.name} cannot guess tokens: a draft model is a decoder with an output head")
-    _same_vocabulary(built, str(draft), found.facts["vocabulary"])
+    _same_vocabulary(model, str(draft), found.vocabulary)
 
 
-def _same_vocabulary(built: Network, draft: str, token_ids: int) -> None:
-    if token_ids != built.facts["vocabulary"]:
-        raise RequestError(f"the draft model {draft} has {token_ids} token ids, {built.name} "
-                           f"{built.facts['vocabulary']}: they need one vocabulary")
+def _same_vocabulary(model: ModelFacts, draft: str, token_ids: int) -> None:
+    if token_ids != model.vocabulary:
+        raise RequestError(f"the draft model {draft} has {token_ids} token ids, {model.name} "
+                           f"{model.vocabulary}: they need one vocabulary")

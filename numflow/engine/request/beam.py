@@ -11,7 +11,7 @@ import numpy as np
 from numflow.decoding.chain import processed
 from numflow.decoding.constraints import NEVER, Constraints
 from numflow.decoding.select import largest
-from numflow.decoding.settings import Sampling
+from numflow.decoding.settings import Sampling, checked_count
 from numflow.errors import RequestError, quoted
 
 
@@ -34,8 +34,7 @@ class Beams:
     early_stopping: bool | str = False
 
     def __post_init__(self):
-        if not isinstance(self.num_beams, (int, np.integer)) or isinstance(self.num_beams, bool) or self.num_beams < 1:
-            raise RequestError(f"num_beams should be a whole number from 1, is {quoted(self.num_beams)}")
+        checked_count("num_beams", self.num_beams, 1)
         if not isinstance(self.length_penalty, (int, float)) or not np.isfinite(self.length_penalty):
             raise RequestError(f"length_penalty should be a number, is {quoted(self.length_penalty)}")
         if self.early_stopping not in (True, False, "never"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
 from typing import Any
 
-from numflow.decoding.settings import is_count
+from numflow.decoding.settings import checked_count, is_count
 from numflow.decoding.structured import KINDS, source
 from numflow.engine.request.settings import BREAKERS
 from numflow.errors import RequestError, quoted
@@ -41,9 +41,7 @@ class Budget:
 
     def __post_init__(self):
         for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name != "max_logprobs")
-            if not is_count(value, least):
-                raise RequestError(f"{field.name} should be a whole number from {least}, is {quoted(value)}")
+            checked_count(field.name, getattr(self, field.name), int(field.name != "max_logprobs"))
 
     def check(self, settings) -> None:
         """Whether the settings (numflow.engine.request.settings.Settings) of a request stay within it. What is of

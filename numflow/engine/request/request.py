@@ -1,29 +1,25 @@
-"""A checked generation request, and how one is made of what a caller gives."""
+"""A checked generation request, made of what a caller gives."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.logprobs import TokenLogprob
 from numflow.decoding.sampler import Grammar, Sampler
-from numflow.decoding.settings import Sampling, is_count
-from numflow.decoding.speculative import StepTimes
+from numflow.decoding.settings import Sampling, checked_count, is_count
+from numflow.decoding.speculative import MAX_DRAFTS
 from numflow.decoding.structured import KINDS, Grammars
 from numflow.engine.request.ahead import check_writes
 from numflow.engine.request.beam import Beams
 from numflow.engine.request.budget import SALT_CHARACTERS, Budget
 from numflow.engine.request.defaults import Defaults
+from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.request.settings import Settings
-from numflow.engine.runner.runner import Runner
-from numflow.engine.runner.scoring import prompt_logprobs
-from numflow.engine.speculate.draft import MAX_DRAFTS, Drafter
-from numflow.engine.speculate.drafters import ModelDrafter, NgramDrafter
 from numflow.errors import RequestError, TokenizerError, quoted
 
 SPECULATIONS = ("ngram", "draft", "off")
@@ -32,22 +28,25 @@ BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lis
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate, checked.
+    """A generation to run, checked. Plain data.
 
     prompt:    ids the (only or encoder) stack reads first. prefix: the decoder's first ids (the prompt itself where
-               there is no encoder), of which the last `counted` are forced ones.
+               there is no encoder), of which the last `counted` are forced ones. encoder: whether there is one.
     stops:     texts that end the generation. continues: the new text goes on where the prompt ends.
     beams:     None: tokens are picked one by one, as `sampling` says.
     samples:   texts to generate. n: how many of them are wanted, the best.
     grammar:   what the text must follow, at its beginning.
-    prompt_logprobs: of the prompt's tokens, if they are wanted. echo: the prompt's text, if it is.
-    drafting:  makes the drafter of a sampler's text; None: nothing does.
+    scored:    log-probabilities of the prompt's tokens are wanted, beside so many of the most probable ones; None: they
+               are not. prompt_logprobs: filled in by who runs the model. echo: the prompt's text, if it is wanted.
+    speculate: source of draft tokens: "ngram", "draft" (a model) or "off". draft_tokens: number of them; 0: as many as
+               pay.
     shared:    keys and values of its text are found again by requests that have the same here, and by no others.
     ignored:   settings that were left out, as they have no effect -> why.
     """
 
     prompt: np.ndarray
     prefix: np.ndarray
+    encoder: bool
     counted: int
     stops: tuple[str, ...]
     continues: bool
@@ -57,11 +56,18 @@ class Request:
     samples: int = 1
     n: int = 1
     grammar: Grammar | None = None
+    scored: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     echo: str | None = None
-    drafting: Callable[[Sampler], Drafter] | None = None
+    speculate: str = "off"
+    draft_tokens: int = 0
     shared: Hashable = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a text of the decoder may come to hold."""
+        return len(self.prefix) + self.constraints.max_tokens
 
     def sampler(self, index: int = 0) -> Sampler:
         """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
@@ -75,11 +81,13 @@ class Requests:
     tokenizer: function that returns the tokenizer, or raises TokenizerError where there is none.
     ends, bos: ids that end a text, and the one that starts it, for use without a tokenizer.
     defaults:  function that reads what the model's own files say, called for the first request.
-    draft:     a smaller model that may draft tokens, or None.
+    longest:   function that returns how many tokens each of n texts side by side may have, as memory is now.
+    has_draft: whether a smaller model may draft tokens.
     """
 
-    def __init__(self, runner: Runner, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults):
-        self._runner = runner
+    def __init__(self, facts: ModelFacts, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults,
+                 longest: Callable[[int], int]):
+        self.facts = facts
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._ends = ends
@@ -87,13 +95,8 @@ class Requests:
         self._defaults = defaults
         self._grammars: Grammars | None = None
         self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_with)
-        self._step_times = StepTimes()
-        self.draft: Any = None
-
-    @property
-    def context(self) -> int:
-        """Longest text in tokens."""
-        return self._runner.context
+        self._longest = longest
+        self.has_draft = False
 
     @cached_property
     def defaults(self) -> Defaults:
@@ -109,39 +112,35 @@ class Requests:
         Raises:
             RequestError, TokenizerError: as Model.generate says.
         """
-        runner = self._runner
-        check_writes(runner.network)
+        facts = self.facts
+        check_writes(facts)
         if budget is not None:
             budget.check(settings)
-        max_tokens = None if settings.max_tokens is None else _count("max_tokens", settings.max_tokens)
+        max_tokens = None if settings.max_tokens is None else checked_count("max_tokens", settings.max_tokens)
         stops = self._stops(settings.stop)
         beams = self._beams(settings, stops)
         text, ids = prompt, self._prompts.ids(prompt, settings.chat)
         bos = self.bos_id if len(ids) == 0 else None
-        prefix = prompt = runner.check(ids if bos is None else [bos])
-        if runner.has_encoder:
+        prefix = prompt = facts.check(ids if bos is None else [bos])
+        if facts.encoder:
             given = settings.decoder_ids
             first, counted = self._prefix() if given is None else (given, counted)
-            prefix = runner.check(first, "decoder_ids")
+            prefix = facts.check(first, "decoder_ids")
         elif settings.decoder_ids is not None:
-            raise RequestError(f"{self._name} has no encoder: it takes no decoder_ids")
+            raise RequestError(f"{facts.name} has no encoder: it takes no decoder_ids")
         samples, n = self._samples(settings, beams)
         if max_tokens is None:
             max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
         constraints = self._constraints(settings, max_tokens, len(prefix))
         grammar = self._grammar(settings, constraints)
-        reach = len(prefix) + constraints.max_tokens
-        drafting = self._drafting(settings, beams, prompt, reach)
-        idle = {} if drafting or settings.draft_tokens is None else {
+        speculate, draft_tokens = self._speculation(settings, beams)
+        idle = {} if speculate != "off" or settings.draft_tokens is None else {
             "draft_tokens": f"draft_tokens={settings.draft_tokens} has no effect without speculate"}
-        return Request(prompt, prefix, counted, stops, not settings.chat and not runner.has_encoder,
+        return Request(prompt, prefix, facts.encoder, counted, stops, not settings.chat and not facts.encoder,
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
-                       self._prompt_logprobs(settings, prompt, reach), self._echo(settings, text, prompt), drafting,
-                       _salt(settings.cache_salt), {**settings.ignored, **idle})
-
-    @property
-    def _name(self) -> str:
-        return self._runner.network.name
+                       scored=self._scored(settings), echo=self._echo(settings, text, prompt), speculate=speculate,
+                       draft_tokens=draft_tokens, shared=_salt(settings.cache_salt),
+                       ignored={**settings.ignored, **idle})
 
     def _stops(self, stop) -> tuple[str, ...]:
         stops = (stop,) if isinstance(stop, str) else tuple(_listed("stop", stop, "texts"))
@@ -197,7 +196,7 @@ class Requests:
             raise RequestError(f"{given[0][0]} contradicts {given[1][0]}: leave out one of them")
         (kind, content), = given
         if self._grammars is None:
-            self._grammars = Grammars(self._tokenizer(), self._runner.vocabulary)
+            self._grammars = Grammars(self._tokenizer(), self.facts.vocabulary)
         return self._grammars.compile(kind, content, constraints.ends, settings.json_whitespace)
 
     def _samples(self, settings, beams) -> tuple[int, int]:
@@ -205,53 +204,44 @@ class Requests:
         n = settings.n
         samples = n if settings.best_of is None else settings.best_of
         for name, value, least in (("n", n, 1), ("best_of", samples, n)):
-            if not is_count(value, least):
-                raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
+            checked_count(name, value, least)
         if beams is not None:
             if n > beams.num_beams:
                 raise RequestError(f"n={n} is more than the {beams.num_beams} beams")
             return 1, n
         return (n if settings.deterministic else samples), n  # several are the same text, which is what was asked for
 
-    def _prompt_logprobs(self, settings, ids, reach) -> list[TokenLogprob | None] | None:
+    def _scored(self, settings) -> int | None:
         top = settings.prompt_logprobs
         if top is None and settings.echo:
             top = settings.logprobs
         if top is None:
             return None
-        if self._runner.has_encoder:
+        if self.facts.encoder:
             raise RequestError("prompt_logprobs: an encoder-decoder gives its prompt no probabilities")
-        return prompt_logprobs(self._runner, ids, _count("prompt_logprobs", top), reach)
+        return checked_count("prompt_logprobs", top)
 
     def _echo(self, settings, prompt, ids) -> str | None:
         if not isinstance(settings.echo, bool):
             raise RequestError(f"echo should be a switch, is {quoted(settings.echo)}")
         if not settings.echo:
             return None
-        if settings.chat or self._runner.has_encoder:
+        if settings.chat or self.facts.encoder:
             raise RequestError("echo is for prompts that the text continues, without chat and encoder")
         return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
 
-    def _drafting(self, settings, beams, prompt, limit) -> Callable[[Sampler], Drafter] | None:
+    def _speculation(self, settings, beams) -> tuple[str, int]:
+        """Where draft tokens come from, and how many of them at a time."""
         how, count = settings.speculate, settings.draft_tokens
         if how is None:
-            how = "draft" if self.draft is not None and beams is None else "off"
+            how = "draft" if self.has_draft and beams is None else "off"
         if how not in SPECULATIONS:
             raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
-        if how == "draft" and self.draft is None:
+        if how == "draft" and not self.has_draft:
             raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
         if how != "off" and beams is not None:
             raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
-        if count is not None and not (is_count(count, 1) and count <= MAX_DRAFTS):
-            raise RequestError(f"draft_tokens should be a whole number 1 .. {MAX_DRAFTS}, is {quoted(count)}")
-        if how == "off":
-            return None
-        times, most = self._step_times, count or 0
-        if how == "ngram":
-            before = prompt if self._runner.has_encoder else None
-            return lambda sampler: NgramDrafter(times, most, before)
-        runner = self.draft.runner
-        return lambda sampler: ModelDrafter(runner, sampler, limit, times, most)
+        return how, 0 if count is None else checked_count("draft_tokens", count, 1, MAX_DRAFTS)
 
     def first_ids(self) -> tuple[int, int | None]:
         """The decoder's start token, and the token that is forced after it.
@@ -259,10 +249,10 @@ class Requests:
         Raises:
             RequestError: the model names no start token.
         """
-        start, forced = (self._runner.network.facts.get(key) for key in ("decoder_start_token", "forced_bos_token"))
+        start, forced = self.facts.decoder_start, self.facts.forced_first
         start = self.defaults.decoder_start if start is None else start
         if start is None:
-            raise RequestError(f"{self._name} names no decoder start token; give decoder_ids")
+            raise RequestError(f"{self.facts.name} names no decoder start token; give decoder_ids")
         return start, self.defaults.forced_first if forced is None else forced
 
     def _prefix(self) -> tuple[list[int], int]:
@@ -270,27 +260,27 @@ class Requests:
         start, forced = self.first_ids()
         return ([start], 0) if forced is None else ([start, forced], 1)
 
-    def _room(self, prefix: int, lanes: int) -> int:
+    def _room(self, prefix: int, texts: int) -> int:
         """New tokens that context and KV memory hold, where a request gives no limit."""
-        room = self._runner.longest(lanes)
-        room -= prefix if room < self._runner.context else 0
-        return room if room > 0 else self._runner.context  # then it cannot run at all, and is told so
+        room = self._longest(texts)
+        room -= prefix if room < self.facts.context else 0
+        return room if room > 0 else self.facts.context  # then it cannot run at all, and is told so
 
     def _constraints(self, settings, max_tokens, prefix) -> Constraints:
         own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
-        stops = _ids("stop_token_ids", settings.stop_token_ids, self._runner)
-        max_tokens = min(max_tokens, self._runner.context - prefix + 1)  # the last token is chosen, not run
+        stops = _ids("stop_token_ids", settings.stop_token_ids, self.facts)
+        max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is chosen, not run
         min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
         if min_tokens is None:
             min_tokens = min(max(0, own.min_length - prefix), max_tokens)
-        if _count("min_tokens", min_tokens) > max_tokens:
+        if checked_count("min_tokens", min_tokens) > max_tokens:
             raise RequestError(f"min_tokens={min_tokens} is more than the {max_tokens} that may come")
-        size = own.no_repeat_ngram if size is None else _count("no_repeat_ngram", size)
+        size = own.no_repeat_ngram if size is None else checked_count("no_repeat_ngram", size)
         banned = tuple(ids for ids in own.banned if len(ids) > 1 or ids[0] not in ends)
-        banned += _banned(settings.banned_tokens, self._runner)
+        banned += _banned(settings.banned_tokens, self.facts)
         forced = own.forced_last if ends else None
         if forced is not None:
-            self._runner.check([forced], "forced_eos_token_id of the model's files")
+            self.facts.check([forced], "forced_eos_token_id of the model's files")
         return Constraints(ends | frozenset(stops), size, min_tokens, max_tokens, forced, banned)
 
     @cached_property
@@ -310,19 +300,19 @@ class Requests:
         return self._ends | self.tokenizer.eos_ids if self.tokenizer else self._ends
 
 
-def _ids(name: str, ids, runner) -> tuple[int, ...]:
-    return tuple(runner.check(ids, name).tolist()) if len(_listed(name, ids, "token ids")) else ()
+def _ids(name: str, ids, facts: ModelFacts) -> tuple[int, ...]:
+    return tuple(facts.check(ids, name).tolist()) if len(_listed(name, ids, "token ids")) else ()
 
 
-def _banned(given, runner) -> tuple[tuple[int, ...], ...]:
+def _banned(given, facts: ModelFacts) -> tuple[tuple[int, ...], ...]:
     """Sequences of ids, checked; a single id is one."""
     listed = _listed("banned_tokens", given, "token ids, or of lists of them")
     sequences = [[ids] if is_count(ids) else ids for ids in listed]
     if all(isinstance(ids, (list, tuple)) and ids and all(is_count(id) for id in ids) for ids in sequences):
         longest = max(map(len, sequences), default=0)
-        if longest <= runner.context and max((max(ids) for ids in sequences), default=0) < runner.vocabulary:
+        if longest <= facts.context and max((max(ids) for ids in sequences), default=0) < facts.vocabulary:
             return tuple(tuple(map(int, ids)) for ids in sequences)
-    return tuple(tuple(runner.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
+    return tuple(tuple(facts.check(ids, "banned_tokens").tolist()) for ids in sequences)  # says which is wrong
 
 
 def _listed(name: str, value, of: str):
@@ -338,9 +328,3 @@ def _salt(value) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= SALT_CHARACTERS:
         raise RequestError(f"cache_salt should be a text of 1 .. {SALT_CHARACTERS} characters, is {quoted(value)}")
     return value
-
-
-def _count(name: str, value) -> int:
-    if not is_count(value):
-        raise RequestError(f"{name} should be a whole number from 0, is {quoted(value)}")
-    return int(value)

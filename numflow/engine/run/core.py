@@ -19,6 +19,7 @@ from numflow.engine.runner.runner import BatchPart, Runner
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler, StepLimits
 from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
+from numflow.engine.speculate.drafters import Drafters
 from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
 from numflow.executor.contract import SAMPLE
 from numflow.sizes import in_words
@@ -36,11 +37,11 @@ NO_ROWS = np.zeros(0, np.int32)
 class Core:
     """Steps the requests of a runner. Whoever waits for one may step; each step moves them all.
 
-    scheduler: who runs next. counts: totals since the beginning.
+    scheduler: who runs next. counts: totals since the beginning. drafters: of the model's requests.
     """
 
     def __init__(self, runner: Runner):
-        self.runner = runner
+        self.runner, self.drafters = runner, Drafters()
         self.jobs: dict[SequenceGroup, Work] = {}
         self.counts = dict(COUNTS)
         self.signal = threading.Condition()

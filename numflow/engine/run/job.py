@@ -9,13 +9,14 @@ import numpy as np
 
 from numflow.decoding.choice import Choice
 from numflow.decoding.logprobs import TokenLogprob
+from numflow.decoding.speculative import MAX_DRAFTS
 from numflow.engine.request.beam import BeamSearch, Hypothesis
 from numflow.engine.request.request import Request
 from numflow.engine.run.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.run.search import Search, searches
 from numflow.engine.schedule.prefix import START
 from numflow.engine.schedule.sequence import Sequence, SequenceGroup
-from numflow.engine.speculate.draft import MAX_DRAFTS
+from numflow.engine.speculate.drafters import Drafters
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
 Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
@@ -131,24 +132,25 @@ def reason_of(hypothesis: Hypothesis, request: Request) -> str:
 class Job:
     """A request for `count` samples.
 
+    drafters: make the drafters of its samples; None: no tokens are drafted.
     sink: called from the thread that runs the steps, with each piece as it comes and with None at the end.
     done: set when it has ended. error: what ended it, if it was no good end.
     """
 
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
-                 sink: Sink = lambda piece: None, encoder: bool = False):
+                 sink: Sink = lambda piece: None, drafters: Drafters | None = None):
         self.request, self.decoder, self.sink = request, decoder, sink
         self.error: BaseException | None = None
         self.encoder_ids, self.types = request.prompt, None
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
-                               sink) for index, search in enumerate(searches(request, count))]
+                               sink) for index, search in enumerate(searches(request, count, drafters))]
         self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
-        self.group = SequenceGroup(prefix, len(prefix) + request.constraints.max_tokens, width, priority,
-                                   len(request.prompt) if encoder else 0,
-                                   root=(START, request.shared, tuple(request.prompt.tolist()) if encoder else ()))
+        read = tuple(request.prompt.tolist()) if request.encoder else ()
+        self.group = SequenceGroup(prefix, request.reach, width, priority, len(read),
+                                   root=(START, request.shared, read))
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""

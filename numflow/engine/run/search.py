@@ -1,4 +1,4 @@
-"""What picks the tokens of a text: one after the other, or by a beam search. The engine runs them, and nothing else.
+"""Searches pick the tokens of a text: one after the other, or by a beam search. The engine runs them only.
 
 A search has
     running                  hypotheses whose next token is wanted; the engine keeps a sequence for each
@@ -17,21 +17,21 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.request.beam import BeamSearch, Hypothesis
 from numflow.engine.request.request import Request
-from numflow.engine.speculate.draft import Drafter
+from numflow.engine.speculate.drafters import Drafters
 
 
 class TokenByToken:
     """Picks one token after the other, greedily or at random: a BeamSearch with one beam that ends at an end token.
 
     new: ids so far, without an end token. ended: whether one came. done: whether there is no more to pick.
-    index: which of a request's samples this is. draft: proposes tokens, if there is any speculation.
+    index: which of a request's samples this is. drafters: make what proposes tokens; None: nothing does.
     """
 
-    def __init__(self, request: Request, index: int = 0, draft: Drafter | None = None):
+    def __init__(self, request: Request, index: int = 0, drafters: Drafters | None = None):
         self.new: list[int] = []
         self.ended, self.done = False, request.constraints.max_tokens == 0
         self._constraints, self.sampler = request.constraints, request.sampler(index)
-        self._draft = request.drafting(self.sampler) if draft is None and request.drafting else draft
+        self._drafter = None if drafters is None else drafters.make(request, self.sampler)
 
     @property
     def running(self) -> list[Hypothesis]:
@@ -45,11 +45,11 @@ class TokenByToken:
 
     def propose(self, limit: int) -> list[int]:
         """At most `limit` tokens that may come next."""
-        return self._draft.propose(self.sampler.ids, limit) if self._draft is not None and limit > 0 else []
+        return self._drafter.propose(self.sampler.ids, limit) if self._drafter is not None and limit > 0 else []
 
     def choices(self, drafts: Sequence[int] = ()) -> list[Choice] | None:
         """How a device can pick the tokens behind the last one and behind each draft; None if it cannot."""
-        if self._draft is not None and any(self._draft.drawn_from(at) is not None for at in range(len(drafts))):
+        if self._drafter is not None and any(self._drafter.drawn_from(at) is not None for at in range(len(drafts))):
             return None
         found = [self.sampler.choice(ahead) for ahead in range(1 + len(drafts))]
         return [one for one in found if one is not None] if None not in found else None
@@ -59,12 +59,12 @@ class TokenByToken:
         int32 [1 + len(drafts)] that a device has picked there by `choices`."""
         pick = self.sampler.pick if rows.ndim == 2 else self.sampler.picked
         for count, row in enumerate(rows if rows.ndim == 2 else rows.tolist()):
-            source = self._draft.drawn_from(count) if self._draft is not None and count < len(drafts) else None
+            source = self._drafter.drawn_from(count) if self._drafter is not None and count < len(drafts) else None
             self.take(pick(row) if source is None else self.sampler.check(row, drafts[count], source))
             if self.done or count == len(drafts) or self.new[-1] != drafts[count]:
                 break
-        if self._draft is not None:
-            self._draft.accepted(len(drafts), count)
+        if self._drafter is not None:
+            self._drafter.accepted(len(drafts), count)
         return [0]
 
     def take(self, id: int) -> None:
@@ -76,15 +76,15 @@ class TokenByToken:
 
     def close(self) -> None:
         """The text has ended, or is wanted no more."""
-        if self._draft is not None:
-            self._draft.close()
+        if self._drafter is not None:
+            self._drafter.close()
 
 
 Search = TokenByToken | BeamSearch
 
 
-def searches(request: Request, count: int = 1) -> list[Search]:
+def searches(request: Request, count: int = 1, drafters: Drafters | None = None) -> list[Search]:
     """The searches of `count` samples of a request."""
     if request.beams is not None:
         return [BeamSearch(request.beams, request.constraints, request.prefix, request.counted, request.sampling)]
-    return [TokenByToken(request, index) for index in range(count)]
+    return [TokenByToken(request, index, drafters) for index in range(count)]

@@ -13,7 +13,7 @@ from numflow.engine.run.results import choices
 def stream(core: Core, request: Request, result: Generation, decoder: Decoder) -> Generator[Piece, None, None]:
     """Fill `result` token by token; yields the text that became certain with each."""
     pieces: deque[Piece | None] = deque()
-    job = Job(request, decoder, request.samples, sink=pieces.append, encoder=core.runner.has_encoder)
+    job = Job(request, decoder, request.samples, sink=pieces.append, drafters=core.drafters)
     job.samples[0].generation = result
     try:
         yield from core.pieces(core.submit(job), pieces)
@@ -27,7 +27,7 @@ def together(core: Core, requests: Sequence[Request], decoder: Decoder) -> list[
     jobs: list[Job] = []
     try:
         for request in requests:
-            jobs.append(core.submit(Job(request, decoder, request.samples, encoder=core.runner.has_encoder)))
+            jobs.append(core.submit(Job(request, decoder, request.samples, drafters=core.drafters)))
         for job in jobs:
             core.drive(job)
     finally:

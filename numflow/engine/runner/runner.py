@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from numflow.decoding.choice import Choice
+from numflow.engine.request.facts import ModelFacts
 from numflow.engine.runner.fair_lock import FairLock
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
-from numflow.errors import OutOfMemoryError, RequestError
+from numflow.errors import OutOfMemoryError
 from numflow.network.by_length import variant
 from numflow.network.windows import windows
 from numflow.ops import Batch, TraceRow
@@ -48,10 +49,9 @@ class Runner:
     def __init__(self, network, program, chunk: int = 512):
         self.network = network
         self.program = program
-        self.context = network.facts["context"]
-        self.vocabulary = network.facts["vocabulary"]
-        self.has_encoder = "encode" in network.entries
-        self.causal = network.facts["type"] != "encoder"
+        self.facts = facts = ModelFacts.of(network)
+        self.context, self.vocabulary, self.has_encoder, self.causal = (
+            facts.context, facts.vocabulary, facts.encoder, facts.causal)
         self.chunk = chunk if self.causal else self.context
         found = windows(network)
         sizes = {found[0]: program.block_bytes} if len(found) == 1 else program.window_bytes
@@ -140,27 +140,6 @@ class Runner:
             fits = texts * text_bytes(self.pools, middle, self.chunk, size) <= common.nbytes
             least, most = (middle, most) if fits else (least, middle - 1)
         return least
-
-    def check(self, ids, what: str = "prompt") -> np.ndarray:
-        """Ids as i32 [n].
-
-        Raises:
-            RequestError: no ids, not whole numbers, out of the vocabulary, or more than the context.
-        """
-        try:
-            array = np.asarray(ids)
-        except ValueError as error:  # a ragged list
-            raise RequestError(f"{what} should be a list of token ids: {error}") from None
-        if array.size == 0:
-            raise RequestError(f"{what} is empty: at least one token is needed")
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise RequestError(f"{what} should be a list of token ids, is {array.dtype} {list(array.shape)}")
-        outside = array[(array < 0) | (array >= self.vocabulary)]
-        if len(outside):
-            raise RequestError(f"{what} has token id {outside[0]}; the vocabulary is 0 .. {self.vocabulary - 1}")
-        if len(array) > self.context:
-            raise RequestError(f"{what} has {len(array)} tokens; the model's context is {self.context} tokens")
-        return array.astype(np.int32)
 
     def variant(self, reach: int) -> Hashable:
         """What keys and values of a text that may come to hold so many tokens depend on beside its tokens."""

@@ -68,8 +68,8 @@ def loglikelihoods(runner: Runner, pairs: Sequence[tuple[Ids, Ids]], bos: int | 
 def _checked(runner, context, continuation, bos) -> Continuation:
     if len(context) == 0 and bos is None:
         raise RequestError("the context is empty, and the model has no token that starts a text")
-    pair = Continuation(runner.check(context if len(context) else [bos], "context"),
-                        runner.check(continuation, "continuation"))
+    pair = Continuation(runner.facts.check(context if len(context) else [bos], "context"),
+                        runner.facts.check(continuation, "continuation"))
     if len(pair.ids) > runner.context:
         raise RequestError(f"context and continuation have {len(pair.ids) + 1} tokens; the model's context is "
                            f"{runner.context} tokens")

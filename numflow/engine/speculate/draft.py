@@ -22,8 +22,6 @@ import numpy as np
 
 from numflow.decoding.speculative import Distribution
 
-MAX_DRAFTS = 16  # tokens proposed for one sequence in one step, at most
-
 
 class Drafter(Protocol):
     """Proposes the tokens of one text."""

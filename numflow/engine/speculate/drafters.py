@@ -9,8 +9,10 @@ import numpy as np
 from numflow.decoding.lookup import lookup
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
-from numflow.decoding.speculative import Distribution, DraftLength, StepTimes
-from numflow.engine.speculate.draft import MAX_DRAFTS
+from numflow.decoding.speculative import MAX_DRAFTS, Distribution, DraftLength, StepTimes
+from numflow.engine.request.request import Request
+from numflow.engine.runner.runner import Runner
+from numflow.engine.speculate.draft import Drafter
 from numflow.errors import NumflowError, RequestError
 
 RATES = (0.0, 0.45, 0.6, 0.8, 0.8)  # how often drafts are right, by how many tokens agree, before anything is known
@@ -86,7 +88,7 @@ class ModelDrafter(Paced):
     runner: of that model. sampler: the text's own, whose strategies and random numbers the drafts are drawn with.
     """
 
-    def __init__(self, runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
+    def __init__(self, runner: Runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
         super().__init__(times, most)
         self._runner, self._sampler = runner, sampler
         self._sequence = runner.open(min(limit, runner.context))
@@ -144,6 +146,26 @@ class ModelDrafter(Paced):
         self._sequence.close()
 
 
+class Drafters:
+    """Makes the drafters of a model's requests.
+
+    times: seconds of the model's steps, shared by all texts. runner: of a draft model, None without one.
+    """
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self.runner: Runner | None = None
+
+    def make(self, request: Request, sampler: Sampler) -> Drafter | None:
+        """A drafter of the text that a sampler picks; None: the request wants none."""
+        if request.speculate == "ngram":
+            return NgramDrafter(self.times, request.draft_tokens, request.prompt if request.encoder else None)
+        if request.speculate == "off":
+            return None
+        assert self.runner is not None  # else the request was refused
+        return ModelDrafter(self.runner, sampler, request.reach, self.times, request.draft_tokens)
+
+
 def check_draft(model, draft) -> None:
     """Check that a model can draft for another.
 
@@ -151,9 +173,9 @@ def check_draft(model, draft) -> None:
         RequestError: it is no decoder, or its vocabulary is another one.
     """
     name = draft.network.name
-    if draft.runner.has_encoder or not draft.runner.causal or "logits" not in draft.network.outputs:
+    if not draft.facts.decoder or "logits" not in draft.facts.outputs:
         raise RequestError(f"{name} cannot guess tokens: a draft model is a decoder with an output head")
-    if model.runner.has_encoder:
+    if model.facts.encoder:
         raise RequestError(f"{model.network.name} is an encoder-decoder: a draft model cannot guess for it")
     if draft.vocabulary != model.vocabulary:
         raise RequestError(f"the draft model {name} has {draft.vocabulary} token ids, {model.network.name} "

@@ -145,5 +145,5 @@ def _ids(model, recipe, texts, before, truncate) -> list[np.ndarray]:
                                "Shorten it, or have what is beyond dropped (truncate)")
         ids = ids[:max(0, limit - added)]
         ids = ids if whole else tokenizer.wrapping.apply(ids)[0]
-        found.append(model.runner.check(ids, f"text {number}"))
+        found.append(model.facts.check(ids, f"text {number}"))
     return found

@@ -1,13 +1,14 @@
-"""What stands in the gaps of a text, by a masked language model."""
+"""Fill-mask: the most probable tokens at each mask."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from numflow.decoding.select import largest
+from numflow.decoding.settings import checked_count
 from numflow.engine.request.ahead import check_masked
 from numflow.engine.request.prompt import check_size
-from numflow.errors import RequestError, quoted
+from numflow.errors import RequestError
 
 
 class Filling(NamedTuple):
@@ -21,9 +22,8 @@ class Filling(NamedTuple):
 
 def fill_mask(model, text: str, top_k: int) -> list[list[Filling]]:
     """See Model.fill_mask."""
-    check_masked(model.network)
-    if not isinstance(top_k, (int, np.integer)) or isinstance(top_k, bool) or not 1 <= top_k <= model.vocabulary:
-        raise RequestError(f"top_k should be a whole number 1 .. {model.vocabulary}, is {quoted(top_k)}")
+    check_masked(model.facts)
+    top_k = checked_count("top_k", top_k, 1, model.vocabulary)
     tokenizer = model.tokenizer
     if tokenizer.mask_id is None:
         raise RequestError(f"the tokenizer of {model.network.name} has no mask token")

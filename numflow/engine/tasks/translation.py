@@ -119,5 +119,5 @@ def translations(tokenizer, known: Languages, requests: Requests, texts, source,
     if not {"temperature", "stop"} & settings.keys():
         given.setdefault("num_beams", own.num_beams)
     chosen_settings = Settings.of(given)
-    sources = [encoder_ids(tokenizer, known, text, reads, requests.context) for text in texts]
+    sources = [encoder_ids(tokenizer, known, text, reads, requests.facts.context) for text in texts]
     return [requests.make(ids, chosen_settings, counted, budget) for ids in sources]
