@@ -8,7 +8,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from numflow.engine.load import load
@@ -68,6 +68,12 @@ limits = st.builds(StepLimits, sequences=st.sampled_from([1, 3, 8, 32]), tokens=
                    preemption=st.sampled_from(["swap", "recompute"]))
 
 
+COMPANY = [(2, 3 * (1 + number % 2), 70, number % 2, number, None) for number in range(5)]  # long, and some drafted
+
+
+# Whatever is drawn: too little memory for all of them, and enough where they share what they begin with.
+@example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=False, chunk=64, threads=2)
+@example(coming=COMPANY, limits=StepLimits(sequences=8, tokens=100), blocks=12, prefix=True, chunk=64, threads=1)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(coming=requests, limits=limits, blocks=st.sampled_from([None, 12, 16]), prefix=st.booleans(),
        chunk=st.sampled_from([7, 30, 64, 512]), threads=st.sampled_from([1, 2]))
