@@ -53,6 +53,16 @@ class View:
     def __str__(self) -> str:
         return f"{self.buffer}[{self.start}:{self.start + self.width}]"
 
+    def overlaps(self, other: "View") -> bool:
+        """Whether the two share columns."""
+        return (self.buffer == other.buffer and self.start < other.start + other.width
+                and other.start < self.start + self.width)
+
+    def covers(self, other: "View") -> bool:
+        """Whether every column of the other is a column of this one."""
+        return (self.buffer == other.buffer and self.start <= other.start
+                and other.start + other.width <= self.start + self.width)
+
 
 @dataclass(frozen=True)
 class Part:

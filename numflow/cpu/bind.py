@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from numflow.cpu.attention import attention
-from numflow.cpu.context import Context, overlap
+from numflow.cpu.context import Context
 from numflow.cpu.elementwise import act, norm, rope, select
 from numflow.cpu.exchange import exchange
 from numflow.cpu.fuse import adds_taken_over, operands_made
@@ -122,4 +122,4 @@ class _Group:
 
 
 def _clash(some: list, others: list) -> bool:
-    return any(overlap(a, b) if isinstance(a, View) and isinstance(b, View) else a == b for a in some for b in others)
+    return any(a.overlaps(b) if isinstance(a, View) and isinstance(b, View) else a == b for a in some for b in others)

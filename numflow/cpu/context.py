@@ -14,7 +14,6 @@ from numflow.cpu.weights.layout import Packed
 from numflow.cpu.weights.pack import pack
 from numflow.cpu.weights.prepared import Prepared
 from numflow.network.by_length import ByLength
-from numflow.network.passes.dataflow import overlap
 from numflow.network.windows import windows
 from numflow.ops import Network, Step, View
 
@@ -133,4 +132,4 @@ class Context:
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""
-        self._made = {(v, pieces) for v, pieces in self._made if not overlap(v, view)}
+        self._made = {(v, pieces) for v, pieces in self._made if not v.overlaps(view)}

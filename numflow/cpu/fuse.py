@@ -7,7 +7,7 @@ else reads. What goes away is a pass over memory and a barrier; the numbers stay
 from collections.abc import Callable, Iterable, Sequence
 
 from numflow.cpu.linear.operands import can_make
-from numflow.network.passes.dataflow import adds_taken_over, overlap, readers, unchanged
+from numflow.network.passes.dataflow import adds_taken_over, readers, unchanged
 from numflow.ops import Step, View
 
 __all__ = ["adds_taken_over", "operands_made"]
@@ -20,7 +20,7 @@ def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callabl
     """
     kept, made = tuple(outputs), {}
     for i, step in enumerate(steps):
-        if can_make(step) and not any(overlap(view, step.outputs[0]) for view in kept):
+        if can_make(step) and not any(view.overlaps(step.outputs[0]) for view in kept):
             found = readers(steps, i)
             if found and len({kinds(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
                 made[i] = found[0]

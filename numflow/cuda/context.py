@@ -13,7 +13,6 @@ from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.weights.pack import upload
 from numflow.network.by_length import ByLength
-from numflow.network.passes.dataflow import overlap
 from numflow.network.windows import windows
 from numflow.ops import Network, View
 
@@ -166,8 +165,8 @@ class Context:
 
     def written(self, view: View) -> None:
         """A step writes these columns: what was made of them is stale, except what it has made itself."""
-        self._made = {made for made in self._made if not overlap(made[0], view)} | self._produced
-        self._late = {other: late for other, late in self._late.items() if not overlap(other, view)} | self._delayed
+        self._made = {made for made in self._made if not made[0].overlaps(view)} | self._produced
+        self._late = {other: late for other, late in self._late.items() if not other.overlaps(view)} | self._delayed
         self._produced, self._delayed = set(), {}
 
     def _alloc(self, nbytes: int) -> Ref:

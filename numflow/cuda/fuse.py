@@ -20,7 +20,7 @@ from numflow.cuda.linear import linear
 from numflow.cuda.linear import unit as linear_unit
 from numflow.cuda.state.cache_code import PIECE
 from numflow.cuda.weights.operand import UNIT
-from numflow.network.passes.dataflow import adds_taken_over, dead_after, overlap, readers
+from numflow.network.passes.dataflow import adds_taken_over, dead_after, readers
 from numflow.ops import Step, View, param
 
 Bound = Callable[[], list[Call]]
@@ -46,7 +46,7 @@ def fused(steps: Sequence[Step], ctx, binders: Mapping[str, Callable], units: bo
                 found[index] = lambda step=step, turns=turns: rope.rope_write(*turns, step, ctx)
                 found |= {index - 2: list, index - 1: list}
     for index, add in adds_taken_over(steps, outputs).items():
-        if not overlap(steps[add].outputs[0], steps[index].inputs[0]):
+        if not steps[add].outputs[0].overlaps(steps[index].inputs[0]):
             found |= {index: lambda step=steps[index], add=steps[add]: linear.linear(step, ctx, add), add: list}
             if units:
                 found |= _norm_of_units(steps, index, ctx, outputs)
@@ -62,8 +62,8 @@ def _norm_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, 
         return {}
     product, add, norm = steps[index:index + 3]
     kind = _kind_of_unit(steps, index + 2, ctx, outputs)
-    if kind is None or norm.inputs != add.outputs or not _fits(norm, ctx) or not _fits(add, ctx) or overlap(
-            norm.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1:
+    if (kind is None or norm.inputs != add.outputs or not _fits(norm, ctx) or not _fits(add, ctx)
+            or norm.outputs[0].overlaps(product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
         return {}
     plan = _plan(steps, index + 2, ctx, outputs)
 
@@ -85,8 +85,8 @@ def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
     side_by_side = (gate, up) == (View(y.buffer, y.start, y.width // 2), View(y.buffer, y.start + y.width // 2,
                                                                               y.width // 2))
     if (kind is None or not side_by_side or not _fits(act_mul, ctx) or not dead_after(steps, index + 1, y)
-            or any(overlap(view, y) for view in (*outputs, act_mul.outputs[0]))
-            or overlap(act_mul.outputs[0], product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
+            or any(view.overlaps(y) for view in (*outputs, act_mul.outputs[0]))
+            or act_mul.outputs[0].overlaps(product.inputs[0]) or len(linear.demands(product, ctx)) == 1):
         return {}
     plan = _plan(steps, index + 1, ctx, outputs)
 
@@ -101,7 +101,7 @@ def _kind_of_unit(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
     """What few tokens want of a step as an operand: "int8", "rows" or "both"; None: something else."""
     wanted = {demand for reader in readers(steps, index) for demand in linear.demands(steps[reader], ctx)}
     kinds = {kind for kind, runs in wanted if runs != "many"}
-    kept = any(overlap(steps[index].outputs[0], view) for view in outputs)
+    kept = any(steps[index].outputs[0].overlaps(view) for view in outputs)
     if kept or "all" in {runs for _, runs in wanted} or not kinds <= {"int8", "rows"}:
         return None
     return "both" if len(kinds) == 2 else min(kinds, default=None)
@@ -126,7 +126,7 @@ def _plan(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> 
     whether rows as well."""
     found = readers(steps, index)
     wanted = {demand for reader in found for demand in linear.demands(steps[reader], ctx)}
-    kept = any(overlap(steps[index].outputs[0], view) for view in outputs)
+    kept = any(steps[index].outputs[0].overlaps(view) for view in outputs)
     plan = {}
     for runs in {runs for _, runs in wanted if runs != "all"}:
         kinds = {kind for kind, when in wanted if when in (runs, "all")}
@@ -152,7 +152,7 @@ def _turns(steps: Sequence[Step], index: int, ctx) -> tuple[Step, Step] | None:
     (k, v), shape = write.inputs, cache.shape
     query, key = before if before[1].outputs[0] == k else before[::-1]
     alike = all(param(query, name) == param(key, name) for name in ("pairing", "head_dim", "start"))
-    apart = not any(overlap(query.outputs[0], view) for view in (k, v, key.inputs[0]))
+    apart = not any(query.outputs[0].overlaps(view) for view in (k, v, key.inputs[0]))
     whole = not any(size % PIECE for size in (shape.k_dim, shape.v_dim))  # rows are not padded
     fits = whole and shape.k_dim == param(key, "head_dim") and {*cache.types} <= {"f32", "f16"}
     if (key.outputs[0] == k and query.inputs[1] == key.inputs[1] and alike and apart and fits

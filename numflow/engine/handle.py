@@ -10,27 +10,46 @@ from numflow.engine.run.job import Job
 from numflow.engine.run.results import choices
 
 
-class Handle:
+class Submitted:
+    """The common part of both handles: a running job, its end, and the way to cancel it."""
+
+    def __init__(self, core: Core):
+        self._core = core
+        self._job: Job
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended, in whatever way."""
+        return self._job.done.is_set()
+
+    def cancel(self) -> None:
+        """End the request after the step that runs; results keep what there is, with finish_reason "cancelled"."""
+        self._core.cancel(self._job)
+
+    def _raise(self) -> None:
+        if self._job.error is not None:
+            raise self._job.error
+
+    def _results(self) -> list[Generation]:
+        self._raise()
+        return choices(self._job)
+
+
+class Handle(Submitted):
     """A submitted request. Iterating it yields each Piece once, as it comes; `piece.index` says of which sample.
 
     Any thread may use it; pieces go to whoever asks first.
     """
 
     def __init__(self, core: Core):
-        self._core = core
+        super().__init__(core)
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._job: Job
 
     def __iter__(self) -> Iterator[Piece]:
         while (piece := self._pieces.get()) is not None:
             yield piece
         self._pieces.put(None)  # whoever asks again finds the end again
         self._raise()
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
-        return self._job.done.is_set()
 
     def result(self, timeout: float | None = None) -> Generation:
         """The first sample, or the best one (best_of), complete.
@@ -49,26 +68,17 @@ class Handle:
         """
         if not self._job.done.wait(timeout):
             raise TimeoutError(f"the request is not done after {timeout} s")
-        self._raise()
-        return choices(self._job)
-
-    def cancel(self) -> None:
-        """End it after the step that runs; its results keep what there is, with finish_reason "cancelled"."""
-        self._core.cancel(self._job)
-
-    def _raise(self) -> None:
-        if self._job.error is not None:
-            raise self._job.error
+        return self._results()
 
 
-class AsyncHandle:
+class AsyncHandle(Submitted):
     """A Handle for asyncio: `async for piece in handle`, `await handle.result()`."""
 
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop):
-        self._core, self._loop = core, loop
+        super().__init__(core)
+        self._loop = loop
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._ended = asyncio.Event()
-        self._job: Job
 
     def tell(self, piece: Piece | None) -> None:
         """A piece has come; called from the engine's thread."""
@@ -88,11 +98,6 @@ class AsyncHandle:
         self._pieces.put_nowait(None)
         self._raise()
 
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
-        return self._job.done.is_set()
-
     async def result(self, timeout: float | None = None) -> Generation:
         """As Handle.result."""
         return (await self.results(timeout))[0]
@@ -100,13 +105,4 @@ class AsyncHandle:
     async def results(self, timeout: float | None = None) -> list[Generation]:
         """As Handle.results."""
         await asyncio.wait_for(self._ended.wait(), timeout)
-        self._raise()
-        return choices(self._job)
-
-    def cancel(self) -> None:
-        """As Handle.cancel."""
-        self._core.cancel(self._job)
-
-    def _raise(self) -> None:
-        if self._job.error is not None:
-            raise self._job.error
+        return self._results()

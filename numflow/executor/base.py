@@ -8,7 +8,6 @@ import numpy as np
 from numflow.errors import RequestError, did_you_mean
 from numflow.executor.contract import Program
 from numflow.network.batch import BatchBounds, checked
-from numflow.network.passes.dataflow import overlap
 from numflow.network.windows import counts
 from numflow.ops import Batch, Cache, Network, Step, View
 from numflow.quant.kv import KV_TYPES
@@ -198,7 +197,7 @@ def steps_to(network: Network, entry: str, output: str | None) -> int:
     if output not in network.outputs:
         raise RequestError(f"{network.name} has no {output!r}{did_you_mean(output, network.outputs)}")
     view = network.outputs[output]
-    last = max((at for at, step in enumerate(steps) if any(overlap(view, y) for y in step.outputs)), default=None)
+    last = max((at for at, step in enumerate(steps) if any(view.overlaps(y) for y in step.outputs)), default=None)
     if last is None:
         raise RequestError(f"entry {entry!r} of {network.name} does not compute {output!r}")
     return last + 1

@@ -1,8 +1,8 @@
 """Softmax attention over the paged cache (op `attention`)."""
 
-import math
-
 import numpy as np
+
+from numflow.network.t5_buckets import bucket
 
 
 def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
@@ -50,25 +50,6 @@ def _softmax(scores, sinks):
     if sinks is not None:
         total = total + np.exp(sinks[:, None, None] - peak)
     return e / total
-
-
-def bucket(distance, count, max_distance, causal):
-    """T5's bucket of each distance (key - query position), 0 .. count - 1.
-
-    Half of the buckets are exact small distances, the rest grow logarithmically up to max_distance. Without
-    causality the upper half of all buckets is for keys after the query.
-    """
-    first = 0
-    if causal:
-        back = np.maximum(-distance, 0)
-    else:
-        count //= 2
-        first = np.where(distance > 0, count, 0)
-        back = np.abs(distance)
-    exact = count // 2
-    ratio = np.log(np.maximum(back, exact).astype(np.float32) / exact) / np.float32(math.log(max_distance / exact))
-    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
-    return first + np.where(back < exact, back, far)
 
 
 def _by_head(x, heads):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from numflow.errors import NetworkError, RequestError
+from numflow.network.t5_buckets import bucket
 from numflow.ops import EXCHANGES, LOCAL, OPS, Batch, View, param
-from numflow.reference import act, attention, embed, linear, moe, norm, rope, select
+from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 from tests.ops.build import Builder, error, run_case
 from tests.ops.cases import CASES
@@ -243,7 +244,7 @@ def test_experts(shared):
     (False, {0: 0, -1: 1, -2: 2, -5: 2, -6: 3, -99: 3, 1: 5, 2: 6, 5: 6, 6: 7, 99: 7})])
 def test_buckets(causal, expected):
     distance = np.array(list(expected))
-    assert attention.bucket(distance, 8, 16, causal).tolist() == list(expected.values())
+    assert bucket(distance, 8, 16, causal).tolist() == list(expected.values())
 
 
 @pytest.mark.parametrize("case", ATTENTION, ids=str)

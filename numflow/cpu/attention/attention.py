@@ -5,12 +5,11 @@ take tiles one by one. Where there are too few of them (decoding at a long conte
 keys, and whoever finishes the last span of a tile merges them; either way the same sums are taken in the same order.
 """
 
-import math
-
 import numpy as np
 
 from numflow.cpu.attention.slots import MOST_SLOTS, SLOTS, SPANS_DONE, TILES_PER_THREAD, scratch_bytes, slot_bytes
 from numflow.cpu.runtime.kernel import Call, Code
+from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.attention.attention_kernels")
@@ -42,18 +41,6 @@ def attention(step: Step, ctx) -> list[Call]:
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:
-    """T5's relative bias [n, H] written out: f32 [H, 2 * reach + 33] for key - query from -(reach + 16) to reach + 16.
-
-    Half of the buckets are exact small distances, the rest grow logarithmically up to `reach`. Without causality the
-    upper half of all buckets is for keys after the query.
-    """
-    count, distance = len(buckets), np.arange(-reach - 16, reach + 17)
-    if causal:
-        back, first = np.maximum(-distance, 0), np.zeros_like(distance)
-    else:
-        count //= 2
-        back, first = np.abs(distance), np.where(distance > 0, count, 0)
-    exact = count // 2
-    ratio = np.log(np.maximum(back, exact).astype(np.float32) / exact) / np.float32(math.log(reach / exact))
-    far = np.minimum(exact + (ratio * (count - exact)).astype(np.int64), count - 1)
-    return np.ascontiguousarray(buckets[first + np.where(back < exact, back, far)].T)
+    """Relative bias of T5 [n, H] by distance: f32 [H, 2 * reach + 33], key - query from -(reach + 16) to reach + 16."""
+    distance = np.arange(-reach - 16, reach + 17)
+    return np.ascontiguousarray(buckets[bucket(distance, len(buckets), reach, causal)].T)

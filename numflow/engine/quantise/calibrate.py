@@ -49,7 +49,7 @@ class Collector:
         elif step.op == "cache_write" and step.params["cache"] in self._expanding:
             k, prefix = step.inputs[0], self._network.caches[step.params["cache"]].prefix
             self._dense(self._expanding[step.params["cache"]], View(k.buffer, k.start, prefix), inputs[0][:, :prefix])
-        for view in [held for held in self._holders if any(_overlap(held, written) for written in step.outputs)]:
+        for view in [held for held in self._holders if any(held.overlaps(written) for written in step.outputs)]:
             del self._holders[view]
 
     def linear(self, step: Step, x: np.ndarray) -> None:
@@ -159,7 +159,3 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
         samples = [window[:SAMPLE] for window in windows[::max(1, len(windows) // 2)][:2]]
         return collector.calibration({"model": model.network.name, "tokens": sum(map(len, windows)), "sample": samples,
                                       "context": context, "text_sha256": hashlib.sha256(text.encode()).hexdigest()})
-
-
-def _overlap(a: View, b: View) -> bool:
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

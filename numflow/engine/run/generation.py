@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from numflow.decoding.logprobs import TokenLogprob
+from numflow.decoding.stops import held_back
 
 
 @dataclass
@@ -116,17 +117,9 @@ class TextStream:
             self.stopped = True
             cut = min(found)
         else:
-            cut = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
+            cut = len(self._held) - held_back(self._held, self._stops)
         certain, self._held = self._held[:cut], "" if self.stopped else self._held[cut:]
         return certain
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` starts with, short of all of it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
 
 
 class Timing:

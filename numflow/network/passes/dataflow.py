@@ -5,16 +5,6 @@ from collections.abc import Iterable, Sequence
 from numflow.ops import Step, View
 
 
-def overlap(a: View, b: View) -> bool:
-    """Whether two views share columns."""
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width
-
-
-def covers(a: View, b: View) -> bool:
-    """Whether view a has all columns of view b."""
-    return a.buffer == b.buffer and a.start <= b.start and b.start + b.width <= a.start + a.width
-
-
 def adds_taken_over(steps: Sequence[Step], outputs: Iterable[View]) -> dict[int, int]:
     """Index of a linear -> index of the add that it can do: y = a + scale * linear, and nobody else wants the linear.
 
@@ -22,7 +12,7 @@ def adds_taken_over(steps: Sequence[Step], outputs: Iterable[View]) -> dict[int,
     """
     kept = tuple(outputs)
     return {i: i + 1 for i in range(len(steps) - 1) if _adds(steps[i], steps[i + 1])
-            and not any(overlap(view, steps[i].outputs[0]) for view in kept)
+            and not any(view.overlaps(steps[i].outputs[0]) for view in kept)
             and dead_after(steps, i + 1, steps[i].outputs[0])}
 
 
@@ -30,15 +20,15 @@ def _adds(linear: Step, add: Step) -> bool:
     if linear.op != "linear" or add.op != "add":
         return False
     (a, b), t = add.inputs, linear.outputs[0]
-    return b == t and not overlap(a, t)
+    return b == t and not a.overlaps(t)
 
 
 def dead_after(steps: Sequence[Step], index: int, view: View) -> bool:
     """Whether no step after `index` reads the view before it is written anew."""
     for step in steps[index + 1:]:
-        if any(overlap(view, x) for x in step.inputs):
+        if any(view.overlaps(x) for x in step.inputs):
             return False
-        if any(covers(y, view) for y in step.outputs):
+        if any(y.covers(view) for y in step.outputs):
             return True
     return True
 
@@ -48,15 +38,15 @@ def readers(steps: Sequence[Step], index: int) -> list[int]:
     view, found = steps[index].outputs[0], []
     for k in range(index + 1, len(steps)):
         step = steps[k]
-        if any(overlap(view, x) for x in step.inputs):
+        if any(view.overlaps(x) for x in step.inputs):
             if step.op != "linear" or step.inputs[0] != view:
                 return []
             found.append(k)
-        if any(overlap(view, y) for y in step.outputs):
-            return found if any(covers(y, view) for y in step.outputs) else []
+        if any(view.overlaps(y) for y in step.outputs):
+            return found if any(y.covers(view) for y in step.outputs) else []
     return found
 
 
 def unchanged(steps: Sequence[Step], index: int, reader: int) -> bool:
     """Whether what the step reads is still there when its reader begins."""
-    return not any(overlap(x, y) for step in steps[index + 1:reader] for y in step.outputs for x in steps[index].inputs)
+    return not any(x.overlaps(y) for step in steps[index + 1:reader] for y in step.outputs for x in steps[index].inputs)

@@ -58,11 +58,7 @@ def _read_first(steps: tuple[Step, ...]) -> list[View]:
     written: list[View] = []
     for step in steps:
         for view in step.inputs:
-            if not any(_covers(w, view) for w in written):
+            if not any(w.covers(view) for w in written):
                 found[view] = None
         written += step.outputs
     return list(found)
-
-
-def _covers(a: View, b: View) -> bool:
-    return a.buffer == b.buffer and a.start <= b.start and b.start + b.width <= a.start + a.width

@@ -95,7 +95,7 @@ class _Walk:
     def _stage(self, step: Step, first: int) -> int:
         if layer_of(step.label) is not None:
             return self._of_layer(step)
-        owners = [value.owner for value in self.values if step.inputs and _overlap(value.view, step.inputs[0])]
+        owners = [value.owner for value in self.values if step.inputs and value.view.overlaps(step.inputs[0])]
         return owners[-1] if owners else first
 
     def _of_layer(self, step: Step) -> int:
@@ -111,7 +111,7 @@ class _Walk:
     def _bring(self, view: View, stage: int) -> None:
         """Let a stage have all values that a view shows."""
         for value in self.values:
-            if stage in value.stages or not _overlap(value.view, view):
+            if stage in value.stages or not value.view.overlaps(view):
                 continue
             value.stages.add(stage)
             if value.source is not None:
@@ -124,18 +124,9 @@ class _Walk:
     def _write(self, view: View, stage: int, step: Step) -> None:
         """A stage makes a new value; of others that overlap, what is not overwritten is brought there first."""
         for value in self.values:
-            if _overlap(value.view, view) and not _within(value.view, view):
+            if value.view.overlaps(view) and not view.covers(value.view):
                 self._bring(value.view, stage)
-        self.values = [replace(value, owner=stage, stages={stage}) if _overlap(value.view, view) else value
-                       for value in self.values if not _within(value.view, view)]
+        self.values = [replace(value, owner=stage, stages={stage}) if value.view.overlaps(view) else value
+                       for value in self.values if not view.covers(value.view)]
         source = step if step.op in _RECOMPUTED else None
         self.values.append(_Value(view, stage, {stage}, source))
-
-
-def _overlap(a: View, b: View) -> bool:
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width
-
-
-def _within(a: View, b: View) -> bool:
-    """Whether b covers a."""
-    return a.buffer == b.buffer and b.start <= a.start and a.start + a.width <= b.start + b.width

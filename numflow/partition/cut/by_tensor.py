@@ -26,7 +26,6 @@ from numflow.partition.cut.choose import (
     Sharding,
     choose,
     of_heads,
-    overlap,
     own_columns,
 )
 from numflow.partition.cut.slices import columns_of, experts_of, rows_of
@@ -96,7 +95,7 @@ class _Emitter:
     def step(self, step: Step, choice: Sharding) -> None:
         """One step of the stage, with the exchanges that it needs first."""
         for view in list(self.layouts):  # a value that is overwritten in part must be whole
-            if any(overlap(view, y) and view != y for y in step.outputs):
+            if any(view.overlaps(y) and view != y for y in step.outputs):
                 self.whole(view)
         layout = self._emit(step, choice)
         for view in step.outputs:
@@ -125,7 +124,7 @@ class _Emitter:
 
     def whole(self, view: View) -> None:
         """Make every value that a view shows whole on all devices."""
-        for value in [value for value in self.layouts if overlap(value, view)]:
+        for value in [value for value in self.layouts if value.overlaps(view)]:
             layout = self.layouts.pop(value)
             label = f"{self.makers[value]}.{'gather' if isinstance(layout, Split) else 'sum'}"
             for i, device in enumerate(self.devices):
@@ -178,7 +177,7 @@ class _Emitter:
         others = [view for view, layout in zip(step.inputs, layouts, strict=True) if layout != first]
         if step.op == "gate_rows":  # a product: of its factors one may be a sum
             others = [step.inputs[1]]
-        if not (alone or linear) or any(overlap(value, view) for view in others for value in self.layouts):
+        if not (alone or linear) or any(value.overlaps(view) for view in others for value in self.layouts):
             return None
         return first
 
@@ -317,7 +316,7 @@ class _Emitter:
         if step.op == "receive":
             return
         for name, view in self.network.outputs.items():
-            if not any(overlap(view, y) for y in step.outputs):
+            if not any(view.overlaps(y) for y in step.outputs):
                 continue
             layout = self.layouts.get(view)
             if isinstance(layout, Partial) and len(layout.adds) == 1:

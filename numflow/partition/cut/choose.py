@@ -120,7 +120,7 @@ class _Chooser:
             step = self.steps[at]
             spans = self.wanted.get(step.outputs[0]) if step.outputs else None
             for view in step.outputs:
-                self.wanted = {w: s for w, s in self.wanted.items() if not overlap(w, view)}
+                self.wanted = {w: s for w, s in self.wanted.items() if not w.overlaps(view)}
             if step.op not in self.RULES:
                 raise NetworkError(f"{step}: no rule says how devices of a group share {step.op}")
             choices.append(self.RULES[step.op](self, at, step, spans))
@@ -230,7 +230,7 @@ class _Chooser:
     def _writer(self, at: int, view: View) -> int | None:
         """The step before `at` that wrote exactly this view last; None if another step wrote some of it since."""
         for i in range(at - 1, -1, -1):
-            if any(overlap(view, y) for y in self.steps[i].outputs):
+            if any(view.overlaps(y) for y in self.steps[i].outputs):
                 return i if view in self.steps[i].outputs else None
         return None
 
@@ -261,8 +261,3 @@ def own_columns(concat: Step) -> list[View]:
     """The inputs of a `head_concat` that have columns for each head: both, or the first."""
     (a, b), y = concat.inputs, concat.outputs[0]
     return [a, b] if a.width + b.width == y.width else [a]
-
-
-def overlap(a: View, b: View) -> bool:
-    """Whether two views share columns."""
-    return a.buffer == b.buffer and a.start < b.start + b.width and b.start < a.start + a.width

@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 
+from numflow.decoding.stops import held_back
 from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
 THINK, END_THINK = "<think>", "</think>"
@@ -148,7 +149,7 @@ class Splitter:
 
     def _release(self, kind: str, marks: tuple[str, ...], end: bool) -> list[ReplyPart] | None:
         """The held text, but for an end that may begin one of the marks."""
-        keep = 0 if end else max((_overlap(self._held, mark) for mark in marks), default=0)
+        keep = 0 if end else held_back(self._held, marks)
         text, self._held = self._held[:len(self._held) - keep], self._held[len(self._held) - keep:]
         return self._text(kind, text) if text else None
 
@@ -156,8 +157,3 @@ class Splitter:
         if kind == "content" and text:
             self._fresh = False
         return [ReplyPart(kind, text)] if text else []
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that `mark` begins with."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
