@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import FormatError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import MappedFile, show
 from numflow.formats.pickle_machine import MAX_BYTES, Machine
@@ -42,23 +41,6 @@ def read(path: Path) -> dict[str, Tensor]:
             raise file.fail(f"tensor {show(name)}: its storage {show(stored.storage.key)} is not in the file")
         tensors[name] = to_tensor(file, name, stored, starts[stored.storage.key])
     return tensors
-
-
-def requested_globals(path: Path) -> tuple[str, ...]:
-    """Every global ("module.name") that a pickle or torch checkpoint asks for, in order, harmless or not.
-
-    Nothing is run. Where the file is damaged, the list has what it asks for up to there.
-
-    Raises:
-        FormatError: a damaged file that asks for nothing, or no pickle at all.
-    """
-    reader = _Reader(MappedFile(path))
-    try:
-        reader.load()
-    except FormatError:
-        if not reader.requested:
-            raise
-    return tuple(reader.requested)
 
 
 def _state(file: MappedFile, root: Any) -> dict[str, StoredTensor]:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from numflow.errors import FormatError, NumflowError
+from numflow.formats.mapped import MappedFile
+from numflow.formats.pickle import _Reader
 
 
 def values(count: int) -> np.ndarray:
@@ -38,6 +40,17 @@ def survives(read, path: Path, data: bytes) -> bool:
     for tensor in tensors.values():
         assert tensor.raw().nbytes == tensor.nbytes
     return True
+
+
+def requested_globals(path: Path) -> tuple[str, ...]:
+    """Every global ("module.name") that a pickle or torch checkpoint asks for, in order, up to where it is damaged."""
+    reader = _Reader(MappedFile(path))
+    try:
+        reader.load()
+    except FormatError:
+        if not reader.requested:
+            raise
+    return tuple(reader.requested)
 
 
 def damaged(data: bytes) -> Iterator[bytes]:

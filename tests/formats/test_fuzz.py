@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from numflow.errors import NumflowError
 from numflow.formats import open_checkpoint
-from numflow.formats.pickle import read, requested_globals
+from numflow.formats.pickle import read
 from tests.formats import make, test_open
 from tests.formats.test_llama2c import model, version_2
 
@@ -42,7 +42,7 @@ def survives(path: Path, data: bytes) -> bool:
     if data[:2] == b"PK" or data[:1] == b"\x80":
         path.write_bytes(data)
         try:
-            assert all(isinstance(name, str) for name in requested_globals(path))
+            assert all(isinstance(name, str) for name in make.requested_globals(path))
         except NumflowError as error:
             assert str(path) in str(error)
     return make.survives(lambda p: open_checkpoint(p).tensors, path, data)

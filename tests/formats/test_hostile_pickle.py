@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from numflow.errors import FormatError, UnsafePickleError
-from numflow.formats.pickle import read, requested_globals
+from numflow.formats.pickle import read
 from numflow.formats.pickle_machine import MAX_OPCODES, MAX_REQUESTED
 from tests.formats import make
 from tests.formats.make import dictionary, named, number, pickled, refused, stored, string, tensor, torch_zip, values
@@ -93,7 +93,7 @@ def test_code_is_never_run(path, tmp_path, monkeypatch, name):
             read(path)
         assert list(error.value.requested) == expected
         assert expected[0] in str(error.value)
-        assert set(expected) <= set(requested_globals(path))
+        assert set(expected) <= set(make.requested_globals(path))
     assert not (tmp_path / "RAN").exists()
 
 
@@ -101,7 +101,7 @@ def test_protocol_0(path):
     path.write_bytes(b"cos\nsystem\n(S'touch RAN'\np0\nI1\nI01\nF1.5\nL5L\nVx\ng0\ntR.")
     with pytest.raises(UnsafePickleError, match=r"os\.system"):
         read(path)
-    assert requested_globals(path) == ("os.system",)
+    assert make.requested_globals(path) == ("os.system",)
 
 
 def test_a_long_list_of_requests_is_cut(path):

@@ -7,7 +7,7 @@ import pytest
 
 from numflow.errors import FormatError
 from numflow.formats.mapped import MappedFile
-from numflow.formats.pickle import read, requested_globals
+from numflow.formats.pickle import read
 from numflow.formats.zipped import entries
 from tests.formats.make import (
     damaged,
@@ -17,6 +17,7 @@ from tests.formats.make import (
     numbers,
     pickled,
     refused,
+    requested_globals,
     stored,
     string,
     survives,

@@ -238,12 +238,6 @@ def mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), _bfloats)
 
 
-@asm((i32,) * 4, (u32,) * 6 + (i32,) * 4, _MMA.format("m16n8k32.row.col.s32.s8.s8.s32"), "convergent")
-def mma_s8(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    """C + A B of signed bytes."""
-    return _mma((a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3), _signed_bytes)
-
-
 def _halves(words):
     return words.view(np.float16).astype(np.float32)
 
@@ -252,24 +246,17 @@ def _bfloats(words):
     return (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def _signed_bytes(words):
-    return words.view(np.int8).astype(np.int32)
-
-
 def _mma(a, b, c, values):
     def product(slots):
         words = np.array([slot[0] for slot in slots], np.uint32).reshape(8, 4, 2, 2)  # row, word of it; k, row + 8
         left = values(np.ascontiguousarray(words.transpose(3, 0, 2, 1))).reshape(16, -1)
         words = np.array([slot[1] for slot in slots], np.uint32).reshape(8, 4, 2)  # column, word of it; k
         right = values(np.ascontiguousarray(words.transpose(0, 2, 1))).reshape(8, -1)
-        result = (left @ right.T).ravel()
-        return result.tolist() if result.dtype.kind == "i" else list(result)
+        return list((left @ right.T).ravel())
 
     result, lane, (c0, c1, c2, c3) = together((a, b), product), NOW.thread.lane, c
     at = lane // 4 * 8 + lane % 4 * 2
     r0, r1, r2, r3 = result[at], result[at + 1], result[at + 64], result[at + 65]
-    if values is _signed_bytes:
-        return i32(r0 + c0), i32(r1 + c1), i32(r2 + c2), i32(r3 + c3)
     return f32(r0 + c0), f32(r1 + c1), f32(r2 + c2), f32(r3 + c3)
 
 
