@@ -98,7 +98,7 @@ def no_memory(error: BaseException) -> bool:
 
 
 def quoted(value: object, most: int = 100) -> str:
-    """What somebody gave, as messages show it: of a long text, list or map only the beginning."""
+    """A given value as messages show it: of a long text, list or map only the beginning."""
     text = _SHORT.repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
 

@@ -1,4 +1,4 @@
-"""What kernels are compiled for, and where they are kept: one folder per version of the sources a kernel is made of.
+"""Folders of compiled kernels, one for each version of a kernel's sources, and the processor they are compiled for.
 
 Numba's disk cache sees edits in the file of a function, not in the files it calls into. So each kernel module gets a
 folder named by a hash of its own source, of every numflow module it imports (directly or not) and of the versions
@@ -96,7 +96,7 @@ def setting(name: str) -> str | None:
 
 @functools.cache
 def processor_flags() -> tuple[str, ...]:
-    """What the first processor can do, as Linux tells for x86 ("flags") and Arm ("Features"); nothing elsewhere."""
+    """Features of the first processor, as Linux names them on x86 ("flags") and Arm ("Features"); () elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -105,7 +105,7 @@ def processor_flags() -> tuple[str, ...]:
 
 
 def features() -> frozenset[str]:
-    """What compiled code may use of the processor: NUMBA_CPU_FEATURES where set, else what the host has."""
+    """Processor features that compiled code may use: NUMBA_CPU_FEATURES if set, else those of the host."""
     given = setting("CPU_FEATURES")
     if given is not None:
         return frozenset(f[1:] for f in given.split(",") if f.startswith("+"))
@@ -135,7 +135,7 @@ def _compiler() -> str:
 
 
 def _version(package: str) -> str:
-    """What tells one version of an installed package from another."""
+    """Fingerprint of an installed package's version."""
     spec = importlib.util.find_spec(package)
     source = Path(spec.origin).with_name("_version.py") if spec is not None and spec.origin else None
     return source.read_text() if source is not None and source.exists() else package

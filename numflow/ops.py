@@ -162,7 +162,7 @@ class Network:
 
 @dataclass
 class Batch:
-    """What one run of a program works on; plain integer arrays, made by the engine.
+    """Input of one run of a program: plain integer arrays, made by the engine.
 
     tokens      i32 [T]     token ids, the sequences one after the other, no padding
     positions   i32 [T]     position of each token in its sequence, from 0

@@ -1,4 +1,4 @@
-"""Where numflow keeps things on this machine: downloaded models, and what it has made of them and can make again."""
+"""Folders of numflow on this machine: downloaded models, and files made from models that can be made again."""
 
 import os
 import sys

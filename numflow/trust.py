@@ -1,4 +1,4 @@
-"""Whether what lies in a cache may be relied on: code in it is run, so that nobody else may have written it.
+"""Trust in caches: compiled code in a cache is run, so only this user or root may have written it.
 
 As ssh asks of keys: a folder or file belongs to this user or to root, and neither its group nor others may write it.
 """

@@ -77,7 +77,7 @@ def _folders() -> dict[str, Path]:
 
 
 def _made(kind: str, folder: Path) -> Iterator[Path]:
-    """What numflow has put into a folder."""
+    """Files and folders that numflow has put into a folder."""
     from numflow import registry
 
     if not folder.is_dir():

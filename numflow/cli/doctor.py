@@ -61,7 +61,7 @@ def _processor() -> dict[str, object]:
 
 
 def _gpu() -> dict[str, object]:
-    """What `--device cuda` would find, or why it would find nothing."""
+    """The GPUs that `--device cuda` would find, or the reason why there are none."""
     from numflow.cuda.compiler.compat import gpu_names
     from numflow.errors import DeviceError
 

@@ -1,4 +1,4 @@
-"""How a command fails: one line on standard error and an exit code, a traceback only with NUMFLOW_DEBUG=1."""
+"""Failures of a command: one line on standard error and an exit code, a traceback only with NUMFLOW_DEBUG=1."""
 
 import errno
 import functools

@@ -134,7 +134,7 @@ def _token(tokenizer, id: int, logprob: float) -> dict:
 
 
 def _guesses(stats: dict) -> str:
-    """How speculation did, if there was any."""
+    """Share of accepted draft tokens, as text; "" without speculation."""
     if "drafts" not in stats:
         return ""
     return f", {stats['accepted_drafts']} of {stats['drafts']} guesses right ({stats['acceptance_rate']:.0%})"

@@ -12,7 +12,7 @@ from numflow.cli.strategies import strategy
 
 @dataclass(frozen=True)
 class Execution:
-    """What runs a model, and in which types: what all commands hand on to numflow.load."""
+    """Executor and number types: the options that all commands hand on to numflow.load."""
 
     threads: options.Threads = None
     device: options.Device = "cpu"
@@ -46,7 +46,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is chosen."""
+    """Options for choosing the next token."""
 
     temperature: options.Temperature = None
     top_k: options.TopK = None

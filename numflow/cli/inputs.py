@@ -74,7 +74,7 @@ def at_terminal() -> bool:
 
 
 def piped_text() -> str:
-    """What a file or a pipe at standard input holds; "" where there is neither, or a pipe stays silent.
+    """Text of a file or pipe at standard input; "" without either, or if the pipe stays silent.
 
     A pipe may be one that a service or a scheduler leaves open for ever, so it is not waited for without end: `-` is.
 

@@ -151,7 +151,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
 
 
 def _sizes(kv: str | None, network, backend: str) -> dict:
-    """How large weights and cached tokens are where they run: all on the CPU, or numbers on GPUs ("cuda")."""
+    """Sizes of weights and cached tokens as the executors hold them: all on the CPU, or numbers on GPUs ("cuda")."""
     from numflow.cpu import estimate as cpu
     from numflow.cuda import estimate as cuda
     from numflow.network.cost import all_floats, f32_bytes

@@ -1,4 +1,4 @@
-"""What a device has to know to pick a token as `Sampler.pick` does, where a request needs nothing but its logits."""
+"""Parameters with which a device picks the token that `Sampler.pick` would, where logits alone decide."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _ALONE = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_pen
 
 
 class Choice(NamedTuple):
-    """How one token is picked from a row of logits.
+    """Parameters of one draw from a row of logits.
 
     temperature: scores are divided by it; 0: the largest is taken, the first of equals, and nothing else counts.
     uniform:     the random number 0 .. 1 of the draw (select.draw).

@@ -1,4 +1,4 @@
-"""Which tokens may come next, whatever the strategy that picks one."""
+"""Constraints on the next token, whatever strategy picks one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NEVER = -np.inf
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a request and the model's own files rule out.
+    """Tokens and sequences ruled out by a request and by the model's own files.
 
     ends:            tokens that end a text.
     no_repeat_ngram: no sequence of so many tokens comes twice, the decoder's first tokens included; 0: off.

@@ -28,7 +28,7 @@ def top_p(c: Candidates, p: float) -> Candidates:
 
 
 def _enough(weights, places, wanted) -> int | None:
-    """How many of the leading places hold the wanted weight; None: more of them must be seen."""
+    """Number of leading places that hold the wanted weight; None: more places are needed to tell."""
     held = np.cumsum(weights[places], dtype=np.float64)
     if held[-1] < wanted and len(places) < len(weights):
         return None

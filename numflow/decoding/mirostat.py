@@ -45,7 +45,7 @@ class Mirostat:
 
 
 def zipf_count(s: float, mu: float, size: int) -> int:
-    """How many of `size` tokens under Zipf's law with exponent s have a cross-entropy of mu bits; 1 .. size."""
+    """Number of the best tokens, 1 .. size, whose cross-entropy under Zipf's law with exponent s is mu bits."""
     if s <= 0 or size == 1:
         return size
     if math.isinf(s):

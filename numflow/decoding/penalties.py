@@ -1,4 +1,4 @@
-"""What raises or lowers the scores of tokens before one is chosen: pure functions of scores and of the text so far.
+"""Penalties and biases: pure functions of scores and of the text so far, applied before a token is chosen.
 
 Each takes scores float [V] and returns scores float [V]: the same array if nothing changes, else a copy. ids: int32
 [n], all tokens the decoder has, its prompt included; new: how many of them were generated.

@@ -22,7 +22,7 @@ NOT_FINITE = "the model's logits are not finite numbers; its weights or its spec
 
 
 class Grammar(Protocol):
-    """What structured output needs; see numflow.decoding.structured."""
+    """Interface of a grammar for structured output; see numflow.decoding.structured."""
 
     @property
     def complete(self) -> bool:
@@ -90,8 +90,10 @@ class Sampler:
         return id
 
     def choice(self, ahead: int = 0) -> Choice | None:
-        """What a device needs to pick the token that `pick` would, `ahead` tokens after the next one; None if it takes
-        more than the logits."""
+        """Parameters with which a device picks as `pick` would, `ahead` tokens after the next one.
+
+        None if more than the logits decides.
+        """
         if self._filters is None or self.grammar is not None or not unconstrained(self.constraints, self.new + ahead):
             return None
         if self.settings.greedy:
@@ -110,12 +112,12 @@ class Sampler:
         return id
 
     def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
+        """The distribution that `pick` draws from: ids int64 [n], rising, and their probabilities float64 [n]."""
         c = self.candidates(logits)
         return c.ids, c.probabilities
 
     def candidates(self, logits: np.ndarray) -> Candidates:
-        """What the settings leave of the tokens."""
+        """The tokens that all filters of the settings let through."""
         settings, scores = self.settings, self.scores(logits)
         if settings.greedy:
             return Candidates(np.array([greedy(scores)]), np.zeros(1))

@@ -1,4 +1,4 @@
-"""How one request picks its tokens: a checked record of every strategy's parameters."""
+"""Sampling parameters of one request: a checked record for all strategies."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ FILTERS = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "tfs_z": 1.0, "typical_
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are picked; docs/decoding.md has the formulas and where they come from.
+    """Sampling parameters; docs/decoding.md has the formulas and their sources.
 
     temperature:      0 is greedy; else scores are divided by it.
     top_k:            draw from the k most probable tokens (0: all). top_p: from the fewest that hold this probability.

@@ -72,7 +72,7 @@ class Grammars:
 
 
 class Matcher:
-    """Where a text stands in its grammar.
+    """State of a text within its grammar.
 
     complete: nothing more may come but an end token.
     """
@@ -196,7 +196,7 @@ class _Vocabulary:
 
 
 def _bytes(tokenizer, id: int) -> bytes:
-    """What a token adds to a text; b"" for a gap in the vocabulary."""
+    """Bytes that a token adds to a text; b"" for a gap in the vocabulary."""
     return b"" if tokenizer.vocabulary.text(id) is None else tokenizer.token_bytes(id)
 
 

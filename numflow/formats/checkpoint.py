@@ -1,4 +1,4 @@
-"""What a checkpoint on disk is, whatever its format: lazily mapped tensors by name, metadata, tokenizer files."""
+"""A checkpoint on disk, whatever its format: lazily mapped tensors by name, metadata, tokenizer files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where the files of the model are that no role names."""
+        """Folder of the model's other files: those without a role in `files`."""
         return self.unpacked or (self.path if self.path.is_dir() else self.path.parent)
 
     @property

@@ -94,9 +94,10 @@ def open_container(path: Path, stored: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def identity(checkpoint: Checkpoint) -> str | None:
-    """What tells the tensors of a container from those of any other: a hash of its report, which has the hashes of all
-    of them, with the file's size and date, which change with the file. None where tensors are not as a container has
-    them."""
+    """Fingerprint of a container's tensors; None if the tensors were not read from a container.
+
+    A hash over the report, which holds the hash of every tensor, and over the file's size and date.
+    """
     tensors = checkpoint.tensors
     if not isinstance(tensors, _Tensors) or tensors.report is None:
         return None
@@ -105,7 +106,7 @@ def identity(checkpoint: Checkpoint) -> str | None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """How a container was made.
+    """The report of a container: how each of its tensors was quantised.
 
     Raises:
         FormatError: the file is no container, or its report is broken.
@@ -180,7 +181,7 @@ def _unpacked(path: Path, stored: Mapping[str, Tensor], names: Mapping[str, Any]
 
 
 def entry_of(tensor: Tensor, kind: str, read) -> TensorEntry:
-    """How a tensor of type `kind` is stored; `read` returns its bytes."""
+    """Entry of a tensor stored as type `kind`; `read` returns its bytes."""
     row = tensor_type(kind).row_bytes(tensor.columns)
     if kind in _PLAIN:
         return TensorEntry(tensor.name, kind, tensor.shape, tensor.rows * row, read)

@@ -114,7 +114,7 @@ def read_index(path: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def made_here(path: Path) -> str:
-    """What numflow has made of a model in this file: CONTAINER, or the kind of another one; "" for files of others."""
+    """Kind of a file that numflow wrote: CONTAINER or another one; "" for a file of another program."""
     from numflow.formats import container, safetensors
 
     try:

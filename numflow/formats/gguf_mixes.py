@@ -33,7 +33,7 @@ def _fitting(kind: str, columns: int) -> str:
 
 
 class _Model:
-    """What the rules ask of a model."""
+    """Facts of a model that the rules of a mix depend on."""
 
     def __init__(self, columns: Mapping[str, int], config: Mapping[str, Any]):
         self._architecture = config.get("general.architecture", "")

@@ -39,7 +39,7 @@ def digest(texts: Iterable[str | bytes]) -> str:
 
 
 def state_of(files: Iterable[Path]) -> str:
-    """What changes with the content of files: their names, sizes and dates, those of changes to the entry included.
+    """Fingerprint of the state of files: names, sizes, and dates of the last write and of the last change to the entry.
 
     Raises:
         OSError: one of them cannot be looked at.

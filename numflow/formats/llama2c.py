@@ -111,7 +111,7 @@ def _check_fields(file: MappedFile, config: dict[str, Any]) -> None:
 
 
 def _layout(config: dict[str, Any]) -> list[_Stack]:
-    """What is stored, in file order."""
+    """The stored stacks of tensors, in file order."""
     dim, hidden, layers, heads, kv_heads, vocabulary, context = (config[f] for f in _FIELDS)
     head_dim = dim // heads
     q, kv = heads * head_dim, kv_heads * head_dim

@@ -30,7 +30,7 @@ class Global(NamedTuple):
 
 
 class _Opaque:
-    """What refused globals and their calls become."""
+    """Stand-in for a refused global and for the result of calling one."""
 
     def __repr__(self) -> str:
         return "OPAQUE"

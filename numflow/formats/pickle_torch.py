@@ -1,4 +1,4 @@
-"""What torch puts into a pickle, as plain data: storages (ranges of a file) and tensors (strided views of them)."""
+"""Torch's objects in a pickle as plain data: storages (ranges of a file) and tensors (strided views of storages)."""
 
 import math
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def _size(sizes=()):
 
 
 def _inert(*_):
-    """Where a tensor once was, how it was laid out: no use here."""
+    """Nothing: the device or layout of a tensor when it was saved does not matter here."""
 
 
 KNOWN: dict[Global, Any] = {

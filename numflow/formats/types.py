@@ -16,7 +16,7 @@ from numflow.quant import SCHEMES, RowScheme, decode, find
 
 @dataclass(frozen=True)
 class TensorType:
-    """How numbers are stored: blocks of `block` weights along a row, `size` bytes each.
+    """Storage of numbers: blocks of `block` weights along a row, `size` bytes each.
 
     Names in capitals are GGML's, those in small letters are schemes of numflow.quant.
     """

@@ -49,7 +49,7 @@ def these_gpus(names: Sequence[str] = (), again: bool = False) -> Cluster:
 
 
 def as_cluster(figures: Mapping[str, Any], cards: Sequence[str]) -> Cluster:
-    """What `measure` has found as a cluster; cards: names of the GPUs."""
+    """The figures of `measure` as a cluster; cards: names of the GPUs."""
     devices = {str(index): DeviceSpec(name, **own) for index, (name, own) in enumerate(zip(cards, figures["gpus"]))}
     links = {tuple(ends.split(">")): Link(**own) for ends, own in figures["links"].items()}
     slowest = min(links.values(), key=lambda link: link.bandwidth)
@@ -73,7 +73,7 @@ def measure(count: int) -> dict[str, Any]:
 
 
 def _card(device: runtime.Gpu, nbytes: int) -> dict[str, float]:
-    """What one GPU does alone. nbytes: of the matrix that is read."""
+    """Figures of one GPU alone. nbytes: of the matrix that is read."""
     rows, (n, k, tokens) = max(1, nbytes // (2 * _COLUMNS)), _PRODUCT
     with closing(_Bench(device)) as bench:
         read = _seconds(device, partial(device.launch, bench.reading(rows, _COLUMNS)), _EACH)

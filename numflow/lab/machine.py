@@ -76,7 +76,7 @@ def as_cluster(figures: dict[str, float], devices: int, names: Sequence[str] | N
 
 
 def _together(devices: int, threads: int, cores: float) -> dict[str, float]:
-    """What a step, an exchange and a batch take of themselves, from a model with hardly any work in it.
+    """Overhead of a step, an exchange and a batch, measured on a model with hardly any work in it.
 
     The models take turns, so that what else the machine does hits all of them; every figure is the median of the turns.
     """

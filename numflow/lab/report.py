@@ -1,4 +1,4 @@
-"""What an experiment writes: report.md by program, results.json with the recipe, figures."""
+"""Output of an experiment: report.md by program, results.json with the recipe, figures."""
 
 import io
 import json

@@ -72,7 +72,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True) -> Network:
 
 
 def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
-    """What the engine needs to know of the model, beside its steps."""
+    """Facts of the model that the engine needs beside the steps."""
     stack = "decoder" if spec.type == "encoder-decoder" else ""
     tables = {step.label.rpartition(".")[2]: b.weights[step.weights["table"]].shape[0]
               for step in b.entries["main"] if "table" in step.weights}

@@ -1,4 +1,4 @@
-"""What a batch must be so that no id leads outside any memory: the same for every executor."""
+"""Checks of a batch, so that no id leads outside any memory: the same for every executor."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from numflow.ops import Batch, Network, Step, param
 
 
 class BatchBounds:
-    """What ids and positions of a batch must stay below, from the steps of one entry that look them up."""
+    """Exclusive upper bounds of a batch's ids and positions, from the steps of one entry that look them up."""
 
     def __init__(self, network: Network, steps: tuple[Step, ...]):
         self.tokens, self.types, self.positions = (_least(network, steps, op) for op in
@@ -28,7 +28,7 @@ def _least(network: Network, steps: tuple[Step, ...], op: str) -> int | None:
 
 
 def _rows(network: Network, step: Step) -> int:
-    """What indices of a look-up must stay below, wherever the rows of its table are."""
+    """Exclusive upper bound of the indices of a look-up, whichever device holds the rows of its table."""
     if step.op == "embed" and param(step, "vocabulary"):
         return param(step, "vocabulary")
     return network.weights[step.weights["table"]].shape[0] - step.params.get("offset", 0)

@@ -63,7 +63,7 @@ def params_of(step: Step) -> dict[str, float]:
 
 
 def variant(network: Network, limit: int) -> Hashable:
-    """What keys of a sequence with this limit depend on beside its tokens: equal for limits with equal frequencies."""
+    """Key of the rotary frequencies under this limit, on which cached keys depend: equal for equal frequencies."""
     found = {_kind(step): (limit if "long" not in step.weights else 1) for step in _steps(network)
              if limit > param(step, "border")}
     return tuple(found.items()) if found else 0

@@ -1,4 +1,4 @@
-"""What a step costs: bytes it moves and operations it does, from shapes and tensor types alone."""
+"""Cost model of a step: bytes moved and operations done, from shapes and tensor types alone."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -101,7 +101,7 @@ def weight_bytes(weight: Weight) -> int:
 
 def step_cost(network: Network, step: Step, load: Workload, kv_bytes: float = 2.0,
               weigh: Callable[[Weight], float] = weight_bytes) -> StepCost:
-    """What one step costs under a load.
+    """Cost of one step under a load.
 
     kv_bytes: bytes of a cached value. weigh: bytes of a weight.
     """

@@ -197,7 +197,7 @@ def check_confirmed(spec: Spec) -> None:
 
 
 def to_confirm(keys: list[str]) -> str:
-    """What is said of keys that a draft does not read."""
+    """Message about keys of the configuration that a drafted spec does not read."""
     shown = ", ".join(keys[:12]) + (f" and {len(keys) - 12} more" if len(keys) > 12 else "")
     return (f"keys of the model's configuration that the spec does not read, and that may change what it computes: "
             f"{shown}; give an option to each that does, and take its name out of [unconfirmed] keys")

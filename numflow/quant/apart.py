@@ -51,7 +51,7 @@ class OutlierScheme(Scheme):
 
 @dataclass(frozen=True)
 class Outliers:
-    """What is added to some weights of a matrix [N, K], R of each row; zeros are added where a row has fewer.
+    """Terms added to single weights of a matrix [N, K], R in each row; a row with fewer outliers has terms of zero.
 
     columns: uint16 [N, R].
     values:  uint16 [N, R], the bits of bfloat16.

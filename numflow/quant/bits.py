@@ -1,4 +1,4 @@
-"""How codes share bytes: a plane holds some bits of every code of a block, fields packed from bit 0 of each byte up.
+"""Bit planes: a plane holds some bits of every code of a block, in fields packed from bit 0 of each byte up.
 
     Plane(4, 0)               adjacent nibbles      byte k = w[2k] | w[2k+1] << 4
     Plane(2, s)               four 2-bit fields     byte k = bits s, s+1 of w[4k] .. w[4k+3]

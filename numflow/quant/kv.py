@@ -78,7 +78,7 @@ class KVType:
         return codes.astype(np.uint8), scale, minimum, squares[..., 0]
 
     def decode(self, codes: np.ndarray, scales: np.ndarray, minima: np.ndarray, columns: int) -> np.ndarray:
-        """What `encode` returned -> float32 [..., columns]."""
+        """The vectors that `encode` was given, dequantised: float32 [..., columns]."""
         t = codes.astype(np.float32) * scales[..., None] + minima[..., None]
         return rotated(t).reshape(*t.shape[:-2], -1)[..., :columns]
 

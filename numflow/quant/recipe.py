@@ -35,7 +35,7 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `scheme` answers with.
+    """Rules that assign a scheme to every matrix; `scheme` looks one up.
 
     name:    for reports. weights: scheme of matrices that no rule names, or KEEP.
     rules:   (pattern, scheme or KEEP), the first that fits counts.
@@ -46,7 +46,7 @@ class Recipe:
     rules: tuple[tuple[str, str], ...] = ()
 
     def rule(self, *names: str) -> str | None:
-        """What the first rule that fits the matrix with these names says, None if none does."""
+        """Scheme of the first rule that fits a matrix with these names; None if none fits."""
         fitting = (scheme for pattern, scheme in self.rules if any(fnmatchcase(name, pattern) for name in names))
         return next(fitting, None)
 

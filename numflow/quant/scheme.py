@@ -1,4 +1,4 @@
-"""What every scheme has in common, and the checks that data passes before it is encoded.
+"""The common part of all schemes, and the checks that data passes before encoding.
 
 A scheme stores each row of a matrix [N, K] on its own: K weights, cut into blocks of consecutive ones, become
 `row_bytes(K)` bytes.

@@ -44,7 +44,7 @@ def search(x: np.ndarray, scheme: RowScheme, importance: np.ndarray | None = Non
 
 
 def grid(scheme: RowScheme) -> tuple:
-    """What kernels need of a scheme: block, levels - 1, scale bits, narrowest, all steps, all zeros."""
+    """A scheme as arguments of a kernel: block, levels - 1, scale bits, narrowest, all steps, all zeros."""
     return (scheme.block, np.float32(scheme.levels - 1), scheme.scale_bits, np.float32(scheme.narrowest),
             scheme.steps(), scheme.zeros())
 

@@ -154,7 +154,7 @@ def kept_as(stored: str, columns: int) -> Kind:
 
 
 def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np.ndarray:
-    """What fields mean, float32 [N, K]: the formulas above, in their order."""
+    """Weights of the fields, float32 [N, K]: the formulas above, in their order."""
     if kind.is_float:
         return (codes.astype(np.uint32) << 16 if kind.header == BF16 else codes).view(
             np.float16 if kind.header == F16 else np.float32).astype(np.float32)

@@ -35,7 +35,7 @@ def _scores(q, k, scale, softcap):
 
 
 def _visible(distance, causal, window):
-    """Which keys a query sees; window w: the w last ones, itself included, and as many ahead if not causal."""
+    """Mask of the keys that a query sees; window w: the last w with its own, and as many ahead if not causal."""
     seen = distance <= 0 if causal else np.ones(distance.shape, bool)
     return seen & (np.abs(distance) < window) if window else seen
 

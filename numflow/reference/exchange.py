@@ -1,4 +1,4 @@
-"""What the devices of a plan do together (ops.EXCHANGES), in plain Python: values pass through mailboxes."""
+"""Collectives between the devices of a plan (ops.EXCHANGES) in plain Python: values pass through mailboxes."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from numflow.mailboxes import Mailboxes
 
 
 class World(Mailboxes):
-    """Where all devices of a plan meet: threads of one process. Every executor has a World of its own kind.
+    """Meeting point of a plan's devices: threads of one process. Every executor has a World of its own kind.
 
     networks: of the devices, by index. threads: of each device. remote: ways to devices that are elsewhere.
     names: of the devices. in_pieces: whether a long batch may go through in pieces: NumPy does not promise that
@@ -35,7 +35,7 @@ def send(x, *, world, device, peer):
 
 
 def receive(*, world, device, peer):
-    """What device `peer` sent."""
+    """The value that device `peer` sent."""
     return world.take(peer, device)
 
 

@@ -113,7 +113,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _opened(folder: Path, files: list[str], pattern: str) -> Path:
-    """What is to be opened: a file where others beside it may be other models."""
+    """The path to open: a file if others beside it may be other models, else the folder."""
     weights = folder / files[0]
     if weights.suffix.lower() == ".gguf":
         return weights
@@ -127,7 +127,7 @@ def _tell(line: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why the hub failed, in one line."""
+    """Reason of a failure of the hub, in one line."""
     kinds = {cls.__name__ for cls in type(error).__mro__}
     if any("Connect" in kind or "Timeout" in kind for kind in kinds):
         return "the hub cannot be reached"

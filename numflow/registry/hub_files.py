@@ -1,4 +1,4 @@
-"""Which files of a hub repository a model is made of.
+"""Choice of the files of a hub repository that make up one model.
 
 A repository holds one model in several quantisations, each in a file or in shards, at the top or in folders, and things
 beside them that are no models of their own: projectors, adapters, drafts, importance matrices. A quantisation is a

@@ -34,7 +34,7 @@ class HubName(NamedTuple):
 
 
 def parse(name: str) -> HubName | None:
-    """What a name of the hub means; None if `name` is none.
+    """Parse a name of the hub; None if `name` is none.
 
     Raises:
         ModelNotFoundError: an address of the hub that leads to no model, or one of another place.
@@ -65,7 +65,7 @@ def _of_url(name: str) -> HubName:
 
 
 def _of_path(name: str, path: str) -> HubName:
-    """What ORG/NAME with more behind it means: a page of the site, or a file of the repository."""
+    """Parse ORG/NAME followed by more: a page of the site, or a file of the repository."""
     match = _WITH_FILE.fullmatch(path)
     if match is None or match[1].split("/")[0].lower() in _OTHERS:
         raise ModelNotFoundError(f"{name}: no model of the hub is named so; give {_FORM}")

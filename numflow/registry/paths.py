@@ -1,4 +1,4 @@
-"""Where models are kept on this machine, and whether the network may be used."""
+"""The folder of models on this machine, and the permission to use the network."""
 
 import os
 from pathlib import Path

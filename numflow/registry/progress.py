@@ -1,4 +1,4 @@
-"""How a download tells what it does: silently, or with a bar on standard error."""
+"""Progress reports of a download: none, or a bar on standard error."""
 
 import sys
 import time

@@ -47,7 +47,7 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
 
 
 def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | None:
-    """How many token ids a model has, if that can be known before its weights are fetched; None: it cannot."""
+    """Number of a model's token ids, if known before its weights are fetched; else None."""
     if Path(name_or_path).expanduser().exists():
         return None  # its headers say so
     entry = catalogue.find(str(name_or_path))
@@ -58,7 +58,7 @@ def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | N
 
 
 def sampling(name_or_path: str | os.PathLike, path: Path) -> Mapping[str, Any]:
-    """What the list of models says of sampling with a model that `resolve` has found at a path."""
+    """Sampling settings in the list of models for a model that `resolve` has found at a path."""
     entry = None if Path(name_or_path).expanduser().exists() else catalogue.find(str(name_or_path))
     home, place = paths.models_dir().resolve(), path.resolve()
     if entry is None and home in place.parents:  # a file of it, by its path

@@ -24,7 +24,7 @@ _POLL_S = 0.1
 
 
 def pip_command() -> list[str]:
-    """How to run pip: this Python's, else one found on PATH.
+    """Command line of pip: this Python's, else one found on PATH.
 
     Raises:
         DownloadError: there is none.
@@ -160,7 +160,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _reason(said: str, code: int) -> str:
-    """What matters of pip's error output, in one line."""
+    """Reason of a failure of pip, read from its error output, in one line."""
     if "No space left" in said:
         return "no space left on the disk"
     if any(sign in said for sign in ("Retrying", "connection", "Connection", "name resolution", "timed out")):

@@ -1,4 +1,4 @@
-"""Which shipped spec describes a checkpoint: by the architecture it names, then by conditions on its values."""
+"""Choice of the shipped spec for a checkpoint: by the architecture it names, then by conditions on its values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def _identities(checkpoint: Any) -> list[str]:
 
 
 def names_in(checkpoint: Any) -> tuple[list[str], str | None]:
-    """What config.json calls the model: its architectures and model_type.
+    """Names of the model in config.json: its architectures and model_type.
 
     Raises:
         SpecError: they are no texts.

@@ -56,7 +56,7 @@ class ExpressionError(ValueError):
 
 
 class Steps:
-    """What is left of the steps that all expressions of a spec may take together; an item looked at is a step."""
+    """Budget of steps that all expressions of a spec share; each item that an expression looks at takes one."""
 
     def __init__(self, most: int = 5_000_000):
         self.most = self.left = most

@@ -1,4 +1,4 @@
-"""Where the specification files are."""
+"""The folder of specification files."""
 
 from pathlib import Path
 

@@ -113,8 +113,10 @@ def _find(path_or_name: str | Path, beside: Path | None) -> Path:
 
 
 def _find_enclosed(text: str, beside: Path) -> Path:
-    """What a spec inside a model's file extends: by the last part of its name, a file that came with it or a shipped
-    spec, wherever the file was when the model's file was made."""
+    """The spec that one inside a model's file extends: a file that came with it, else a shipped spec.
+
+    Only the last part of the name counts, as folders may differ from those where the model's file was made.
+    """
     if found := _in([beside.parent, specs_dir()], re.split(r"[\\/]", text)[-1]):
         return found
     raise SpecError(f"{beside}: extends {quoted(text)}, which is neither in the model's file nor a shipped spec"
@@ -262,7 +264,7 @@ def check_option(path: Path, where: str, option: SpecOption, value: Any) -> None
 
 
 def _check_metadata(path: Path, where: str, table: Any) -> None:
-    """What a written file says beside its sources: literals, expressions, or { each = an expression with `layer` }."""
+    """Check the table of extra metadata: literals, expressions, or { each = an expression with `layer` }."""
     _expect(path, where, table, dict, "a table")
     for name, value in table.items():
         if isinstance(value, dict):

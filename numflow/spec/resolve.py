@@ -68,7 +68,7 @@ class Resolved:
             self._open.pop()
 
     def _wrong(self, where: str, expected: str) -> SpecError:
-        """What is wrong with a value, and which keys of which file it comes from."""
+        """Error for a bad value, with the keys and the file that it comes from."""
         keys = f" (from {', '.join(sorted(self._found))[:200]} of {self.file})" if self._found else ""
         return SpecError(f"{self.spec.path}: {where}: {expected}{keys}")
 
@@ -93,7 +93,7 @@ class Resolved:
         return self._source(where, default, layer, stack, kind)
 
     def keys(self, source: Mapping[str, Any]) -> list[str]:
-        """Where this checkpoint's configuration may hold a value, best first."""
+        """Keys under which this checkpoint's configuration may hold a value, best first."""
         keys = source.get({"hf": "config", "gguf": "gguf", "llama2c": "llama2c"}[self.naming], [])
         keys = [keys] if isinstance(keys, str) else list(keys)
         if self.naming == "gguf":
@@ -174,7 +174,7 @@ class Resolved:
         return value
 
     def _tables(self, stack: str):
-        """Where an option may be set, most specific first."""
+        """Tables in which an option may be set, most specific first."""
         naming = self.spec.section(self.naming)
         if stack:
             yield naming.get(stack, {}), f"{self.naming}.{stack}."

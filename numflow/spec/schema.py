@@ -36,7 +36,7 @@ class SpecOption:
 
     @property
     def range(self) -> str:
-        """What messages call the numbers that are allowed: "a whole number of 1 or more"."""
+        """Description of the allowed numbers for messages: "a whole number of 1 or more"."""
         kind = "a whole number" if self.kind == "int" else "a finite number"
         parts = [f"of {self.least:.15g} or more"] if self.least > -math.inf else []
         parts += [f"above {self.above:.15g}"] if self.above > -math.inf else []

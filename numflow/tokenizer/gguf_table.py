@@ -149,7 +149,7 @@ def _roles(tokenizer: Tokenizer, table: Mapping[str, Any], where: str) -> dict[s
 
 
 def _around(tokenizer: Tokenizer, bracketed: bool, where: str) -> dict[str, Any]:
-    """What goes around a text: BOS and EOS, or for WordPiece (`bracketed`) always CLS and SEP."""
+    """Metadata of the tokens around a text: BOS and EOS, or for WordPiece (`bracketed`) always CLS and SEP."""
     slots = [what for what, _ in tokenizer.wrapping.single]
     before, after = slots[:slots.index(TEXT)], slots[slots.index(TEXT) + 1:]
     if any(not isinstance(id, int) for id in (*before, *after)) or len(before) > 1 or len(after) > 1:
@@ -169,7 +169,7 @@ def _around(tokenizer: Tokenizer, bracketed: bool, where: str) -> dict[str, Any]
 
 
 def _difference(tokenizer: Tokenizer, meta: dict[str, Any], rows: int, where: str) -> str:
-    """Where what was written reads differently, "" if nowhere."""
+    """The first difference between the tokenizer and its GGUF table read back; "" if there is none."""
     try:
         read = gguf_vocabulary.load(meta, {}, where)
     except NumflowError as error:

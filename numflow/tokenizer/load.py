@@ -1,4 +1,4 @@
-"""Which of a checkpoint's files describes its tokenizer."""
+"""Choice of the file of a checkpoint that describes its tokenizer."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What one token adds to decoded text, as bytes: the decoders of tokenizer.json, token by token.
+"""Bytes that one token adds to decoded text: the decoders of tokenizer.json, token by token.
 
 A rule is a function (token text, is it the first) -> bytes. Bytes, because one character may be spread over
 several tokens; joining the bytes of all tokens and decoding once (or incrementally) never cuts a character.

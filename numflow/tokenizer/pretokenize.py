@@ -1,4 +1,4 @@
-"""How byte-level BPE cuts text before merging: the rules of names.toml as objects of the `tokenizers` package."""
+"""Pre-tokenisers of byte-level BPE: the rules of names.toml as objects of the `tokenizers` package."""
 
 from collections.abc import Mapping
 from typing import Any

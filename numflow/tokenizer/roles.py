@@ -1,4 +1,4 @@
-"""Which ids have a meaning: what the files say, what the options override, and the known ends of a turn."""
+"""Token ids with a role: those that files declare, those that options override, and the known ends of a turn."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -110,7 +110,7 @@ def metered(items: Iterator[Any]) -> Iterator[Any]:
 
 
 def check_growth(subject: Any, arguments: tuple[Any, ...]) -> None:
-    """What a filter or a string method may make of `subject`: at most its size times the largest argument's."""
+    """Refuse a filter or string method if the size of `subject` times the largest argument is too large."""
     whole, largest = max(1, size(subject)), 1
     for argument in arguments:
         if isinstance(argument, int) and abs(argument) > MAX_NUMBER:

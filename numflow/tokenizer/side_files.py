@@ -1,4 +1,4 @@
-"""What the small files beside a vocabulary say: roles, added tokens, chat template, generation settings."""
+"""Small files beside a vocabulary: roles, added tokens, chat template, generation settings."""
 
 import json
 import re

@@ -189,7 +189,7 @@ class StreamDecoder:
         return self._utf8.decode(self.piece(id))
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text held back so far, once no more tokens come."""
         return self._utf8.decode(b"", final=True)
 
     def piece(self, id: int) -> bytes:

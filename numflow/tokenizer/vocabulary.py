@@ -1,4 +1,4 @@
-"""What every vocabulary can do, whatever file it came from, and the one the `tokenizers` package runs."""
+"""The interface of every vocabulary, whatever file it came from, and the vocabulary run by the `tokenizers` package."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ class Vocabulary(Protocol):
         """Id of the token the vocabulary writes as `text`, added tokens first."""
 
     def piece(self, token: int, first: bool) -> bytes:
-        """What the token adds to decoded text; `first`: nothing precedes it."""
+        """Bytes that the token adds to decoded text; `first`: nothing precedes the token."""
 
 
 @contextmanager

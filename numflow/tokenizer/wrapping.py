@@ -1,4 +1,4 @@
-"""What a tokenizer puts around text: [CLS] A [SEP] B [SEP] and the like."""
+"""Special tokens around a text: [CLS] A [SEP] B [SEP] and the like."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def each(bos: int | None, eos: int | None) -> Wrapping:
 
 
 def of_library(library: Any) -> Wrapping:
-    """What a `tokenizers.Tokenizer` does: seen on a probe, so that every kind of post-processor is covered."""
+    """Wrapping of a `tokenizers.Tokenizer`, read off an encoded probe, which covers every kind of post-processor."""
     probe = _probe(library)
     single, pair = library.encode(probe), library.encode(probe, probe)
     return Wrapping(_slots(single), _slots(pair)) if probe else Wrapping()

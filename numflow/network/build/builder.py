@@ -40,7 +40,7 @@ class Builder:
 
     @property
     def where(self) -> str:
-        """What messages on the spec's values begin with."""
+        """Beginning of messages on the spec's values: the checkpoint's path and the spec's name."""
         return f"{self.checkpoint.path} and spec {self.resolved.spec.name!r}"
 
     def option(self, section: str, key: str) -> Any:

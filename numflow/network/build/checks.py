@@ -1,4 +1,4 @@
-"""Whether the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
+"""Checks that the steps of a network fit together: arity, names, shapes and dtypes, held against the op table."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Which stored tensor is which module: a spec's name tables tried on a checkpoint's tensors."""
+"""Assignment of stored tensors to modules: a spec's name tables tried on a checkpoint's tensors."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase

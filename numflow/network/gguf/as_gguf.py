@@ -114,7 +114,7 @@ class _Writing:
         return network.build(chosen, empty, fuse=False)
 
     def _divisors(self, target: Network) -> dict[str, Tensor]:
-        """What the frequencies that GGUF's words give have to be divided by, as a tensor."""
+        """Divisors from the frequencies that GGUF's metadata yields to those of the model, as a tensor."""
         found = None
         for ours, other in zip(self.network.entries["main"], target.entries["main"], strict=True):
             if ours.op == "rope_angles" and found is None:
@@ -184,7 +184,7 @@ class _Writing:
         return whole.reshape(shape)
 
     def _of_source(self, piece: _Piece) -> np.ndarray:
-        """What the source has for a weight of the target, in the target's order."""
+        """Values of the source for a weight of the target, in the target's order."""
         values = self.weights.f32(piece.pair.source)
         if piece.pair.order is not None:
             values = values[piece.pair.order]

@@ -37,7 +37,7 @@ class Mismatch(RequestError):
 
 
 def matched(source: Network, target: Network, divided: bool = False) -> list[WeightPair]:
-    """Which weight of the source each weight of the target is.
+    """Pair each weight of the target with the weight of the source that has the same part.
 
     divided: rotary frequencies may differ.
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model's sizes: a spec's sources read the other way round.
+"""GGUF metadata of a model's sizes: a spec's sources read the other way round.
 
 A parameter `{ config = "num_hidden_layers", gguf = "block_count" }` has been read from config.json; here its value is
 written under the GGUF key. A spec's [gguf.metadata] adds keys and replaces what sources would give.

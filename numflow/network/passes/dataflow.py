@@ -1,4 +1,4 @@
-"""What executors ask of a list of steps before their kernels do neighbouring ones together."""
+"""Dataflow questions of executors about a list of steps, before kernels do neighbouring steps together."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""What is known of the inputs that a model's matrices are multiplied with, from a run over a text.
+"""Calibration: statistics of the inputs that a model's matrices are multiplied with, from a run over a text.
 
 A calibration file is a safetensors file:
     NAME.importance   F32 [K], or [X, K] with a row per expert: mean square of each input column of tensor NAME

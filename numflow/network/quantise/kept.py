@@ -81,7 +81,7 @@ class KeptTensors:
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """Folder of the kept files."""
     return kernel_cache.root("quantised")
 
 

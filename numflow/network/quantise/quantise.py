@@ -27,7 +27,7 @@ SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not
 
 @dataclass(frozen=True)
 class QuantisePlan:
-    """What becomes of the matrices of a checkpoint, by tensor name.
+    """Schemes for the matrices of a checkpoint, by tensor name.
 
     schemes: the scheme each gets. kept: why others keep the type they have; vectors are not mentioned.
     modules: names in the network of the tensors in `schemes` and `kept`.
@@ -96,7 +96,7 @@ def matrices(network: Network) -> dict[str, tuple[str, ...]]:
 
 
 def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme: str) -> str:
-    """Why a tensor cannot have a scheme, "" if it can."""
+    """Reason against storing a tensor in a scheme; "" if there is none."""
     uses = [network.weights[key] for module in modules if (key := f"{module}.weight") in network.weights]
     if any(part.transpose for weight in uses for part in weight.parts if part.tensor == tensor.name):
         return "its file has columns where rows are wanted"
