@@ -11,7 +11,7 @@ from numflow.errors import RequestError
 
 def ask(url: str, path: str, body: Mapping[str, Any] | None = None, key: str | None = None,
         timeout: float = 600.0) -> Iterator[dict[str, Any]]:
-    """What a service answers: the events of a stream, else the one answer. Without a body it is a GET.
+    """Answer of a service: the events of a stream, else one object. Without a body the request is a GET.
 
     Raises:
         RequestError: the service is not there, or refuses; the message is the service's own.

@@ -68,7 +68,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
+        """Refuse a message that is no HTTP, in the JSON shape of all errors."""
         self._refuse(400, b"Bad Request", ApiError(400, msg, code="invalid_http"))
 
     def _refuse(self, status: int, phrase: bytes, error: ApiError) -> None:

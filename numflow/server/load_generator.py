@@ -19,7 +19,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What is asked. clients: requests at a time. seconds: no new requests after that; limit: of the whole run.
+    """Plan of a load test. clients: requests at a time. seconds: no new requests after that; limit: of the whole run.
 
     requests: so many requests in all, None: as many as fit. prompt_words: of each prompt, all different; `first` is
     the number of the first, which the others follow.
@@ -61,7 +61,7 @@ class LoadTest:
 
 @dataclass
 class Measured:
-    """What the clients saw: seconds to the first token and between tokens, tokens, and what went wrong."""
+    """Measurements of the clients: seconds to the first token and between tokens, numbers of tokens, errors."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)

@@ -57,7 +57,7 @@ def environment() -> dict[str, Any]:
 
 
 def room(ray: Any) -> str:
-    """What the cluster has, for messages."""
+    """Resources of the cluster, for messages."""
     have, free = ray.cluster_resources(), ray.available_resources()
     kinds = ("CPU", "GPU") if have.get("GPU") else ("CPU",)
     return "it has " + " and ".join(f"{have.get(kind, 0):g} {kind}s, {free.get(kind, 0):g} of them free"

@@ -89,7 +89,7 @@ class RayProgram(Program):
         return sum(self._ask("cross_block_bytes"))
 
     def places(self) -> list[Place]:
-        """Where the actor of each group is, and which GPUs it has."""
+        """Machine and GPUs of the actor of each group."""
         return self._get([actor.place.remote() for actor in self._actors], self.timeout)
 
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the actors of a plan ask a Ray cluster for, and whether its machines can ever give it.
+"""Resources that the actors of a plan ask a Ray cluster for, checked against its machines.
 
 A device of the CPU executor asks for a CPU for each of its threads. A device on a GPU asks for a GPU of its own and for
 one CPU, which its thread runs on. Where the cluster has fewer GPUs than the plan has such devices, as few of them as
@@ -19,7 +19,7 @@ PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 @dataclass(frozen=True)
 class Need:
-    """What runs in an actor. cpus: that it asks for. gpus: devices of it that are GPUs."""
+    """Demand of one actor. cpus: number that it asks for. gpus: number of its devices that are GPUs."""
 
     cpus: float
     gpus: int = 0
@@ -34,7 +34,7 @@ class Need:
 
 
 def needs_of(plan: Plan, threads: int | None) -> list[Need]:
-    """What each group of a plan needs. threads: of each device on a processor, 1 if None."""
+    """Demand of each group of a plan. threads: of each device on a processor, 1 if None."""
     found = []
     for group in plan.groups:
         on_gpu = sum(plan.devices[index].executor == "cuda" for index in group)
@@ -43,7 +43,7 @@ def needs_of(plan: Plan, threads: int | None) -> list[Need]:
 
 
 def bundles(needs: Sequence[Need], nodes: Sequence[Mapping[str, float]], what: str) -> list[dict[str, float]]:
-    """What to ask for, each on one machine: with as few devices to a GPU as find room.
+    """Resource bundles to ask for, each on one machine: with as few devices to a GPU as find room.
 
     nodes: resources of each machine, all of them. what: is asked for, in a message.
 
@@ -94,7 +94,7 @@ def _fit(asked: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, floa
 
 
 def _cards(cards: Sequence[int], parts: int) -> list[int] | None:
-    """What is left of each card once so many parts are taken: of one, or whole cards; None: there is not enough."""
+    """Parts left of each card after taking so many, from one card or as whole cards; None: there are not enough."""
     rest = sorted(cards)
     if parts < PARTS:
         place = next((i for i, have in enumerate(rest) if have >= parts), None)

@@ -71,7 +71,7 @@ class ActorMailboxes(Mailboxes):
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor is. node: of the Ray cluster. visible: what its driver shows of that machine's GPUs
+    """Place of an actor. node: of the Ray cluster. visible: the part of that machine's GPUs that its driver shows
     (CUDA_VISIBLE_DEVICES). gpus: by name of a device, which of these it is; devices of a processor are not there."""
 
     node: str
@@ -80,7 +80,7 @@ class Place:
 
 
 class GroupActor:
-    """What the actor is made of. `deliver` and `abort` are called in the concurrency group IO.
+    """The actor of one group of devices. `deliver` and `abort` are called in the concurrency group IO.
 
     executors: by name, module with the Program and World of its devices. source: gives weights, from files.
 
@@ -110,7 +110,7 @@ class GroupActor:
                            **options)
 
     def place(self) -> Place:
-        """Where this actor is."""
+        """Place of this actor."""
         import ray
 
         return Place(ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpus)

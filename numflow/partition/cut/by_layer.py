@@ -62,7 +62,7 @@ def _ranges(stack: str, found: range, shares: tuple[float, ...], layers) -> list
 
 @dataclass
 class _Value:
-    """What a view holds: the stage that made it and the stages that have it; the step, where it may be run again."""
+    """Content of a view: the stage that made it, the stages that have it, and its step if that may be run again."""
 
     view: View
     owner: int

@@ -51,7 +51,7 @@ Layout = Split | Partial
 
 
 class DeviceSteps:
-    """What one device of the group gets: steps by entry, weights, caches."""
+    """Part of one device of the group: steps by entry, weights, caches."""
 
     def __init__(self, network: Network):
         self.entries: dict[str, list[Step]] = {entry: [] for entry in network.entries}

@@ -1,4 +1,4 @@
-"""How each step of a stage is shared by the devices of a group: decided from the last step to the first.
+"""Sharing of each step of a stage among the devices of a group, decided from the last step to the first.
 
 What an output projection can take in pieces decides how everything before it is cut:
 
@@ -31,7 +31,7 @@ _ROW_UNIT = 16  # rows of a matrix that kernels take together: cuts between keep
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a step is shared.
+    """Sharing of one step.
 
     how: WHOLE    every device runs it on whole views
          COLUMNS  each device makes `spans` of the output's columns
@@ -195,7 +195,7 @@ class _Chooser:
         return even_spans(count, self.shares, _ROW_UNIT if count >= 4 * _ROW_UNIT * len(self.shares) else 1)
 
     def _input(self, at: int, x: View, weight: Weight) -> tuple[Spans | None, bool]:
-        """How a linear's input is made in pieces, None if it is not; whether the weight's columns fit that cut."""
+        """Spans in which a linear's input is made (None: whole), and whether the weight's columns fit that cut."""
         made = self._writer(at, x)
         if made is None:
             return None, False

@@ -102,7 +102,7 @@ def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
 
 
 def _places(views: set[View]) -> dict[tuple[str, int], int]:
-    """Where the piece of each whole view begins: next to each other, in the order of the whole ones."""
+    """First column of the piece of each whole view; pieces lie next to each other, in the order of the whole views."""
     widths: dict[tuple[str, int], int] = {}
     for view in views:
         widths[view.buffer, view.start] = max(view.width, widths.get((view.buffer, view.start), 0))

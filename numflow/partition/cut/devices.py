@@ -55,12 +55,12 @@ class Devices:
 
     @property
     def group_shares(self) -> tuple[float, ...]:
-        """What share of the layers each group takes: the sum of its devices' shares."""
+        """Share of the layers of each group: the sum of its devices' shares."""
         return tuple(sum(device.share for device in group) for group in self.groups)
 
 
 def executors_of(devices: Devices, backend: str) -> dict[str, str]:
-    """Who runs each device: the backend; beside GPUs ("cuda"), the processor runs what is its own."""
+    """Executor of each device: the backend; beside GPUs ("cuda"), device "cpu" has the CPU executor."""
     return {device.name: CPU if backend == "cuda" and device.name == CPU else backend for device in devices}
 
 
@@ -117,7 +117,7 @@ class _Reader:
         return ";" if token["mark"] in ";," else "&"
 
     def _next(self) -> tuple[int, re.Match | None]:
-        """Where the next token begins, and the token; None where there is none."""
+        """Begin of the next token, and the token; None if no token fits there."""
         begin = self.at + len(self.text[self.at:]) - len(self.text[self.at:].lstrip())
         token = _TOKEN.match(self.text, begin)
         self.at = token.end() if token else begin

@@ -1,4 +1,4 @@
-"""Which device runs which steps of a network on which slice of each weight. Plain data: no device is touched."""
+"""A plan: the steps and slices of weights of each device. Plain data: no device is touched."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numflow.partition.cut.devices import Devices, PlacedDevice
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What one device holds and runs.
+    """One device's part of a network.
 
     name:     as in the device string ("0", "cpu"). executor: who runs it ("cpu", "reference", "cuda").
     index:    its place in Plan.devices, which is what the `peer` and `group` of exchange steps name.

@@ -1,4 +1,4 @@
-"""Where to cut: spans of columns, heads, experts or layers for devices with given shares.
+"""Spans of columns, heads, experts or layers for devices with given shares.
 
 A span is (begin, end); a device whose span is empty has no part in the step. All functions are deterministic.
 """
@@ -71,7 +71,7 @@ def is_aligned(spans: Spans, unit: int) -> bool:
 
 
 def holders(spans: Spans) -> tuple[int, ...]:
-    """Which devices have something."""
+    """Indices of the devices whose span is not empty."""
     return tuple(i for i, (begin, end) in enumerate(spans) if end > begin)
 
 

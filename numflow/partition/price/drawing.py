@@ -36,7 +36,7 @@ def draw(plan: Plan, memory: Mapping[str, MemoryEstimate] | None = None) -> list
 
 
 def exchanges(plan: Plan) -> dict[str, int]:
-    """How many exchange steps of each kind the devices run together, all entries."""
+    """Number of exchange steps of each kind, summed over all devices and entries."""
     steps = [step for part in plan.devices for own in part.network.entries.values() for step in own]
     return {op: count for op in EXCHANGES if (count := sum(step.op == op for step in steps))}
 

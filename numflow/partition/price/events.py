@@ -16,7 +16,7 @@ from numflow.partition.price.hardware import Cluster
 
 @dataclass(frozen=True)
 class Work:
-    """What a device does alone, one step after the other.
+    """Steps that a device runs alone, one after the other.
 
     steps: of each kind of step, seconds that it waits for memory and seconds that it calculates when nobody else is
            there, and how many there are. A step takes the longer of the two.
@@ -66,7 +66,7 @@ Script = Sequence[Work | Send | Receive | Collective]
 
 
 class Interval(NamedTuple):
-    """What a device did from `begin` to `end`: "work", "exchange" (of a collective) or "wait"."""
+    """Activity of a device from `begin` to `end`: "work", "exchange" (of a collective) or "wait"."""
 
     device: str
     begin: float

@@ -16,7 +16,7 @@ CLUSTERS = Path(__file__).parent / "clusters"
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """What one device can do, as achieved rather than as on the data sheet.
+    """Speed and memory of one device, as achieved rather than as on the data sheet.
 
     memory:     bytes for weights, caches and scratch.
     bandwidth:  bytes/s read from its memory.

@@ -22,7 +22,7 @@ _ROUNDS = 4    # batches of each lane that are simulated; the last ones are meas
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted: `batch` queries at once, each of up to `context` tokens; one fast answer or many."""
+    """Goal of a plan: `batch` queries at once, each of up to `context` tokens; one fast answer or many."""
 
     batch: int = 1
     context: int = 2048
@@ -233,7 +233,7 @@ def _with_reason(c: Candidate, best: Candidate, goal: Goal) -> Candidate:
 
 
 def _too_large(c: Candidate, goal: Goal) -> str:
-    """Which device lacks memory, and what would fit."""
+    """Message naming the device that lacks memory, and the batch or context that would fit."""
     name, worst = max((c.memory or {}).items(), key=lambda item: item[1].used / item[1].limit)
     text = (f"does not fit: device {name} needs {in_words(worst.used)} of {in_words(worst.limit)} (weights "
             f"{in_words(worst.weights)}, keys and values {in_words(worst.cache)}, scratch {in_words(worst.scratch)})")

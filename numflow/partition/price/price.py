@@ -1,4 +1,4 @@
-"""What a plan costs on a cluster: memory of each device, and scripts of a batch for the simulator."""
+"""Price of a plan on a cluster: memory of each device, and scripts of a batch for the simulator."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from numflow.partition.price.outline import Outline, outline
 
 @dataclass(frozen=True)
 class Style:
-    """How an engine executes a plan.
+    """Costs of an engine's way to execute a plan.
 
     element:   bytes of an activation on a link. step: seconds beside those of the device for every step.
     start:     seconds for every device at the start of a batch (threads that are made or woken).
@@ -62,8 +62,8 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class Holding:
-    """How an executor holds things. weigh: bytes of a weight; hold: of a cached token of one attention; look_up: of a
-    table of positions or token types, where those are held in another way than matrices."""
+    """Sizes as an executor holds them. weigh: bytes of a weight; hold: of a cached token of one attention; look_up:
+    bytes of a table of positions or token types, where those are held in another way than matrices."""
 
     weigh: Callable[[Weight], float] = weight_bytes
     hold: Callable[[Cache], float] | None = None
@@ -106,7 +106,7 @@ class Prices:
                 for part in self.plan.devices}
 
     def holding(self, part: DevicePart) -> Holding:
-        """How a device holds its part."""
+        """Sizes of a device's executor."""
         return self.holdings.get(part.executor) or Holding(self.weigh, self.hold)
 
     def cached_bytes(self, network: Network, tokens: int = 1, queries: int = 1,
@@ -119,7 +119,7 @@ class Prices:
                    for name, cache in network.caches.items())
 
     def scripts(self, loads: Sequence[Workload], entry: str = "main") -> dict[str, Script]:
-        """What each device does for a batch of these loads."""
+        """Script of each device for a batch of these loads."""
         return {part.name: self._script(part, loads, entry) for part in self.plan.devices}
 
     def _script(self, part: DevicePart, loads, entry: str) -> Script:
@@ -202,7 +202,7 @@ class Prices:
 
 
 def kind_of(step: Step) -> str:
-    """What a step is in every layer: "attn_output" of "blk.3.attn_output"."""
+    """Label of a step without its layer: "attn_output" of "blk.3.attn_output"."""
     place = layer_of(step.label)
     return step.label if place is None else step.label.split("blk.", 1)[1].partition(".")[2]
 

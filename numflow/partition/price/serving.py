@@ -14,7 +14,7 @@ Scripts = Callable[[Sequence[Workload]], Mapping[str, Script]]
 
 @dataclass(frozen=True)
 class Queries:
-    """What is asked: `count` queries of `prompt` tokens that want `new` ones.
+    """Simulated demand: `count` queries of `prompt` tokens that want `new` ones.
 
     rate: queries per second, at random times (Poisson); None: `at_once` of them are always under way.
 
@@ -39,7 +39,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class SimulatedEngine:
-    """How the simulated engine works.
+    """Settings of the simulated engine.
 
     max_batch: queries per batch. lanes: batches under way at the same time, which by-layer plans overlap.
     chunk:     prompt tokens of a batch. between: seconds from a batch's end to the lane's next (sampling).
@@ -53,7 +53,7 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it.
+    """Figures of a simulated run.
 
     seconds: until the last query ended. throughput: new tokens per second of all. speed: new tokens per second of one
     query after its first token, median. first: seconds to the first token, median. latencies: of each query.

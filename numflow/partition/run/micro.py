@@ -15,7 +15,7 @@ ROWS = 64  # of a micro-batch at least: fewer would read the weights more often 
 
 
 def pieces_of(rows: int, groups: int) -> int:
-    """How many micro-batches a batch of so many rows makes on a plan of so many groups."""
+    """Number of micro-batches of a batch of so many rows on a plan of so many groups."""
     return 1 if groups == 1 else max(1, min(2 * groups, rows // ROWS))
 
 

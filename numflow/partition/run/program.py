@@ -134,8 +134,10 @@ class PlanProgram(Program):
 
     @property
     def failure(self) -> str:
-        """Why nothing can run here any more, such as a device's process that has died; "" if all is well. Asked at any
-        time, from any thread, during a run too."""
+        """Reason why nothing can run here any more, such as a dead process of a device; "" if all is well.
+
+        Any thread may ask at any time, during a run too.
+        """
         return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
                                      if worker.lost), "")
 

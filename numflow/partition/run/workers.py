@@ -1,4 +1,4 @@
-"""Who runs the devices of a plan: a thread of this process for each, or a process of its own for each.
+"""Workers that run the devices of a plan: a thread of this process for each, or a process of its own for each.
 
 A worker gets commands one after the other and answers each with (device, answer) in a queue that all workers share;
 the answer is a value or an exception.
@@ -109,7 +109,7 @@ class ProcessWorker:
 
     @property
     def lost(self) -> str:
-        """Why the process will never answer again: it has ended, or was stopped STOPPED_S ago. "" if it is well."""
+        """Reason why the process will never answer again: its end, or a stop STOPPED_S ago; "" if it is well."""
         if not self.process.is_alive():
             return ended(self.process.exitcode)
         if not _is_stopped(self.process.pid):
@@ -141,7 +141,7 @@ class ProcessWorker:
 
 
 def ended(code: int | None) -> str:
-    """What became of a process that ended with this exit code."""
+    """End of a process with this exit code, in words."""
     return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
 

@@ -1,4 +1,4 @@
-"""Where all devices of a plan meet: the World of each executor, and mailboxes of the host between them."""
+"""Meeting point of all devices of a plan: the World of each executor, and mailboxes of the host between them."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,10 @@ class Worlds:
         return {name: value for name, value in options.items() if name in known}
 
     def together(self, network: Network, programs: Sequence[Any]) -> Any | None:
-        """What runs the programs of all devices, parts of `network`, by one call: None unless they are of one executor
-        that can (its World.together) and none is elsewhere."""
+        """The object that runs the programs of all devices, parts of `network`, by one call.
+
+        None unless all are of one executor that can (its World.together) and none is elsewhere.
+        """
         return None if len(self._worlds) > 1 else next(iter(self._worlds.values())).together(network, programs)
 
     @property

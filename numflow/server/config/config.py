@@ -116,7 +116,7 @@ def _without_lenient(values, source: str):
 
 
 def _shared() -> dict[str, Option]:
-    """What [engine] may say for all models."""
+    """Options that [engine] may set for all models."""
     return {name: option for name, option in MODEL.items() if option.goes != "model" and name != "spec"}
 
 

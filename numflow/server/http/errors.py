@@ -1,4 +1,4 @@
-"""What goes wrong in a request, as the one JSON shape that every route answers with."""
+"""Errors of requests, in the one JSON shape that every route answers with."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -79,7 +79,7 @@ def too_slow(seconds: float) -> ApiError:
 
 
 def of_http(status: int, detail: str, headers: Mapping[str, str] | None) -> ApiError:
-    """What the web framework raises by itself."""
+    """The error for an exception that the web framework raised by itself."""
     message = detail if detail and detail != HTTPStatus(status).phrase else HTTPStatus(status).phrase
     return ApiError(status, message, headers=headers)
 

@@ -73,7 +73,7 @@ class Run:
 
     @property
     def results(self) -> list[Generation]:
-        """What there is of each sample."""
+        """The samples as far as they are generated."""
         return self._job.results
 
     @property

@@ -13,7 +13,7 @@ _ODD = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 class Ignored:
-    """What is left out of one request, name -> why.
+    """Fields of one request that are left out, name -> reason.
 
     strict: the first one is an error instead.
     """

@@ -25,7 +25,7 @@ class _Job:
 
 
 class Jobs:
-    """What runs now. limit: seconds that one request may take, waiting included."""
+    """The running requests. limit: seconds that one request may take, waiting included."""
 
     def __init__(self, limit: float):
         self._limit = limit

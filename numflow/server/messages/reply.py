@@ -71,7 +71,7 @@ class Splitter:
         self._trim = False  # line ends that come next are dropped
 
     def feed(self, text: str, end: bool = False) -> list[ReplyPart]:
-        """What is certain now. end: no more text comes."""
+        """Parts of the reply that more text cannot change. end: no more text comes."""
         self._held += text
         parts: list[ReplyPart] = []
         while True:

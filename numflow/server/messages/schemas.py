@@ -1,4 +1,4 @@
-"""What OpenAI's routes take, as far as numflow has it. Fields of numflow's own settings stand beside them."""
+"""Bodies of OpenAI's routes, as far as numflow has them, with fields for numflow's own settings."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -173,7 +173,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Open):
-    """What form the answer has: text, json_object, json_schema, or a type of other engines (constraints.py)."""
+    """Form of the answer: text, json_object, json_schema, or a type of other engines (constraints.py)."""
 
     type: str
     json_schema: JsonSchema | None = None

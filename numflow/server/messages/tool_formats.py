@@ -1,4 +1,4 @@
-"""How models write tool calls. A format is a pair of marks around a body; it is seen from the chat template."""
+"""Formats of tool calls. A format is a pair of marks around a body; the chat template shows the one to use."""
 
 import ast
 import json

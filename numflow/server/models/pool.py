@@ -126,7 +126,7 @@ class ModelPool:
         self.ready = True
 
     def failing(self) -> dict[str, str]:
-        """Why models cannot answer, by name: of those whose device has died, until they are loaded again."""
+        """Reasons of failure, by name of the model: a model whose device has died fails until it is loaded again."""
         found = {}
         for name, slot in self._slots.items():
             why = slot.served.failure if slot.served is not None else str(slot.failed) if slot.is_lost else ""

@@ -65,12 +65,12 @@ class Served:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """What requests get that do not say otherwise."""
+        """Settings of requests that set none of their own."""
         return self.config.prompt
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
-        """How tokens of a conversation are picked where its request does not say."""
+        """Sampling settings of a conversation whose request sets none."""
         given = with_defaults({}, self.defaults, talks=True)
         if "decoding_alg" in given:
             return inferflow(given.pop("decoding_alg")) | given
@@ -78,7 +78,7 @@ class Served:
 
     @property
     def failure(self) -> str:
-        """Why no request can succeed any more until the model is loaded again; "" if all is well."""
+        """Reason why every request fails until the model is loaded again; "" if all is well."""
         return self.engine.failure if self.engine is not None else self.model.core.failure
 
     @property
@@ -89,7 +89,7 @@ class Served:
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """What it takes of the machine's memory, and may come to take."""
+        """Memory of the machine that the model takes, and may come to take."""
         return self.engine.memory if self.engine is not None else self.model.runner.memory
 
     @property

@@ -166,7 +166,7 @@ class _Choice:
         return _Part(self._echo.text, self._logprobs.add(self._echo.entries, self._echo.texts))
 
     def new(self, end: bool = False) -> _Part:
-        """What has come since the last time. Tokens without text wait for the next that has some, or the end."""
+        """The part since the last call. Tokens without text wait for the next token with text, or for the end."""
         if not self._text and not end:
             return _Part("")
         text, self._text = self._text, ""

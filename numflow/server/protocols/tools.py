@@ -69,7 +69,7 @@ def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequenc
 
 
 def instructions(tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
-    """What a model is told of tools that its template does not know."""
+    """Instructions on tools, as text for a model whose template does not know tools."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     example = form.text("NAME", {"ARGUMENT": "value"})
     return (f"You can call these functions, of which each line describes one:\n{functions}\n"

@@ -39,7 +39,7 @@ class ReplicaCall:
 
 @dataclass(frozen=True)
 class Head:
-    """What an answer begins with."""
+    """Status and headers of an answer."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -50,7 +50,7 @@ class Head:
 
 
 class Replica:
-    """What the deployment is made of. A model that cannot be loaded is told by `failure`."""
+    """One replica of the deployment. `failure` tells of a model that could not be loaded."""
 
     async def __init__(self, config: Config):  # type: ignore[misc]  # Ray Serve awaits it
         self._service = Service(_unguarded(config))
@@ -62,7 +62,7 @@ class Replica:
             self._failure, self._made = str(error), time.monotonic()
 
     async def failure(self) -> str:
-        """Why the models of the beginning could not be loaded; "" if they are there."""
+        """Reason why the first models could not be loaded; "" if they are there."""
         return self._failure
 
     async def check_health(self) -> None:
@@ -73,11 +73,11 @@ class Replica:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failing.items()))
 
     async def status(self) -> dict[str, Any]:
-        """What /status says."""
+        """The answer of /status."""
         return status_of(self._service)
 
     async def metrics(self) -> str:
-        """What /metrics says."""
+        """The answer of /metrics."""
         return self._service.metrics.text().decode()
 
     async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:

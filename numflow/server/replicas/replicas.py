@@ -88,7 +88,7 @@ class Replicas:
                     raise _lost() from error
 
     async def all(self, method: str) -> list[Any]:
-        """What every replica answers that can."""
+        """Answers of all replicas that can answer."""
         found = await self._handle.broadcast(method).results_async(timeout_s=10, return_exceptions=True)
         return [answer for answer in found if not isinstance(answer, Exception)]
 
@@ -158,8 +158,10 @@ def _lost() -> ApiError:
 
 
 def _need(models: Sequence[ModelConfig]) -> Need:
-    """What a replica asks for: enough for any of the models that run in its process; groups of devices that are actors
-    ask for their own."""
+    """Resources of a replica: enough for any one of the models that run in its process.
+
+    Groups of devices that are actors ask for resources of their own.
+    """
     def needed(model: ModelConfig) -> tuple[int, int]:
         load = model.load
         if load.get("transport") == "ray":

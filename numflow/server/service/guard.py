@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: its id, who may come in, errors in one shape, one line of log."""
+"""Middleware of every request: an id, the check of its key, errors in one shape, one line of log."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""What is measured of the service, for Prometheus."""
+"""Metrics of the service, for Prometheus."""
 
 import time
 from collections.abc import Iterator, Sequence

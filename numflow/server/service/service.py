@@ -1,4 +1,4 @@
-"""What the routes share: configuration, models, running requests, measurements."""
+"""State that all routes share: configuration, models, running requests, metrics."""
 
 import asyncio
 import logging
@@ -139,7 +139,7 @@ class Service:
 
 
 class Answer(Protocol):
-    """What a route makes of what is generated."""
+    """A route's answer to a request, made of the generated pieces."""
 
     async def start(self) -> None:
         """Check the request and queue it."""
@@ -190,7 +190,7 @@ class Generating:
             self.prompt_tokens += len(checked.prompt)
 
     def check_count(self, answers: int) -> None:
-        """How many answers one request may ask for.
+        """Refuse a request for more answers than one request may ask for.
 
         Raises:
             ApiError: more.

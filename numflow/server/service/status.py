@@ -1,4 +1,4 @@
-"""What the service says about itself: health, status, models, numbers."""
+"""Facts about the service: health, status, models, counters."""
 
 import asyncio
 import time
