@@ -211,10 +211,10 @@ def grown(have: Mapping[str, int], needed: Mapping[str, int]) -> dict[str, int] 
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> None:
-    """Whether an option has one of the values that are known.
+    """Refuse an option without one of the known values.
 
     Raises:
-        RequestError: it has not.
+        RequestError: another value.
     """
     if value not in (known := tuple(known)):
         raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")

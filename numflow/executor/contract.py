@@ -39,7 +39,7 @@ class Program(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why nothing can run here any more; "" if all is well."""
+        """Reason why nothing can run here any more; "" if all is well."""
         return ""
 
     @property
@@ -129,8 +129,8 @@ class Program(Protocol):
 
 @runtime_checkable
 class World(Protocol):
-    """Where the devices of a plan meet that one executor runs; made as World(networks by device, threads of each,
-    whether devices are processes, mailboxes to devices elsewhere, names=names by device).
+    """Meeting point of those devices of a plan that one executor runs; made as World(networks by device, threads of
+    each, whether devices are processes, mailboxes to devices elsewhere, names=names by device).
 
     threads:   of each device, None where the executor has no say in it.
     in_pieces: whether a long batch may go through in pieces.
