@@ -11,16 +11,13 @@ from numflow.cpu.weights.pack import STAMPS
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.weights import layout as cuda
 from numflow.cuda.weights.pack import upload
-from numflow.cuda.weights.pack_fields import planes
 from numflow.cuda.weights.pack_types import PACKED
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights.source import RawMatrix
 from numflow.quant.stored import KINDS, STORED, kept_as, weights
 from tests.cpu.matrices import columns_of, stored
-from tests.cuda.matrices import stored as encoded
 
 QUANTISED = [name for name, row in STORED.items() if not row.kind.is_float]
-SOME = {"Q4_K", "IQ4_NL", "q3h", "q3h_b64t1", "q4_b16"}  # on the simulator; .ci/cuda and nightly have all
 every_type = pytest.mark.parametrize("name", STORED)
 
 
@@ -49,34 +46,6 @@ def test_fields_of_rows_apart(name):
     expected, headers = STORED[name].fields(raw, columns)
     for found, wanted in zip((codes, *values), (expected, *headers), strict=True):
         np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOME else pytest.mark.slow)
-                                  for name in QUANTISED])
-def test_a_device_has_the_planes_of_the_fields(name):
-    """Those types that a kernel packs on the device, too."""
-    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
-    columns = columns_of(name)
-    _check_planes(name, encoded(name, 3, columns), columns)
-
-
-def test_every_scale_of_the_4_bit_floats_on_a_device():
-    pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
-    blocks = np.random.default_rng(0).integers(0, 256, (64, 36), dtype=np.uint8)
-    blocks[:, :4] = np.arange(256).reshape(64, 4)
-    _check_planes("NVFP4", blocks.reshape(1, -1), 64 * 64)
-
-
-def _check_planes(name, rows, columns):
-    scheme = cuda.SCHEMES[STORED[name].kind.name]
-    matrix = upload(RawMatrix("w", name, rows, (len(rows), columns)), Simulated())
-    assert (matrix.kind, matrix.type, matrix.expanded_from) == (scheme.name, name, None)
-    made = planes(scheme, *STORED[name].fields(rows, columns))
-    assert made.keys() == matrix.parts.keys() == scheme.parts.keys()
-    for part, expected in made.items():
-        ref = matrix.parts[part]
-        found = ref.memory.handle[ref.offset:ref.offset + expected.size].reshape(expected.shape)
-        np.testing.assert_array_equal(found, expected, part)
 
 
 def test_both_executors_keep_every_type():
