@@ -19,9 +19,43 @@
 import reprlib
 from errno import ENOMEM
 
+BEGIN, EQUALS, END = "\x01", "\x02", "\x03"  # marks of an option in a message
+
 
 class NumflowError(Exception):
-    """Base of all errors whose message is meant for the user, complete in one line."""
+    """Base of all errors whose message is meant for the user, complete in one line.
+
+    Options in the message (`option`) are spelled as in Python; `spelled` writes them for other readers.
+    """
+
+    def __str__(self) -> str:
+        return self.spelled(in_python)
+
+    def spelled(self, spell) -> str:
+        """The message with options as `spell(name, value)` writes them; value "" is the name alone, and what it gives
+        None for is left to another reader's spelling."""
+        text, *rest = super().__str__().split(BEGIN)
+        for part in rest:
+            marked, end, more = part.partition(END)
+            name, equals, value = marked.partition(EQUALS)
+            spelled = spell(name, value) if end and equals else None
+            text += f"{BEGIN}{part}" if spelled is None else spelled + more
+        return text
+
+    def respell(self, spell) -> None:
+        """Spell the options of the message for its reader, for good."""
+        self.args = (self.spelled(spell),)
+
+
+def option(name: str, value: object = None) -> str:
+    """An option, with its value or alone, for the message of a NumflowError: whoever shows it knows how its reader
+    writes options."""
+    return f"{BEGIN}{name}{EQUALS}{'' if value is None else quoted(value)}{END}"
+
+
+def in_python(name: str, value: str) -> str:
+    """An option as an argument."""
+    return f"{name}={value}" if value else name
 
 
 class SpecError(NumflowError):

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from numflow.cli import options
+from numflow.cli.options import in_shell
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields
 from numflow.distribution import NAME, install
@@ -68,7 +69,7 @@ def _gpu() -> dict[str, object]:
     try:
         return {"gpu": ", ".join(gpu_names())}
     except DeviceError as error:
-        return {"gpu": f"none: {error}"}
+        return {"gpu": f"none: {error.spelled(in_shell)}"}
 
 
 def _caches() -> dict[str, object]:

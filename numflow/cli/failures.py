@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import inspect
 import io
 import os
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 import typer
 
 from numflow.cli.tables import printable
+from numflow.engine.options import OPTIONS, in_shell
 from numflow.errors import NumflowError, no_memory
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
@@ -28,7 +30,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort):
             raise
         except NumflowError as error:
-            _fail(f"error: {_one_line(error)}")
+            _fail(f"error: {_one_line(error.spelled(_speller(command)))}")
         except BrokenPipeError:  # the reader has gone, as `head` does; there is nobody to tell
             drop_output()
             raise typer.Exit(BROKEN_PIPE) from None
@@ -56,8 +58,20 @@ def _fail(line: str, code: int = FAILED) -> None:
     raise typer.Exit(code) from None
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: object) -> str:
     return printable(" ".join(str(error).split()))
+
+
+def _speller(command: Callable[..., None]) -> Callable[[str, str], str]:
+    """Spell options as `command` takes them: by a flag, or by --set."""
+    names = inspect.signature(command).parameters
+
+    def spell(name: str, value: str) -> str:
+        if name in names or "set_" not in names or name in OPTIONS:
+            return in_shell(name, value)
+        return f"--set {name}={value}" if value else f"--set {name}"
+
+    return spell
 
 
 class Output(io.TextIOWrapper):

@@ -3,45 +3,34 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from numflow.cli import options
+from numflow.cli.options import spelled
 from numflow.cli.strategies import strategy
+from numflow.engine.options import COMMANDS, SIZE, LoadOptions, changed, rows
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(LoadOptions):
     """Executor and number types: the options that all commands hand on to numflow.load."""
 
-    threads: options.Threads = None
-    device: options.Device = "cpu"
-    activations: options.Activations = "int8"
-    weights: options.Weights = None
-    imatrix: options.Imatrix = None
-    kv: options.KV = None
-    kv_k: options.KVK = None
-    kv_v: options.KVV = None
-    host_embeddings: options.HostEmbeddings = False
-    host_kv_percent: options.HostKV = 0.0
-    cpu_layers: options.CpuLayers = 0
-    devices: options.Devices = None
-    transport: options.Transport = "threads"
-    collectives: options.Collectives = None
-    spec: options.SpecFile = None
-    offline: options.Offline = False
-
     def arguments(self) -> dict[str, Any]:
-        """Arguments of numflow.load. What only GPUs have is there if it was given."""
-        given = dict(vars(self))
-        given["backend"] = given.pop("device")
-        return {name: value for name, value in given.items()
-                if value or name not in ("host_embeddings", "host_kv_percent", "cpu_layers", "collectives")}
+        """Arguments of numflow.load that differ from their defaults."""
+        return dict(changed(self))
 
     @property
     def compiles(self) -> bool:
         """Whether kernels for the processor may have to be compiled."""
-        return self.device == "cpu" or bool(self.cpu_layers) or "cpu" in (self.devices or "").lower()
+        return self.backend == "cpu" or bool(self.cpu_layers) or "cpu" in (self.devices or "").lower()
+
+
+@dataclass(frozen=True)
+class Given:
+    """A group of which a command gets what was given alone, by name."""
+
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,24 +60,43 @@ class SamplingOptions:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """`command` with an option for every field of its parameters that are groups."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = []
+    groups = {name: _options_of(kind) for name, kind in hints.items() if _group(kind)}
+    parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.name not in groups:
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
-            continue
-        kind = groups[parameter.name]
-        types = get_type_hints(kind, include_extras=True)
-        parameters += [inspect.Parameter(field.name, plain, default=field.default, annotation=types[field.name])
-                       for field in fields(kind)]
+        parameters += groups.get(parameter.name, [parameter.replace(annotation=hints[parameter.name])])
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        for name, members in groups.items():
+            values = {member.name: given.pop(member.name) for member in members}
+            kind = _group(hints[name])
+            given[name] = (kind(**values) if kind is not Given
+                           else Given({key: value for key, value in values.items() if value is not None}))
         command(**given)
 
     run.__signature__ = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _group(kind: Any) -> type | None:
+    """The class of a parameter that is a group: of `Given` beside the fields that it may have."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return plain if is_dataclass(plain) else None
+
+
+def _options_of(kind: Any) -> list[inspect.Parameter]:
+    """A parameter for each option of a group."""
+    if _group(kind) is Given:
+        return [_parameter(row.name, None, Annotated[(str if found.check is SIZE else row.type) | None,
+                                                     spelled(found, row.name, row.default, given=True)])
+                for row, found in get_args(kind)[1]]
+    if issubclass(kind, LoadOptions):
+        return [_parameter(row.name, row.default, Annotated[row.type, spelled(found, row.name, row.default)])
+                for row, found in rows(LoadOptions, COMMANDS)]
+    types = get_type_hints(kind, include_extras=True)
+    return [_parameter(row.name, row.default, types[row.name]) for row in fields(kind)]
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)

@@ -48,7 +48,7 @@ def perplexity(
         if kl_against is None:
             result = run(ready, content, context, chunks, progress, protocol)
         else:
-            exact = Execution(how.threads, how.device, "f32", spec=how.spec, offline=how.offline)
+            exact = Execution(how.threads, how.backend, "f32", spec=how.spec, offline=how.offline)
             base, _ = stack.enter_context(loaded(kl_against, exact))
             result = divergence(ready, base, content, context, chunks, progress, protocol)
             result["base"] = str(kl_against)

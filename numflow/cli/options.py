@@ -4,46 +4,35 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
+
+from numflow.engine.options import OPTIONS, OptionFacts, in_shell
+
+
+def of_table(name: str) -> OptionInfo:
+    """The shell's form of an option of numflow.load or Engine."""
+    row, found = OPTIONS[name]
+    return spelled(found, name, row.default)
+
+
+def spelled(found: OptionFacts, name: str, default: object, given: bool = False) -> OptionInfo:
+    """An option as the shell shows it. given: the command's own default is None, so its help tells `default`."""
+    told = given and default is not None and default is not False
+    shown = found.shown_for(in_shell) or (str(default) if told else "")
+    return typer.Option(in_shell(name), metavar=found.metavar or None, help=found.help_for(in_shell),
+                        show_default=shown or default is not None)
+
 
 Model = Annotated[str | None, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
                   help="A file, a folder, a name that `numflow models` lists, or ORG/NAME of the Hugging Face hub. "
                        "Without it: the default of that list.")]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=False,
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="What runs it: cpu (compiled), cuda (an NVIDIA "
-                   "GPU), reference (NumPy, slow).")]
-Activations = Annotated[str, typer.Option(metavar="TYPE", help="int8 (fast), int16 (much closer) or f32 (exact float32 "
-                                                               "arithmetic).")]
-Weights = Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default="as stored",
-                    help="Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a "
-                         "recipe file.")]
-Imatrix = Annotated[str | None, typer.Option("--imatrix", metavar="FILE", show_default=False,
-                    help="With --weights: what `numflow imatrix` has measured.")]
-KV = Annotated[str | None, typer.Option("--kv", metavar="TYPE", show_default="f16, or f32 with float32 arithmetic",
-               help="How keys and values are cached: f32, f16, q8, q6, q5, q4, q3h, q3 or q2.")]
-KVK = Annotated[str | None, typer.Option("--kv-k", metavar="TYPE", show_default="--kv",
-                help="The same for keys alone.")]
-KVV = Annotated[str | None, typer.Option("--kv-v", metavar="TYPE", show_default="--kv",
-                help="The same for values alone.")]
-HostEmbeddings = Annotated[bool, typer.Option("--host-embeddings", help="On a GPU: keep the table of tokens in the "
-                           "host's memory.")]
-HostKV = Annotated[float, typer.Option("--host-kv-percent", metavar="N", help="On a GPU: share of the layers whose "
-                   "cached keys and values are in the host's memory.")]
-CpuLayers = Annotated[int, typer.Option("--cpu-layers", metavar="N", help="With --device cuda: run so many layers on "
-                      "the processor, the first ones; -N: the last N.")]
-Threads = Annotated[int | None, typer.Option(show_default="one per core", metavar="N", help="CPU threads.")]
-Devices = Annotated[str | None, typer.Option("--devices", metavar="TEXT", show_default="one device",
-                    help="Place the model on several devices: 0;1 by layer, 0&1 by tensor, 0&1;2&3 both; 0*2;1 gives "
-                         "device 0 twice as much. On the CPU a device is a set of threads; with --device cuda numbers "
-                         "are GPUs, and cpu may stand beside them: cpu;0.")]
-Transport = Annotated[str, typer.Option("--transport", metavar="NAME", help="With --devices: threads; on the CPU "
-                      "also processes with shared memory between; or ray (an actor of a Ray cluster for each group).")]
-Collectives = Annotated[str | None, typer.Option("--collectives", metavar="NAME", show_default="auto", help="How GPUs "
-                        "of a group sum: copies from GPU to GPU, nccl, or auto: nccl where it is installed and each "
-                        "device has a card of its own.")]
-SpecFile = Annotated[str | None, typer.Option("--spec", metavar="FILE", show_default="detected",
-                     help="Specification: a file, or a name that `numflow spec list` shows.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network (also NUMFLOW_OFFLINE=1).")]
+Devices = Annotated[str | None, of_table("devices")]
+Draft = Annotated[str | None, of_table("draft")]
+Offline = Annotated[bool, of_table("offline")]
+SpecFile = Annotated[str | None, of_table("spec")]
+Threads = Annotated[int | None, of_table("threads")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="New tokens at most.")]
@@ -73,8 +62,6 @@ Grammar = Annotated[str | None, typer.Option(metavar="GRAMMAR", show_default=Fal
                     help="The text follows this grammar (Lark or GBNF); @FILE reads it.")]
 Logprobs = Annotated[int | None, typer.Option(metavar="N", show_default=False,
                      help="With --json: log-probabilities of each token and of the N likeliest.")]
-Draft = Annotated[str | None, typer.Option("--draft", metavar="MODEL", show_default=False,
-                  help="A smaller model of the same vocabulary that guesses tokens ahead (speculative decoding).")]
 Speculate = Annotated[str | None, typer.Option(metavar="HOW", show_default=False,
                       help="How tokens are guessed ahead: ngram (from the text itself), draft or off.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", show_default="random", help="Makes sampling repeatable.")]

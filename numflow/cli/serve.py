@@ -8,15 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from numflow.cli import options
+from numflow.cli.groups import Given, grouped
 from numflow.cli.running import compile_notice
 from numflow.distribution import install
+from numflow.engine.options import COMMANDS, OPTIONS, LoadOptions, rows
 from numflow.errors import DeviceError, RequestError
 
+# Options of every model: those of the commands, but for what `--ray` and `--offline` say, and a few more.
+OF_MODELS = [*map(OPTIONS.__getitem__, ("context", "max_batch", "kv_memory")),
+             *(one for one in rows(LoadOptions, COMMANDS) if one[0].name not in ("imatrix", "transport", "offline"))]
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
                    help="A model, by the name that requests use; may be repeated. The first is the default and is "
                         "loaded at once, others when first asked for.")]
 
 
+@grouped
 def serve(
     model: Models = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", show_default=False, help="TOML file; "
@@ -33,35 +39,15 @@ def serve(
                            "template", help="How the models write tool calls, by our name or another engine's: "
                            "tag_json (hermes), bracket_json, plain_json, plain_python (pythonic), ...; docs/server.md "
                            "has all.")] = None,
-    context: Annotated[int | None, typer.Option(metavar="N", show_default="the model's", help="Longest text in "
-                                                "tokens.")] = None,
-    max_batch: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Sequences that run side by "
-                                                  "side.")] = None,
     max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may "
                                                   "wait.")] = None,
-    kv_memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="as is free", help="Memory for keys and "
-                                                  "values, such as 2GB.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="all", help="Memory for models; the least "
                                                "recently used make room.")] = None,
-    threads: options.Threads = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", show_default="cpu",
-                                               help="What runs the models: cpu, cuda or reference.")] = None,
-    activations: Annotated[str | None, typer.Option(metavar="TYPE", show_default="int8",
-                                                    help="int8 (fast), int16 (closer) or f32 (exact).")] = None,
-    weights: options.Weights = None,
-    kv: options.KV = None,
-    kv_k: options.KVK = None,
-    kv_v: options.KVV = None,
-    host_embeddings: options.HostEmbeddings = False,
-    host_kv_percent: options.HostKV = 0.0,
-    cpu_layers: options.CpuLayers = 0,
-    devices: options.Devices = None,
-    collectives: options.Collectives = None,
+    models: Annotated[Given, OF_MODELS] = Given(),
     ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
                                       "names, or on a local one; a worker that dies is replaced.")] = False,
     replicas: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Copies of the service behind "
                                                  "Ray Serve; one that dies is replaced.")] = None,
-    spec: options.SpecFile = None,
     log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
                                             help="Where the log goes.")] = None,
     offline: options.Offline = False,
@@ -86,12 +72,9 @@ def serve(
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log,
                      replicas=replicas, allowed_hosts=allow_host)
-    every = _given(context=context, max_batch=max_batch, kv_memory=kv_memory, threads=threads, backend=device,
-                   activations=activations, weights=weights, kv=kv, kv_k=kv_k, kv_v=kv_v, spec=spec,
-                   tool_format=tool_format,
-                   devices="0" if ray and devices is None else devices, transport="ray" if ray else None,
-                   host_embeddings=host_embeddings or None, host_kv_percent=host_kv_percent or None,
-                   cpu_layers=cpu_layers or None, collectives=collectives)
+    every = _given(tool_format=tool_format) | models.values
+    if ray:
+        every = {"devices": "0", **every, "transport": "ray"}
     tables = read_config(config) if config is not None else {}
     made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
     start_logging(made.log_file, made.log_level)
@@ -109,7 +92,7 @@ def serve(
             print(f"warning: whoever reaches {url} may use it; NUMFLOW_API_KEY or --api-key asks for a key",
                   file=sys.stderr, flush=True)
 
-    uses_cpu = any(model.load.get("backend", "cpu") == "cpu" for model in made.models)
+    uses_cpu = any(model.load.get("backend", LoadOptions.backend) == "cpu" for model in made.models)
     with compile_notice(uses_cpu):
         if made.replicas:
             from numflow.server.replicas.front import serve as run_replicas

@@ -19,7 +19,7 @@ from numflow.cuda.sample.sample import WORDS, best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
 from numflow.decoding.choice import Choice
-from numflow.errors import RequestError
+from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import SAMPLE, TRACE, Progress
 from numflow.network.windows import cache_windows
@@ -65,7 +65,7 @@ class Program(OneDevice):
         kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
                                                                      for kind in (kv_k, kv_v)))
         if not 0 <= host_kv_percent <= 100:
-            raise RequestError(f"host_kv_percent should be in 0 .. 100, is {host_kv_percent!r}")
+            raise RequestError(f"{option('host_kv_percent')} should be in 0 .. 100, is {host_kv_percent!r}")
         super().__init__(network, block_size)
         number = device if world is None else world.numbers[device]
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu

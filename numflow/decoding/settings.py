@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numflow.errors import RequestError, did_you_mean, quoted
+from numflow.errors import RequestError, did_you_mean, option, quoted
 
 # The filters in the order in which they are applied, unless `samplers` says otherwise -> the value that does nothing.
 FILTERS = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "tfs_z": 1.0, "typical_p": 1.0, "top_p": 1.0}
@@ -101,7 +101,7 @@ def check(values: Mapping[str, Any]) -> None:
     """
     for name, (good, wanted) in _RULES.items():
         if not good(values[name]):
-            raise RequestError(f"{name} should be {wanted}, is {quoted(values[name])}")
+            raise RequestError(f"{option(name)} should be {wanted}, is {quoted(values[name])}")
     samplers = values["samplers"]
     for at, name in enumerate(samplers):
         if name not in FILTERS:
@@ -172,7 +172,7 @@ def checked_count(name: str, value: Any, least: int = 0, most: int | None = None
     """
     if not is_count(value, least) or (most is not None and value > most):
         wanted = f"from {least}" if most is None else f"{least} .. {most}"
-        raise RequestError(f"{name} should be a whole number {wanted}, is {quoted(value)}")
+        raise RequestError(f"{option(name)} should be a whole number {wanted}, is {quoted(value)}")
     return int(value)
 
 

@@ -8,18 +8,20 @@ from typing import Any
 
 from numflow.engine.handle import Handle
 from numflow.engine.model import Model
+from numflow.engine.options import EngineOptions, check, described, rows
 from numflow.engine.request.budget import Budget
 from numflow.engine.request.request import Request
 from numflow.engine.run.core import IDLE_S
 from numflow.engine.run.job import Job, Sink
 from numflow.engine.runner.kv_memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.schedule.scheduler import StepLimits
-from numflow.errors import QueueFullError, RequestError, quoted
+from numflow.errors import QueueFullError, RequestError, did_you_mean, option, quoted
 from numflow.sizes import parse_bytes
 
 Prompt = str | Sequence[int] | Sequence[Mapping]
 
 
+@described(EngineOptions)
 class Engine:
     """Continuous batching for a model.
 
@@ -31,37 +33,33 @@ class Engine:
     Requests join the running batch at the next step. Each gives the tokens that it gives alone. While an engine is
     open, `model.generate` and the others take part in its steps; they do not count for `max_queue`.
 
-    max_batch:    sequences that run side by side (samples and beams count each).
-    kv_memory:    bytes for keys and values, or a size such as "2GB", reserved at once; None: as much as is needed, up
-                  to what leaves this machine usable (`memory`, the MemoryPlan, says how much that is).
-    max_queue:    requests that may wait.
-    max_step_tokens: tokens of one step; longer prompts are cut, so that others go on meanwhile.
-    batching:     "dynamic", or "static": a new batch starts when the last one has ended (for experiments).
-    preemption:   what becomes of keys and values when memory runs out: "swap" (to the host's memory) or "recompute".
-    prefix_cache: keep keys and values of finished texts, so that requests that begin alike start sooner.
-    budget:       the most that one request may ask for; None: Budget().
+    {options}
+    budget:          The most that one request may ask for. Default: Budget().
+
+    `memory`, the MemoryPlan, says how much keys and values may take.
 
     Raises:
         RequestError: a value out of range, or the model has an engine or requests already.
     """
 
-    def __init__(self, model: Model, max_batch: int = 32, kv_memory: int | str | None = None, *, max_queue: int = 1024,
-                 max_step_tokens: int = 512, batching: str = "dynamic", preemption: str = "swap",
-                 prefix_cache: bool = True, budget: Budget | None = None):
-        for name, value, least in (("max_batch", max_batch, 1), ("max_queue", max_queue, 0),
-                                   ("max_step_tokens", max_step_tokens, 1)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RequestError(f"{name} should be a whole number from {least}, is {quoted(value)}")
-        limits = StepLimits(max_batch, max_step_tokens, batching=batching, preemption=preemption)
-        self.model, self.max_queue, self._core = model, max_queue, model.core
+    def __init__(self, model: Model, max_batch: int = EngineOptions.max_batch,
+                 kv_memory: int | str | None = EngineOptions.kv_memory, *, budget: Budget | None = None,
+                 **options: Any):
+        for name in options:
+            if name not in (known := [row.name for row, _ in rows(EngineOptions)]):
+                raise RequestError(f"Engine has no option {name!r}{did_you_mean(name, known)}")
+        how = EngineOptions(max_batch, kv_memory, **options)
+        check(how)
+        limits = StepLimits(max_batch, how.max_step_tokens, batching=how.batching, preemption=how.preemption)
+        self.model, self.max_queue, self._core = model, how.max_queue, model.core
         self.budget = budget or Budget()
         program = model.program
         blocks, memory = None, self._core.runner.memory
         if kv_memory is not None:
-            size = parse_bytes(kv_memory, "memory for keys and values")
+            size = parse_bytes(kv_memory, option("kv_memory"))
             blocks = blocks_within(size, program, memory)
             memory = None if memory is None else replace(memory, given=size)
-        kept = 0 if not prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
+        kept = 0 if not how.prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
         self._core.open(limits, blocks, kept)
         self.memory = memory
         self._begin, self._jobs = time.perf_counter(), set[Job]()

@@ -12,13 +12,14 @@ from typing import Any
 
 from numflow import formats, network, registry
 from numflow.engine.model import Model
+from numflow.engine.options import LoadOptions, changed, check, described, rows
 from numflow.engine.request.ahead import check_draft
 from numflow.engine.request.defaults import read_defaults
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
-from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, quoted
+from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, option, quoted
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
 from numflow.ops import Network
@@ -27,46 +28,27 @@ from numflow.registry.progress import reporter
 
 # Executors by name; a module is imported only when its executor is chosen.
 BACKENDS = {"reference": "numflow.reference.program", "cpu": "numflow.cpu.program", "cuda": "numflow.cuda.program"}
-ACTIVATIONS = ("int8", "int16", "f32")
 OF_HOST = ("reference", "cpu")  # backends whose keys and values are in this machine's own memory
-OF_GPUS = ("host_embeddings", "host_kv_percent", "collectives")
 Before = Callable[[Network, Prompts, Callable[[], EmbeddingRecipe]], None]
 
 
-def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None = None, activations: str = "int8",
-         threads: int | None = None, *, offline: bool = False, progress: bool = True,
-         context: int | None = None, chunk: int = 512, weights: str | Path | None = None,
-         imatrix: str | Path | None = None, kv: str | None = None, kv_k: str | None = None, kv_v: str | None = None,
-         devices: str | None = None, transport: str = "threads", cpu_layers: int = 0,
-         draft: "str | Path | Model | None" = None, before: "Before | None" = None,
-         **options) -> Model:
+@described(LoadOptions)
+def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str | Path | None = LoadOptions.spec,
+         activations: str = LoadOptions.activations, threads: int | None = LoadOptions.threads, *,
+         before: "Before | None" = None, **given: Any) -> Model:
     """Load a model, ready to run.
 
-    path_or_name: a weight file, a model folder, a known model's name, or an id of a model hub.
-    backend:      "cpu" (compiled kernels), "cuda" (an NVIDIA GPU) or "reference" (NumPy, slow, always float32).
-    spec:         a specification file or name; None: detected from the checkpoint.
-    activations:  "int8" (fast: quantised weights times int8 activations), "int16" (two int8 for each number, some 200
-                  times closer; on the CPU) or "f32". Checkpoints of float weights compute in float32 in any case.
-    threads:      None: one per physical core.
-    offline:      never touch the network. progress: show on standard error how downloading and quantising go.
-    context:      longest text in tokens, at most the model's own, unless its positions stretch as a text needs it
-                  (dynamic scaling). chunk: rows of a prompt that run at once.
-    weights:      quantise matrices now: a scheme ("q3h"), a preset ("q4-mix") or a recipe file; None: as stored. The
-                  next start finds them quantised (network/quantise/kept.py).
-    imatrix:      with `weights`: a calibration file that says which columns matter (`numflow imatrix`).
-    kv:           type of cached keys and values: f32, f16, q8, q6, q5, q4, q3h, q3 or q2; None: f16, or f32 where the
-                  arithmetic is float32. kv_k, kv_v: of keys, of values alone.
-    devices:      place the model on several devices: "0;1" cuts it by layer, "0&1" by tensor, "0&1;2&3" both. On the
-                  CPU a device is a set of threads with memory of its own; `threads` are then those of each device.
-                  With "cuda" numbers are GPUs, and "cpu" among them is the processor: "cpu;0".
-    transport:    of devices: "threads" of this process; on the CPU also "processes" with shared memory between; "ray":
-                  an actor of a Ray cluster for each group of devices.
-    cpu_layers:   with "cuda": so many layers run on the processor, the first ones; -N: the last N.
-    draft:        a smaller model of the same vocabulary that guesses tokens (speculative decoding); a name or path is
-                  loaded with the same backend, activations and threads, and closed with the model.
-    before:       called with the network, what reads prompts, and a function that reads how embeddings are made, before
-                  weights are read and kernels compiled: what it raises ends the loading.
-    options:      further options of the executor.
+    path_or_name:    A weight file, a model folder, a known model's name, or an id of a model hub.
+    {options}
+    before:          Called with the network, what reads prompts, and a function that reads how embeddings are made,
+                     before weights are read and kernels compiled: what it raises ends the loading.
+    given:           Further options of the executor's Program.
+
+    `activations`: int16 is two int8 for each number, some 200 times closer than int8; on the CPU. Checkpoints of float
+    weights compute in float32 in any case. `context` is at most the model's own, unless its positions stretch as a text
+    needs it (dynamic scaling). `weights`: the next start finds them quantised (network/quantise/kept.py). `threads` are
+    those of each device where there are several. `draft` may be a Model; one that is named is loaded with the same
+    backend, activations and threads, and closed with the model.
 
     Raises:
         ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be had or read.
@@ -74,53 +56,48 @@ def load(path_or_name: str | Path, backend: str = "cpu", spec: str | Path | None
         RequestError: an option that does not exist, or is out of range.
     """
     begin, free = time.perf_counter(), free_memory()
-    program_class, types = _executor(backend), {"kv_k": kv_k or kv, "kv_v": kv_v or kv}
-    options |= {name: str(kind).lower() for name, kind in types.items() if kind is not None}
-    options = _options(program_class, backend, {"activations": activations, "threads": threads, **options})
-    if cpu_layers and backend != "cuda":
-        raise RequestError(f"cpu_layers={cpu_layers} leaves layers of a GPU's model to the processor: it needs backend "
-                           f"'cuda' (--device cuda); backend {backend!r} runs all layers itself")
-    several = devices is not None or cpu_layers != 0
-    if not several and transport != "threads":
-        raise RequestError(f"transport {transport!r} is between devices: name them with devices (--devices '0;1')")
-    place = registry.resolve(path_or_name, offline=offline, progress=progress)
+    ours = {row.name for row, _ in rows(LoadOptions)}
+    how = LoadOptions(backend=backend, spec=spec, activations=activations, threads=threads,
+                      **{name: given.pop(name) for name in ours & given.keys()})
+    program_class = _executor(backend)
+    options = _program_options(program_class, how, given)
+    several = _several(how)
+    place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
     checkpoint = formats.open_checkpoint(place)
     chosen = network.choose_spec(checkpoint, spec)
-    if imatrix is not None and weights is None:
-        raise RequestError("imatrix helps quantising: say with weights what to quantise to")
     tokenizer, defaults = _tokenizer_of(checkpoint, chosen), chosen.section("generation")
     texts, headers = (defaults.get("template", ""), defaults.get("system_prompt", "")), None
-    if before is not None or _is_named(draft):
-        headers = _limited(network.build(chosen, checkpoint, fuse=not several), context)
+    if before is not None or _is_named(how.draft):
+        headers = _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
         if before is not None:
             before(headers, Prompts(tokenizer, *texts), lambda: _recipe(checkpoint, chosen))
-        if _is_named(draft):
-            check_draft(ModelFacts.of(headers), draft, offline, progress)
-    with closing(reporter(progress and weights is not None)) as told:
-        if weights is not None:
+        if _is_named(how.draft):
+            check_draft(ModelFacts.of(headers), how.draft, how.offline, how.progress)
+    with closing(reporter(how.progress and how.weights is not None)) as told:
+        if how.weights is not None:
             from numflow.engine.requantise import requantised
 
-            checkpoint, headers = requantised(checkpoint, chosen, weights, imatrix, threads, told), None
-        built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), context)
+            checkpoint, headers = requantised(checkpoint, chosen, how.weights, how.imatrix, threads, told), None
+        built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                     **options)
         else:
             from numflow.engine.placed import FileWeights, placed_program
 
-            program = placed_program(built, backend, BACKENDS, devices, checkpoint,
-                                     FileWeights(checkpoint.path, chosen, weights, imatrix), transport,
-                                     cpu_layers=cpu_layers, options=options)
+            program = placed_program(built, backend, BACKENDS, how.devices, checkpoint,
+                                     FileWeights(checkpoint.path, chosen, how.weights, how.imatrix), how.transport,
+                                     cpu_layers=how.cpu_layers, options=options)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
-                  _begin(checkpoint), *texts, chunk,
+                  _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
                   lambda: registry.sampling(path_or_name, place))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
-    if draft is not None:
-        _add_draft(model, draft, lambda: load(draft, backend, None, activations, threads, offline=offline,
-                                              progress=progress))
+    if how.draft is not None:
+        _add_draft(model, how.draft, lambda: load(how.draft, backend, None, activations, threads, offline=how.offline,
+                                                  progress=how.progress))
     release_memory()
-    model.core.plan(plan_memory(program, free if backend in OF_HOST and transport != "ray" else None, model.runner))
+    model.core.plan(plan_memory(program, free if backend in OF_HOST and how.transport != "ray" else None, model.runner))
     model.load_s = time.perf_counter() - begin
     return model
 
@@ -145,22 +122,34 @@ def _executor(backend: str):
     return import_module(BACKENDS[backend]).Program
 
 
-def _options(program_class, backend, options):
-    """The options, checked against what the executor takes."""
-    if options["activations"] not in ACTIVATIONS:
-        raise RequestError(f"activations should be one of {', '.join(ACTIVATIONS)}, is {options['activations']!r}")
-    threads = options["threads"]
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise RequestError(f"threads should be a whole number from 1, is {threads!r}")
-    ours = ("network", "weights", "world", "device")
-    known = [name for name in inspect.signature(program_class).parameters if name not in ours]
-    for name in options:
-        if name in OF_GPUS and name not in known:
-            raise RequestError(f"{name}={options[name]!r} is for GPUs (--device cuda); backend {backend!r} has no such "
-                               "option")
-        if name not in known:
-            raise RequestError(f"backend {backend!r} has no option {name!r}{did_you_mean(name, known)}")
-    return options
+def _program_options(program_class, how: LoadOptions, given: dict[str, Any]) -> dict[str, Any]:
+    """Options of the executor's Program: those of the table that it has, and `given`, which are its alone."""
+    check(how if _is_named(how.draft) else replace(how, draft=None))
+    for row, found in rows(LoadOptions):
+        if found.of and how.backend not in found.of and (value := getattr(how, row.name)) != row.default:
+            raise RequestError(f"{option(row.name, value)} is for GPUs ({option('backend', found.of[0])}); backend "
+                               f"{how.backend!r} has no such option")
+    own = [name for name in inspect.signature(program_class).parameters
+           if name not in ("network", "weights", "world", "device", "progress")]
+    for name in given:
+        if name not in own:
+            known = {*own, *(row.name for row, _ in rows(LoadOptions))}
+            raise RequestError(f"backend {how.backend!r} has no option {name!r}{did_you_mean(name, known)}")
+    kinds = {"kv_k": how.kv_k or how.kv, "kv_v": how.kv_v or how.kv}
+    return ({"activations": how.activations, "threads": how.threads}
+            | {name: value for name, value in changed(how).items() if name in own}
+            | {name: kind.lower() for name, kind in kinds.items() if kind is not None} | given)
+
+
+def _several(how: LoadOptions) -> bool:
+    """Whether the model is placed on several devices; that options which need others have them."""
+    several = how.devices is not None or how.cpu_layers != 0
+    if not several and how.transport != LoadOptions.transport:
+        raise RequestError(f"{option('transport', how.transport)} is between devices: name them with "
+                           f"{option('devices', '0;1')}")
+    if how.imatrix is not None and how.weights is None:
+        raise RequestError(f"{option('imatrix')} helps quantising: say with {option('weights')} what to quantise to")
+    return several
 
 
 def _limited(built, context):
@@ -168,8 +157,8 @@ def _limited(built, context):
     if context is None:
         return built
     longest = built.facts["context"]
-    if not isinstance(context, int) or context < 1 or (context > longest and "stretches" not in built.facts):
-        raise RequestError(f"context should be 1 .. {longest} tokens, as the model's, is {context!r}")
+    if context > longest and "stretches" not in built.facts:
+        raise RequestError(f"{option('context')} should be 1 .. {longest} tokens, as the model's, is {context!r}")
     return replace(built, facts={**built.facts, "context": context})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from numflow import formats, network
 from numflow.engine.requantise import requantised
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, option
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network
 from numflow.partition.cut.cpu_layers import with_cpu_layers
@@ -62,8 +62,9 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
     """
     if backend == "cuda" and transport not in ("threads", "ray"):
-        raise DeviceError(f"transport {transport!r} is for devices of the CPU; those of backend 'cuda' are threads of "
-                          "one process, or of an actor for each group (transport 'ray')")
+        raise DeviceError(f"{option('transport', transport)} is for devices of the CPU; those of backend 'cuda' "
+                          "are threads of one process, or of an actor for each group "
+                          f"({option('transport', 'ray')})")
     placement, layers = parse_devices("0" if devices is None else devices), None
     if cpu_layers:
         placement, layers = with_cpu_layers(built, devices, cpu_layers)

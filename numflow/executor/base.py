@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from numflow.errors import RequestError, did_you_mean
+from numflow.errors import RequestError, did_you_mean, option
 from numflow.executor.contract import Program
 from numflow.network.batch import BatchBounds, checked
 from numflow.network.windows import counts
@@ -217,7 +217,7 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> None:
         RequestError: another value.
     """
     if value not in (known := tuple(known)):
-        raise RequestError(f"{name} should be one of {', '.join(known)}, is {value!r}")
+        raise RequestError(f"{option(name)} should be one of {', '.join(known)}, is {value!r}")
 
 
 def kv_types(auto: str, kv_k: str, kv_v: str) -> tuple[str, str]:

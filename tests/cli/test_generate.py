@@ -78,7 +78,8 @@ def test_a_system_message(run, loader):
 @pytest.mark.parametrize("arguments, stdin, complaint", [
     (["-f", "gone.txt"], None, "gone.txt: No such file"),
     ([], b"caf\xe9", "standard input: not UTF-8 text (byte 3)"),
-    (["x", "-n", "-1"], None, "max_tokens should be"), (["x", "--temperature", "-1"], None, "temperature should be"),
+    (["x", "-n", "-1"], None, "--max-tokens should be"),
+    (["x", "--temperature", "-1"], None, "--temperature should be"),
     (["y" * 600], None, "context")])
 def test_bad_requests_are_one_line(run, loader, arguments, stdin, complaint):
     done = run("generate", *arguments, stdin=stdin)

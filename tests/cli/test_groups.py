@@ -36,8 +36,8 @@ def test_only_what_was_given_is_a_setting():
 
 
 def test_the_processor_compiles_unless_a_gpu_runs_all():
-    assert Execution().compiles and Execution(device="cuda", devices="cpu;0").compiles
-    assert Execution(device="cuda", cpu_layers=1).compiles and not Execution(device="cuda", devices="0;1").compiles
+    assert Execution().compiles and Execution(backend="cuda", devices="cpu;0").compiles
+    assert Execution(backend="cuda", cpu_layers=1).compiles and not Execution(backend="cuda", devices="0;1").compiles
 
 
 def test_commands_have_the_options_once():

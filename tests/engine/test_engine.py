@@ -250,10 +250,10 @@ def test_a_known_beginning_is_not_run_again():
 @pytest.mark.parametrize(("options", "message"), [
     ({"max_queue": -1}, "max_queue should be"), ({"max_batch": 0}, "max_batch should be"),
     ({"max_step_tokens": 0}, "max_step_tokens should be"),
-    ({"kv_memory": "2 apples"}, "memory for keys and values should be a size"),
+    ({"kv_memory": "2 apples"}, "kv_memory should be a size"),
     ({"kv_memory": 3}, "hold no block of 4 tokens, which takes 16"),
-    ({"batching": "x"}, "no batching 'x'"),
-    ({"preemption": "x"}, "no preemption 'x'")])
+    ({"batching": "x"}, "batching should be one of dynamic, static, is 'x'"),
+    ({"preemption": "x"}, "preemption should be one of swap, recompute, is 'x'")])
 def test_bad_options(options, message):
     model = fake_model()
     with pytest.raises(RequestError, match=message):

@@ -147,7 +147,7 @@ def test_trace_is_one_step_of_decoding(folder, monkeypatch):
 @pytest.mark.parametrize(("name", "value"), [("host_embeddings", True), ("host_kv_percent", 50.0),
                                              ("collectives", "nccl")])
 def test_what_only_gpus_have_is_refused_by_name(folder, name, value):
-    with pytest.raises(RequestError, match=rf"{name}=.* is for GPUs \(--device cuda\); backend 'reference'"):
+    with pytest.raises(RequestError, match=rf"{name}=.* is for GPUs \(backend='cuda'\); backend 'reference'"):
         load(folder, backend="reference", **{name: value})
 
 
@@ -210,7 +210,8 @@ def test_a_draft_model_that_cannot_fit_is_not_fetched(folder, monkeypatch, no_pr
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"temperatur": 1}, "did you mean 'temperature'"), ({"temperature": -1}, "temperature should be"),
-    ({"speculate": "draft"}, "--draft MODEL"), ({"regex": "a("}, "regex: "), ({"json_schema": "{"}, "json_schema: "),
+    ({"speculate": "draft"}, "name one with draft"),
+    ({"regex": "a("}, "regex: "), ({"json_schema": "{"}, "json_schema: "),
     ({"grammar": "start: ("}, "grammar: ")])
 def test_settings_are_checked_without_a_model(settings, message):
     pytest.importorskip("llguidance")

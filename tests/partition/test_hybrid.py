@@ -100,7 +100,7 @@ def test_cpu_layers_are_a_placement(devices, count, text, counts):
 
 
 @pytest.mark.parametrize(("devices", "count", "message"), [
-    (None, 4, r"should be 1 .. 3, or -3 .. -1 for the last ones, is 4: .* 4 layers.*--device cpu keeps all"),
+    (None, 4, r"should be 1 .. 3, or -3 .. -1 for the last ones, is 4: .* 4 layers.*backend='cpu' keeps all"),
     ("0;1;2;3", 1, "cpu_layers should be 0, is 1"), ("cpu;0", 1, "'cpu;0' names it already")])
 def test_cpu_layers_that_cannot_be(devices, count, message):
     with pytest.raises(DeviceError, match=message):
@@ -145,21 +145,21 @@ def test_the_same_greedy_tokens(monkeypatch, folder, options):
 def test_on_the_command_line(monkeypatch, folder, capsys):
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
     code, _, err = _numflow(capsys, "bench", "-m", folder, "--device", "cuda", "--cpu-layers", "-2")
-    assert code and "cpu_layers should be 1 .. 1, or -1 .. -1 for the last ones, is -2" in err
+    assert code and "--cpu-layers should be 1 .. 1, or -1 .. -1 for the last ones, is -2" in err
     code, _, err = _numflow(capsys, "generate", "-m", folder, "--cpu-layers", "1", "x")
-    assert code and "cpu_layers=1 leaves layers of a GPU's model to the processor: it needs backend 'cuda'" in err
+    assert code and "--cpu-layers 1 is for GPUs (--device cuda); backend 'cpu' has no such option" in err
 
 
 def test_what_cannot_be(monkeypatch, folder):
-    with pytest.raises(RequestError, match="it needs backend 'cuda'"):
+    with pytest.raises(RequestError, match=r"cpu_layers=1 is for GPUs \(backend='cuda'\)"):
         numflow.load(folder, cpu_layers=1)
-    with pytest.raises(RequestError, match="backend 'reference' runs all layers itself"):
+    with pytest.raises(RequestError, match="backend 'reference' has no such option"):
         numflow.load(folder, "reference", cpu_layers=-1)
     with pytest.raises(DeviceError, match="position 1: expected a device"):
         numflow.load(folder, "cuda", devices="gpu;0")
-    with pytest.raises(DeviceError, match="transport 'processes' is for devices of the CPU"):
+    with pytest.raises(DeviceError, match="transport='processes' is for devices of the CPU"):
         numflow.load(folder, "cuda", devices="0;1", transport="processes")
-    with pytest.raises(DeviceError, match="device cpu runs models without"):
+    with pytest.raises(DeviceError, match="backend='cpu' runs models without"):
         _without_a_driver(monkeypatch, folder)
 
 

@@ -156,7 +156,7 @@ def test_load_says_what_is_wrong(tmp_path):
         numflow.load(folder, devices="")
     with pytest.raises(DeviceError, match="2 layers cannot be cut into 3 groups of devices: name at most 2 groups"):
         numflow.load(folder, devices="0;1;2")
-    with pytest.raises(RequestError, match="transport 'processes' is between devices: name them with devices"):
+    with pytest.raises(RequestError, match="transport='processes' is between devices: name them with devices"):
         numflow.load(folder, transport="processes")
     with pytest.raises(RequestError, match="has no option 'world'"):
         numflow.load(folder, world=None)

@@ -14,10 +14,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from numflow.distribution import install
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, option
 
 INSTALL = install("cuda")
-ELSE = "--device cpu runs models without"  # the way out where there is no GPU
+ELSE = f"{option('backend', 'cpu')} runs models without"  # the way out where there is no GPU
 INSTALL_NCCL = install("nccl")
 PACKAGES = ("numba-cuda", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-nvvm", "nvidia-cuda-nvrtc",
             "nvidia-nvjitlink", "nccl4py", "nvidia-nccl-cu13", "numba", "llvmlite", "numpy")

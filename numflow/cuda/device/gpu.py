@@ -21,12 +21,13 @@ from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref, Simul
 from numflow.cuda.device.slabs import Slabs
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.lang.scalar import Pointer, f32, i32
-from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError
+from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, option
 
 STAGE = 16 << 20  # bytes of each of the two pinned buffers
 _MAPPED = 3       # flags of cuMemHostAlloc: for all contexts, and in their address space
 _PEERS_ALREADY = 704  # CUresult: another stream of this GPU has asked for access to that one
 # CUresults after which a context is of no use any more (the driver's documentation of cudaError, "sticky" errors).
+FEWER = ("cpu_layers", "host_kv_percent", "host_embeddings")  # options that take less of a GPU's memory
 _FAULTS = {"ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "ASSERT", "HARDWARE_STACK_ERROR", "ILLEGAL_INSTRUCTION",
            "MISALIGNED_ADDRESS", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "ECC_UNCORRECTABLE",
            "NVLINK_UNCORRECTABLE", "CONTAINED", "TENSOR_MEMORY_LEAK", "EXTERNAL_DEVICE"}
@@ -348,7 +349,7 @@ class Gpu:
             what = getattr(code, "name", str(code))
             if "OUT_OF_MEMORY" in what:
                 raise DeviceMemoryError(f"{self.name} has no memory left for {args[0]} bytes; it takes fewer with "
-                                        "--cpu-layers, --host-kv-percent, --host-embeddings or --context")
+                                        f"{', '.join(map(option, FEWER))} or {option('context')}")
             fault = any(what.endswith(end) for end in _FAULTS)
             raise (DeviceFaultError if fault else DeviceError)(f"the GPU's driver says {what} to {name}")
         return results[0] if len(results) == 1 else results or None

@@ -9,7 +9,7 @@ from numflow.decoding.structured import KINDS, check_grammar
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.sampling import CHAT, filled
 from numflow.engine.request.settings import Settings
-from numflow.errors import RequestError
+from numflow.errors import RequestError, option
 
 
 def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
@@ -21,7 +21,7 @@ def check_settings(settings: Mapping[str, Any], has_draft: bool) -> None:
     """
     found = Settings.of(filled(settings, CHAT))  # some temperature, where the model will say which
     if found.speculate == "draft" and not has_draft:
-        raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
+        raise RequestError(f"{option('speculate', 'draft')} needs a draft model: name one with {option('draft')}")
     for kind in KINDS:
         if getattr(found, kind) is not None:
             check_grammar(kind, getattr(found, kind))

@@ -20,7 +20,7 @@ from numflow.engine.request.defaults import Defaults
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.request.settings import Settings
-from numflow.errors import RequestError, TokenizerError, quoted
+from numflow.errors import RequestError, TokenizerError, option, quoted
 
 SPECULATIONS = ("ngram", "draft", "off")
 BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lists that are remembered
@@ -236,9 +236,9 @@ class Requests:
         if how is None:
             how = "draft" if self.has_draft and beams is None else "off"
         if how not in SPECULATIONS:
-            raise RequestError(f"speculate should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
+            raise RequestError(f"{option('speculate')} should be one of {', '.join(SPECULATIONS)}, is {quoted(how)}")
         if how == "draft" and not self.has_draft:
-            raise RequestError("speculate 'draft' needs a draft model: name one with --draft MODEL (in Python draft=)")
+            raise RequestError(f"{option('speculate', 'draft')} needs a draft model: name one with {option('draft')}")
         if how != "off" and beams is not None:
             raise RequestError(f"a beam search does not speculate: leave out speculate={quoted(how)} or num_beams")
         return how, 0 if count is None else checked_count("draft_tokens", count, 1, MAX_DRAFTS)

@@ -4,7 +4,7 @@ The first layers are the better ones to leave: the table of tokens is where only
 matrix, which is read whole for each token, stays on the GPU with the logits.
 """
 
-from numflow.errors import DeviceError
+from numflow.errors import DeviceError, option
 from numflow.ops import Network
 from numflow.partition.cut.devices import CPU, Devices, PlacedDevice, parse_devices
 from numflow.partition.cut.plan import layers_by_stack
@@ -27,15 +27,15 @@ def with_cpu_layers(network: Network, devices: str | None, count: int) -> tuple[
     given = parse_devices("0" if devices is None else devices)
     sizes = {stack: len(found) for stack, found in layers_by_stack(network).items()}
     if any(device.name == CPU for device in given):
-        raise DeviceError(f"cpu_layers={count} puts the processor among the devices, but {str(given)!r} names it "
-                          "already: give only one of the two")
+        raise DeviceError(f"{option('cpu_layers', count)} puts the processor among the devices, but {str(given)!r} "
+                          "names it already: give only one of the two")
     most = min(sizes.values(), default=0) - len(given.groups)
     if not 1 <= abs(count) <= most:
         have = " and ".join(f"{n} layers{f' in {stack[:-1]}' if stack else ''}" for stack, n in sizes.items())
         range_ = f"1 .. {most}, or -{most} .. -1 for the last ones" if most > 0 else "0"
-        raise DeviceError(f"cpu_layers should be {range_}, is {count}: {network.name} has {have or 'no layers'}, of "
-                          f"which devices {given} take at least {len(given.groups)}; --device cpu keeps all of them on "
-                          "the processor")
+        raise DeviceError(f"{option('cpu_layers')} should be {range_}, is {count}: {network.name} has "
+                          f"{have or 'no layers'}, of which devices {given} take at least {len(given.groups)}; "
+                          f"{option('backend', 'cpu')} keeps all of them on the processor")
     cpu, layers = ((PlacedDevice(CPU),),), {}
     for stack, total in sizes.items():
         rest = tuple(end - begin for begin, end in layer_spans(total - abs(count), given.group_shares))

@@ -10,8 +10,8 @@ from typing import Any
 
 from numflow.engine.request.budget import Budget
 from numflow.engine.request.settings import Settings
-from numflow.errors import RequestError, did_you_mean
-from numflow.server.config.options import MODEL, SERVICE, Option
+from numflow.errors import RequestError, did_you_mean, option
+from numflow.server.config.options import MODEL, SERVICE, Option, in_config
 
 log = logging.getLogger("numflow.server")
 TABLES = ("service", "engine", "models", "prompt_templates")
@@ -23,6 +23,7 @@ class ModelConfig:
 
     load, engine: keyword arguments of numflow.load and of the engine. prompt: how requests become prompts.
     own: names of options that are this model's alone, not those of all. budget: the most that one request may ask for.
+    table: the table of the file that each option is from, for those that are.
     """
 
     name: str
@@ -34,6 +35,11 @@ class ModelConfig:
     prompt: Mapping[str, Any] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     budget: Budget = field(default_factory=Budget)
+    table: Mapping[str, str] = field(default_factory=dict)
+
+    def spell(self, name: str, value: str) -> str | None:
+        """An option in a message, as the file has it; None where it is not from there."""
+        return f"{self.table[name]} {in_config(name, value)}" if name in self.table else None
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,11 @@ def make_config(tables: Mapping[str, Any], source: str = "configuration", servic
     for name in tables:
         if name not in TABLES:
             raise RequestError(f"{source}: there is no table [{name}]{did_you_mean(name, TABLES)}")
+    over, above = _read(service or {}, SERVICE), _read(every_model or {}, MODEL)
     try:
         own = _without_lenient(tables.get("service", {}), source)
-        chosen = _read(own, SERVICE, "[service] ") | _read(service or {}, SERVICE, "")
+        chosen = _read(own, SERVICE, "[service] ") | over
         common = _read(tables.get("engine", {}), _shared(), "[engine] ")
-        above = _read(every_model or {}, MODEL, "")
         found = _table(models, "") if models is not None else _table(tables.get("models", {}), "[models] ")
         templates = _templates(tables.get("prompt_templates", {}))
         made = tuple(_model(name, _table(values, f"[models.{name}] "), common, above, templates, first=not at)
@@ -141,11 +147,12 @@ def _model(name, values, common, above, templates, first: bool) -> ModelConfig:
         return MappingProxyType({key: value for key, value in chosen.items() if MODEL[key].goes == goes})
 
     return ModelConfig(name, chosen["path"], chosen.get("aliases", ()), chosen.get("preload", first),
-                       part("load"), part("engine"), part("prompt"), frozenset(own))
+                       part("load"), part("engine"), part("prompt"), frozenset(own),
+                       table={key: f"[models.{name}]" if key in own else "[engine]" for key in chosen.keys() - above})
 
 
-def _read(values: Mapping[str, Any], options: Mapping[str, Option], place: str) -> dict[str, Any]:
-    """Checked values under the options' own names."""
+def _read(values: Mapping[str, Any], options: Mapping[str, Option], place: str = "") -> dict[str, Any]:
+    """Checked values under the options' own names. place: where they are in the file; "": they are not from there."""
     names = {alias: name for name, option in options.items() for alias in (name, *option.aliases)}
     chosen: dict[str, Any] = {}
     for key, value in _table(values, place).items():
@@ -153,7 +160,7 @@ def _read(values: Mapping[str, Any], options: Mapping[str, Option], place: str) 
             raise RequestError(f"{place}there is no option {key!r}{did_you_mean(key, names)}")
         if names[key] in chosen:
             raise RequestError(f"{place}{key} and {names[key]} are the same option: give one of them")
-        chosen[names[key]] = options[names[key]].read(value, place + key)
+        chosen[names[key]] = options[names[key]].read(value, place + key if place else option(key))
     return chosen
 
 

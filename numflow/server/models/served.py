@@ -37,7 +37,11 @@ class Served:
     def __init__(self, config: ModelConfig, queue: int):
         self.config, self.name = config, config.name
         self.created = int(time.time())
-        self.model = numflow.load(config.path, **config.load)
+        try:
+            self.model = numflow.load(config.path, **config.load)
+        except NumflowError as error:
+            error.respell(config.spell)
+            raise
         try:
             self.prompts = self._prompts()
             self.chat_template = self._chat_template()
