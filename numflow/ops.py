@@ -313,5 +313,5 @@ def param(step: Step, name: str) -> Any:
 
 
 def local(step: Step) -> str:
-    """Dependence of a row of the step's output on other rows, a key of LOCAL."""
+    """The inputs that a row of the step's output depends on, as a key of LOCAL."""
     return (OPS.get(step.op) or EXCHANGES[step.op]).local

@@ -97,7 +97,7 @@ def _main(calls: list[Call]) -> list[Call]:
 
 
 def _effects(step: Step, ctx: Context) -> tuple[list, list]:
-    """What a step reads and writes: views, and names of memory that steps share."""
+    """Reads and writes of a step: views, and names of memory that steps share."""
     reads = [*step.inputs, *(name for name, written in ctx.shared.items() if not written)]
     writes = [*step.outputs, *(name for name, written in ctx.shared.items() if written)]
     if "cache" in step.params:

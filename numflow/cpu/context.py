@@ -1,4 +1,4 @@
-"""What the binder of an op may ask for while a network is bound: addresses, packed weights, shared scratch memory."""
+"""Context of the binders of ops while a network is bound: addresses, packed weights, shared scratch memory."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a program will take of memory, from shapes and types alone: for planning, before anything is loaded."""
+"""Estimate of a program's memory from shapes and types alone: for planning, before anything is loaded."""
 
 from numflow.cpu.state import kv_rows
 from numflow.cpu.weights.layout import SCHEMES, tiles_of

@@ -1,4 +1,4 @@
-"""Which steps of an entry are done by the kernels of another one.
+"""Fusion: steps of an entry that are done by the kernels of another step.
 
 A `linear` takes over the `add` that follows it, and computes its operand out of a norm or an activation that nothing
 else reads. What goes away is a pass over memory and a barrier; the numbers stay the same, bit for bit.

@@ -98,7 +98,7 @@ class Program(OneDevice):
         self.pool.hold(self._bound[entry].table, rows)
 
     def result(self, output: str) -> np.ndarray:
-        """What the last run has computed, as `run` returns it."""
+        """Output of the last run, as `run` returns it."""
         rows = int(self._ctx.header_fields[ROW_FIELD["logits"]])
         return self._ctx.buffers.columns(self.network.outputs[output], rows).copy()
 

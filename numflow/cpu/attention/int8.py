@@ -93,7 +93,7 @@ def _query_block(q, x, aux):
 
 
 def _scale(bits: Value) -> tuple[Value, Value]:
-    """What an integer is worth, and how many of them 1 is, where the largest of `bits` is that of a number to fit."""
+    """Scale of the integers and its inverse, so that the number whose bits are the largest of `bits` fits."""
     largest = bits.call("llvm.vector.reduce.smax.v16i32", llvm_type("i32"))  # in the order of numbers, and NaN wins
     enough = largest.compare(">", constant(largest, "f32", SMALLEST, 1).as_("i32", 1))
     largest = largest.as_("f32", 1)

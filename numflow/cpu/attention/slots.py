@@ -1,4 +1,4 @@
-"""What the kernels of attention are given, and how their memory is laid out."""
+"""Arguments of the attention kernels, and the layout of their memory."""
 
 from numflow.cpu.runtime.kernel import slots
 from numflow.cpu.simd.isa import isa

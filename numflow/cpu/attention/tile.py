@@ -212,7 +212,7 @@ def _columns(rows):
 
 @inline
 def _chunk(args, sequence, head, key):
-    """Where the chunk with `key` begins in the cache: its number in units of a key of one head."""
+    """Begin of the chunk with `key` in the cache, counted in keys of one head."""
     header, block_size = i64(args, SLOTS.header), i64(args, SLOTS.block_size)
     table = i32_ptr(i64(header, i64(args, SLOTS.table)) + 4 * sequence * i64(header, i64(args, SLOTS.table_stride)))
     first = (table[key // block_size] * i64(args, SLOTS.kv_heads) + head) * block_size

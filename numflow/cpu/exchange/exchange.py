@@ -1,4 +1,4 @@
-"""What devices do together (ops.EXCHANGES) through the memory of a World (world.py).
+"""Collectives of devices (ops.EXCHANGES) through the memory of a World (world.py).
 
 Sums are made in the order of the devices, by every device for itself: the result does not depend on who came first,
 nor on whether devices are threads or processes.

@@ -29,7 +29,7 @@ _RING = (4, 64)    # slots of a ring
 
 @dataclass(frozen=True)
 class Channel:
-    """Where a group or a pair of devices meets; offsets in the region.
+    """Meeting point of a group or a pair of devices; offsets in the region.
 
     lines: offset of the first line. threads: lines of each device, one device after the other.
     slots: offset of the first slot. slot_bytes: of each. ring: slots of a pair, 2 for each device of a group.
@@ -109,13 +109,15 @@ class World:
         self._memory = np.frombuffer(self._shared.buf, np.uint8)
 
     def together(self, network: Network, programs: Sequence[Any]) -> Lockstep | None:
-        """What runs the programs of all devices, parts of `network`, by one call; None where Python has to look after
-        devices that are elsewhere."""
+        """The object that runs the programs of all devices, parts of `network`, by one call.
+
+        None if Python has to look after devices that are elsewhere.
+        """
         return None if self.remote is not None else Lockstep(network, programs, self)
 
     @property
     def address(self) -> int:
-        """Where the region lies in this process."""
+        """Address of the region in this process."""
         return self._memory.ctypes.data
 
     @property

@@ -177,7 +177,7 @@ def _quantize_pairs(source, x, aux, i, m):
 
 @inline
 def _put_aux(aux, i, m, scale, low, high):
-    """What goes with row i of m of a unit, of which `low` and `high` are the sums of the halves."""
+    """Store scale and sums of row i of m of a unit; `low` and `high` are the sums of its halves."""
     f32_ptr(aux)[i] = scale
     f32_ptr(aux)[m + i] = scale * np.float32(low + high)
     i32_ptr(aux)[2 * m + i] = -(low + high)
@@ -203,7 +203,7 @@ def _round16(source, inverse, x, stride):
 
 @staged(types.int32, types.int64, types.float32, types.float32, types.float32, types.int64, types.int64)
 def _round_rest16(source, inverse, scale, finer, x, stride):
-    """What `_round16` leaves over of the values, times `finer`, in the same way."""
+    """Round the remainder that `_round16` leaves of the values, times `finer`, in the same way."""
     values = load(source, "f32", 16)
     whole = _rounded(values, inverse) - 12582912.0
     rest = fma(whole, (-scale).splat(16), values)

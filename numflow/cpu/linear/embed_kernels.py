@@ -1,4 +1,4 @@
-"""How `embed` reads rows of a packed table, with the numbers that float32 `linear` has for the same matrix.
+"""Rows of a packed table for `embed`, with the numbers that float32 `linear` has for the same matrix.
 
 The rows of tokens that the table does not have become -0.0: nothing is read outside of its memory, and the sum over
 devices that have a part of the table each is the row as it is stored, whatever the sign of its zeros.

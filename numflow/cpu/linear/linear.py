@@ -122,7 +122,7 @@ def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
 
 
 def pieces_of(weight: Packed, activations: str) -> int:
-    """How many int8 the numbers become that a matrix meets; plain numbers meet float32, 0."""
+    """Number of int8 for each activation that meets a matrix; 0 for a matrix of floats, which meets float32."""
     return 0 if weight.is_float else PIECES[activations]
 
 

@@ -1,4 +1,4 @@
-"""What one register tile computes: 16 rows of a packed matrix times M tokens, over all K columns.
+"""One register tile: 16 rows of a packed matrix times M tokens, over all K columns.
 
 int8    a unit's codes meet a token's int8 in exact integers; the unit's sum is scaled and added to the row's total.
 f32     weights are decoded to float32 and multiplied with float32 activations, summed by unit, then added to the total.

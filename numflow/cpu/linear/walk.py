@@ -1,5 +1,8 @@
-"""How `linear` goes over a matrix: threads share its row tiles evenly, a tile of rows meets all tokens while its codes
-are in the cache, and tokens come in blocks whose operand stays in the cache while all row tiles pass."""
+"""The walk of `linear` over a matrix.
+
+Threads share the row tiles evenly. A tile of rows meets all tokens of a block while its codes are in the cache; the
+operand of a block of tokens stays in the cache while all row tiles pass.
+"""
 
 import numpy as np
 

@@ -1,5 +1,8 @@
-"""What this machine can do at most: memory reads, int8 dot products and float32 multiply-adds, measured by the kernels
-that a model's work would be if nothing else had to be done. A model's speed is told as a fraction of these."""
+"""Roofline of this machine: rates of memory reads, int8 dot products and float32 multiply-adds.
+
+The kernels that measure these rates do what a model's kernels do, and nothing else. A model's speed is given as a
+fraction of the rates.
+"""
 
 import time
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ _ARENA = Arena()
 
 
 class ArrayFile:
-    """What is in such a file: nothing where there is none, or none that can be read."""
+    """Content of such a file: empty if there is no file, or none that can be read."""
 
     def __init__(self, path: Path):
         self.path, self._places, self._sums = path, dict[str, tuple[int, int]](), dict[str, int]()

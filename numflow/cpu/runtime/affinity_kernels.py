@@ -1,4 +1,4 @@
-"""What a thread does to choose its core (affinity.py)."""
+"""Kernel with which a thread chooses its core (affinity.py)."""
 
 import numba
 from llvmlite import ir

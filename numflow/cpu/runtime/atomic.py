@@ -1,4 +1,4 @@
-"""What threads need to meet outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
+"""Synchronisation of threads outside the GIL: atomic int64 operations, a pause, a yield, a lock to sleep on.
 
 System functions are called by name (symbols.py).
 """

@@ -42,5 +42,5 @@ def compile_kernel(fn: Callable[[int, int, int], None], keep: bool) -> tuple[Any
 
 
 def object_file(compiled: Any) -> bytes:
-    """What LLVM made of a compiled function: an object file with its C function as "cfunc. ..."."""
+    """Object file that LLVM made of a compiled function; its C function is named "cfunc. ..."."""
     return compiled._library._get_compiled_object()

@@ -1,5 +1,7 @@
-"""How many threads this process may use well: physical cores it may run on, within its container's quota; and how long
-they spin where there are more of them."""
+"""Default number of threads: the physical cores that this process may run on, within its container's quota.
+
+Beside it the number of rounds that threads spin, which is smaller if there are more threads than that.
+"""
 
 import math
 import os
@@ -18,7 +20,7 @@ def default_threads() -> int:
 
 
 def patience(threads: int) -> int:
-    """How often one of so many threads spins before it yields its core: the one that it waits for may need it."""
+    """Rounds that one of so many threads spins before it yields its core, which the awaited thread may need."""
     return SPINS if threads <= default_threads() else SCARCE
 
 

@@ -1,4 +1,4 @@
-"""What a CPU kernel is: a C function `fn(args, thread, n_threads)`, and how it gets its arguments.
+"""CPU kernels: C functions `fn(args, thread, n_threads)`, and the way of their arguments.
 
 `args` is the address of an int64 array. By convention args[0] is the address of the batch header (below); the rest
 is what the binder of the op put there: addresses, strides, sizes, and floats as bit patterns:
@@ -113,7 +113,7 @@ class Kernel:
 
     @property
     def location(self) -> str:
-        """Where to read it: "numflow/cpu/elementwise/norm_kernels.py:12"."""
+        """Place of its source: "numflow/cpu/elementwise/norm_kernels.py:12"."""
         source = kernel_cache.source_of(self.module) or Path(self.fn.__code__.co_filename)
         project = Path(__file__).parents[3]
         return f"{source.relative_to(project).as_posix() if project in source.parents else source.name}:{self._line}"

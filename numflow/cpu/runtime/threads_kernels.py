@@ -1,4 +1,4 @@
-"""What threads do outside the GIL (threads.py)."""
+"""Loop of the worker threads outside the GIL (threads.py)."""
 
 import numba
 

@@ -65,7 +65,7 @@ def _4_lanes(builder, a, b, c):
 
 
 def _any_doubtful(builder, sums, result):
-    """Whether any of 4 doubles lies right between two float32, or is too small."""
+    """Flag (i1): one of 4 doubles lies right between two float32, or is too small."""
     low, high = (builder.bitcast(pair, _I32X4) for pair in sums)
     below = builder.shl(_shuffled(builder, low, high, (0, 2, 4, 6)), constant(_I32X4, 3))  # bits that a float32 lacks
     between = builder.icmp_signed("==", below, constant(_I32X4, -(1 << 31)))

@@ -1,4 +1,4 @@
-"""Which instruction set kernels are compiled for; the one place where that is decided.
+"""The instruction set that kernels are compiled for; the one place where that is decided.
 
 "avx512"   AVX-512 with VNNI and VBMI
 "avxvnni"  AVX2 and the 256-bit VNNI of later desktop cores

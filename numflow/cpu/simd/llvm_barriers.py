@@ -1,4 +1,4 @@
-"""What LLVM is kept from: loading constants anew, and mixing what is better done one after the other.
+"""Barriers to LLVM: constants stay in registers, and instructions stay in order.
 
 LLVM loads masks, tables and matrices of bits anew in every round of a loop, though registers are free: each round of
 decoding then waits for 10 loads besides its own. What has passed through an empty piece of assembly is no constant to

@@ -118,7 +118,7 @@ def _index(address: Value) -> Value:
 
 
 def _load_or(address: Value, otherwise: Value, read: Callable[[], Value]) -> Value:
-    """What `read` loads, or `otherwise` where the address is 0."""
+    """The value that `read` loads, or `otherwise` if the address is 0."""
     builder = address.builder
     before = builder.block
     with builder.if_then(builder.icmp_signed("!=", address.llvm, address.like(0))):

@@ -136,7 +136,7 @@ class Value:
         return _shuffle(self, high, range(2 * self.lanes))
 
     def by_bytes(self, do: Callable[..., "Value"], nbytes: int, *others: "Value") -> "Value":
-        """What `do` makes of so many bytes at a time, of this vector and of others as large."""
+        """Apply `do` to so many bytes at a time of this vector and of others as large, and join the results."""
         count = self.nbytes // nbytes
         parts = [[v.part(v.lanes // count * i, v.lanes // count) for v in (self, *others)] for i in range(count)]
         return joined([do(*part) for part in parts])

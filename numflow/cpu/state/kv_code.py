@@ -163,7 +163,7 @@ def _save_codes(kind: KVType, y: Value, second: int, codes: Value) -> None:
 
 
 def _codes(kind: KVType, block: Value, fields: Callable[..., Value], *place: int) -> Value:
-    """What `fields` finds in all planes, u8x64."""
+    """Codes from the fields of all planes, u8x64."""
     parts, at = [], block + TOKENS * HEADER_BYTES
     for plane in kind.planes:
         count = plane.bytes(kind.codes)

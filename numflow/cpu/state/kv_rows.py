@@ -1,4 +1,4 @@
-"""How much memory rows of keys and values take by their type (numflow/quant/kv.py)."""
+"""Bytes of rows of keys and values by their type (numflow/quant/kv.py)."""
 
 from numflow.cpu.memory.buffers import padded
 from numflow.ops import Cache

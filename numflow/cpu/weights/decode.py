@@ -32,7 +32,7 @@ Heads = Value | Grid
 
 
 def open_heads(heads: Value, scheme: Scheme, hold: Keep = as_it_is) -> Heads:
-    """What the functions below need to know of the tile's headers at address `heads`."""
+    """The tile's headers at address `heads`, as the functions below take them."""
     if not scheme.is_own:
         return heads
     by_16 = {"avx512": Grid16Avx512, "avx2": Grid16Avx2, "avxvnni": Grid16Avx2, "neon": Grid16Neon}
@@ -58,7 +58,7 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
 
 
 def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
-    """What codes are multiplied with, f32x16."""
+    """Factors of the codes, f32x16."""
     header = scheme.header
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
@@ -79,7 +79,7 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
 
 
 def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
-    """What is added to code * scale, f32x16, for the kinds WITH_BASE."""
+    """Terms added to code * scale, f32x16, for the kinds WITH_BASE."""
     if isinstance(heads, Grid):
         return -(heads.scale(unit, half) * heads.zero(unit, half))
     if header == BASE:
@@ -107,7 +107,7 @@ def _by_16(unit: Value, half: int) -> Value:
 
 
 def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tuple[Value, Value]:
-    """What `weights` makes weights of codes with, f32x16 each.
+    """Scale and offset with which `weights` makes weights of codes, f32x16 each.
 
     (code - zero) * scale is code * scale + base, rounded in the same place, where the zero is a power of two.
     """

@@ -14,7 +14,7 @@ STRIP_HEADERS = 48  # bytes of the block headers of two units by 16 columns
 
 
 class Grid16(Grid):
-    """What both have: the fields of both blocks of a unit at once, in the two halves of a lane.
+    """Base of both instruction sets: the fields of both blocks of a unit at once, in the two halves of a lane.
 
     PLACES: bit at which the codes of a strip's blocks are multiplied. STRIP_TOKENS: with how many tokens at most.
     """
@@ -83,7 +83,7 @@ class Grid16Avx512(Grid16):
         return blocks
 
     def _open_strips(self, zeros: np.ndarray) -> None:
-        """What blocks_of_strip takes from the row headers; zeros: f32 [32]."""
+        """Prepare the values of the row headers that blocks_of_strip takes; zeros: f32 [32]."""
         self._strip_bases = [self.base_below(place) for place in self.PLACES]
         self._strip_windows = self._windows | 32 << 16  # the second block of a unit looks up among the upper 32
         tables = [self._held_table("u16", (zeros * 2 ** place).view(np.uint32) >> 16) for place in self.PLACES]

@@ -1,4 +1,4 @@
-"""How the CPU keeps a matrix [N, K]: rows interleaved 16 at a time, so that a 32-bit lane of a vector is a row.
+"""Layout of a matrix [N, K] on the CPU: rows interleaved 16 at a time, so that a 32-bit lane of a vector is a row.
 
 A tile is 16 rows, a unit 32 columns. Quantised matrices keep codes and headers in two arrays, [tile][unit][...]:
 

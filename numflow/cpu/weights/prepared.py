@@ -41,7 +41,7 @@ class Prepared:
 
     @classmethod
     def open(cls, source, n_threads: int) -> "Prepared | None":
-        """What there is for a WeightSource; None where nothing is to be kept."""
+        """Prepared weights for a WeightSource, as far as kept; None if nothing is to be kept."""
         if type(source) is not WeightSource or not kept.is_on():
             return None
         identity = container.identity(source.checkpoint)
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def folder() -> Path:
-    """Where the files are."""
+    """Folder of the prepared files."""
     return kernel_cache.root("prepared")
 
 
