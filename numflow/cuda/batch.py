@@ -44,11 +44,11 @@ class BatchMemory:
 
     @property
     def counts(self) -> Ref:
-        """Where kernels find the number of rows of each kind."""
+        """Place of the numbers of rows of each kind, for kernels."""
         return self._memory.at()
 
     def ref(self, name: str) -> Ref:
-        """Where an array of ARRAYS begins."""
+        """Begin of an array of ARRAYS."""
         return self._memory.at(4 * self._begin[name])
 
     def host(self, name: str, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the binder of an op may ask for while a network is bound: device memory, weights, operands, scratch."""
+"""Context of the binders of ops while a network is bound: device memory, weights, operands, scratch."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
@@ -100,7 +100,7 @@ class Context:
         return ceil(width, LANES) * LANES
 
     def view(self, view: View) -> tuple[Ref, int]:
-        """Where a view's first element is, and elements from one row to the next."""
+        """Place of a view's first element, and the number of elements from one row to the next."""
         return self._buffers[view.buffer] + 4 * view.start, self.stride(self.network.buffers[view.buffer].width)
 
     def rows(self, view: View) -> int:
@@ -141,7 +141,7 @@ class Context:
         return before
 
     def place(self, view: View, kind: str) -> tuple[Ref, Ref]:
-        """Where a view's operand of a kind is: x, and what goes with it."""
+        """Places of a view's operand of a kind: its numbers x, and their scales and sums."""
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
         x = self.scratch(f"{view} as {kind}", size + more)
         return x, x + size

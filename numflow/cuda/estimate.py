@@ -1,4 +1,4 @@
-"""What a program will take of a GPU's memory, from shapes and types alone: for planning, before anything is loaded."""
+"""Estimate of a program's memory on a GPU from shapes and types alone: for planning, before anything is loaded."""
 
 import math
 

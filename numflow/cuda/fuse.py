@@ -98,7 +98,7 @@ def _act_of_units(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
 
 
 def _kind_of_unit(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> str | None:
-    """What few tokens want of a step as an operand: "int8", "rows" or "both"; None: something else."""
+    """Kind of operand that few tokens want of a step: "int8", "rows" or "both"; None: another kind."""
     wanted = {demand for reader in readers(steps, index) for demand in linear.demands(steps[reader], ctx)}
     kinds = {kind for kind, runs in wanted if runs != "many"}
     kept = any(steps[index].outputs[0].overlaps(view) for view in outputs)
@@ -108,7 +108,7 @@ def _kind_of_unit(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, .
 
 
 def _left(step: Step, ctx, plan: dict[str, tuple[str | None, bool]], kind: str) -> list[Call]:
-    """What is left of a step whose operand for few tokens comes from the product before it."""
+    """Remaining calls of a step whose operand for few tokens comes from the product before it."""
     if kind != "rows":
         ctx.produce(step.outputs[0], "int8", "few")
     return _produce(step, ctx, {"many": plan["many"]}, None)
@@ -122,8 +122,10 @@ def _fits(step: Step, ctx) -> bool:
 
 
 def _plan(steps: Sequence[Step], index: int, ctx, outputs: tuple[View, ...]) -> dict[str, tuple[str | None, bool]]:
-    """What a step whose readers are linears should make, by name of runs: kind of operand (None: rows alone), and
-    whether rows as well."""
+    """Products of a step whose readers are linears, by name of runs.
+
+    Each is the kind of operand (None: rows alone), and whether rows are made as well.
+    """
     found = readers(steps, index)
     wanted = {demand for reader in found for demand in linear.demands(steps[reader], ctx)}
     kept = any(steps[index].outputs[0].overlaps(view) for view in outputs)

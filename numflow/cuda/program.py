@@ -142,7 +142,7 @@ class Program(OneDevice):
         return self._bound[entry]
 
     def launches(self, sizes: Sizes) -> list[Launch]:
-        """What runs for a batch of these sizes, all entries one after the other."""
+        """Launches for a batch of these sizes, all entries one after the other."""
         return [work for bound in self._bound.values() for _, calls in bound for call in calls
                 for work in call.launches(sizes) if isinstance(work, Launch)]
 

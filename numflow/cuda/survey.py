@@ -1,4 +1,4 @@
-"""Which kernels networks need, found by binding them to a device that keeps launches and runs none."""
+"""Survey of the kernels that networks need: networks are bound to a device that keeps launches and runs none."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and what softcap, slopes and buckets make of a product of query and key (op `attention`)."""
+"""Mask of the visible keys, and softcap, slopes and buckets on a product of query and key (op `attention`)."""
 
 import functools
 

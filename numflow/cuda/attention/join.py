@@ -1,4 +1,4 @@
-"""What warps that shared the keys of a head have left, joined in order (op `attention`)."""
+"""Join, in order, of the partial results of warps that shared the keys of a head (op `attention`)."""
 
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.arithmetic import exp, fmax

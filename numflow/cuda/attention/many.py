@@ -168,7 +168,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
 
 
 def _in_runs(count: int, make: Callable[[int], DeviceFunction]) -> DeviceFunction:
-    """What is made for runs of 16 sums, one after the other: a loop over all of them would not become registers."""
+    """Functions for runs of 16 sums, called one after the other; a loop over all sums would leave the registers."""
 
     def both(first: DeviceFunction, second: DeviceFunction) -> DeviceFunction:
         @device

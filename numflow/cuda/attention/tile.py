@@ -1,4 +1,4 @@
-"""What comes into shared memory for many.py: queries once, then a tile of keys and one of values at a time.
+"""Loads into shared memory for many.py: queries once, then a tile of keys and one of values at a time.
 
 A tile is rows of float16, `row_pitch` words from one to the next.
 """

@@ -72,7 +72,7 @@ def _path(kernel: Kernel, capability: tuple[int, int]) -> Path:
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept."""
+    """Folder of compiled kernels."""
     named = os.environ.get("NUMFLOW_CUDA_KERNELS")
     return Path(named).expanduser() if named else root() / "cuda"
 
@@ -144,8 +144,10 @@ def to_ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
-    """What maps names in kernels to what the compiler knows, and device functions so far: each is compiled once, and
-    those that are equal, whoever made them, are compiled as one."""
+    """A function that maps names in kernels to objects of the compiler, and the device functions made so far.
+
+    Each device function is compiled once; equal ones, whoever made them, are compiled as one.
+    """
     from numflow.cuda.compiler.lowering import lowered
 
     made = {}
@@ -162,7 +164,7 @@ def _helpers(exact: bool, capability: tuple[int, int]) -> tuple[Callable, dict]:
 
 
 def content(function: Callable) -> tuple:
-    """What a rewired function is made of: its code and what that names, numbers as they are written: 1 is not 1.0."""
+    """Key of a rewired function: its code and the values that it names, numbers as they are written: 1 is not 1.0."""
     named = [(name, value) for name, value in sorted(function.__globals__.items()) if not name.startswith("__")]
     held = [("", cell.cell_contents) for cell in function.__closure__ or ()]
     return function.__code__, *((name, repr(value) if isinstance(value, int | float | tuple) else value)

@@ -1,4 +1,4 @@
-"""What the names of intrinsics.py and scalar.py mean to the compiler; imported only when a kernel is compiled.
+"""Lowering of the names of intrinsics.py and scalar.py; imported only when a kernel is compiled.
 
 Inline assembly and intrinsics are all made by one function, `lowered`.
 """
@@ -16,7 +16,7 @@ _LETTERS = {"f32": "f", "i32": "r", "u32": "r", "u16": "h", "u64": "l"}
 
 @functools.cache
 def lowered(thing):
-    """What stands in for an intrinsic, a scalar type or a memory declaration in compiled code."""
+    """Replacement of an intrinsic, a scalar type or a memory declaration in compiled code."""
     if isinstance(thing, Scalar):
         return numba_type(thing)
     if isinstance(thing, SharedArray):

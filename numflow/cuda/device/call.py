@@ -1,4 +1,4 @@
-"""What binders make of a step: launches whose grids depend on how many rows a batch has."""
+"""Calls that binders make of a step: launches whose grids depend on the rows of a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the grids of a run must be. rows: by field; keys: of the longest sequence.
+    """Sizes that the grids of a run must cover. rows: by field; keys: of the longest sequence.
 
     In a recorded run these are what there is room for; kernels read the counts of the batch on the device.
     """

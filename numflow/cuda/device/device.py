@@ -1,4 +1,4 @@
-"""What a program needs of a device: memory, copies, launches, order. Two implement it: the simulator, here, and a GPU.
+"""Interface of a device: memory, copies, launches, order. Two implement it: the simulator, here, and a GPU.
 
     device.alloc(n) -> Memory      memory.at(offset) -> Ref      device.launch(Launch(kernel, grid, args))
 
@@ -69,7 +69,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Order:
-    """Where queues meet: the queue (`beside` the main one, or that) has come to the event, or waits for it."""
+    """Order between queues: the queue (`beside` the main one, or that) has come to the event, or waits for it."""
 
     event: str
     beside: bool

@@ -249,7 +249,7 @@ class Gpu:
         self._ask("cuEventSynchronize", event)
 
     def wait(self, event: Any) -> None:
-        """What is queued from here on waits for an event, which may be another device's."""
+        """Let all that is queued from here on wait for an event, which may be another device's."""
         self._use()
         self._ask("cuStreamWaitEvent", self._stream, event, 0)
 
@@ -328,7 +328,7 @@ class Gpu:
 
     @staticmethod
     def address(ref: Ref) -> int:
-        """Where a place is in the memory that all GPUs and the host share addresses of."""
+        """Address of a place in the address space that all GPUs and the host share."""
         return ref.memory.handle + ref.offset
 
     @staticmethod

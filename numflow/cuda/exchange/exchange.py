@@ -1,4 +1,4 @@
-"""What devices do together (ops.EXCHANGES): values pass as pieces of memory, ordered by events.
+"""Collectives of devices (ops.EXCHANGES): values pass as pieces of memory, ordered by events.
 
 A GPU puts a copy of what it has into a mailbox, with an event behind the copy; who takes it lets its own queue wait for
 the event, copies the piece into its memory and works on it there. Sums are taken in the order of `adds`, so they do not
@@ -33,7 +33,7 @@ _LEAST = 4096  # bytes of a piece
 
 
 class World(Mailboxes):
-    """Where the GPUs of a plan meet: threads of one process, with a stream of a GPU each.
+    """Meeting point of a plan's GPUs: threads of one process, with a stream of a GPU each.
 
     networks: of the devices, by index. names: of the devices, numbers of GPUs; None: their indices. threads: ignored.
     remote:   with `put` and `take`, for devices of other executors; only `send` and `receive` go there.
@@ -74,7 +74,7 @@ class World(Mailboxes):
                 self.clique(device, param(step, "group"))
 
     def clique(self, device: Device, group: tuple[int, ...]) -> Clique | None:
-        """Where the devices of a group meet by NCCL; None: they meet by copies."""
+        """NCCL communicator of a group of devices; None: the group exchanges by copies."""
         with self._choosing:
             if group not in self._cliques:
                 self._cliques[group] = clique(self.collectives, device, group, self.numbers)
@@ -127,7 +127,7 @@ class Transfer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def done(self, reader: Device) -> None:
-        """What the reader has queued so far is all that it does with the piece."""
+        """Release the piece for a reader: all that uses it is queued."""
         if reader is not self.device:
             self.read[reader] = reader.mark(self.read.get(reader))
         with self.lock:

@@ -60,7 +60,7 @@ def float_of(bits: int):
 
 @asm((u32,), (u32,), "popc.b32 $0, $1;")
 def count_bits(word: int) -> int:
-    """How many bits are set."""
+    """Number of bits that are set."""
     return int(word).bit_count()
 
 

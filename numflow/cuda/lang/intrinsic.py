@@ -1,4 +1,4 @@
-"""What an intrinsic is: a twin in Python, and how the compiler makes it; memory that kernels declare."""
+"""Intrinsics: each a twin in Python and its making by the compiler; memory that kernels declare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

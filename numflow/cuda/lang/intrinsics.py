@@ -1,4 +1,4 @@
-"""What kernels call besides arithmetic: their place in the grid, barriers, exchange and memory.
+"""Intrinsics besides arithmetic: place in the grid, barriers, exchange and memory.
 
 Each is a twin in Python, which is what runs when it is called here; on the device the same names stand for LLVM or PTX
 instructions (lowering.py). Arithmetic is in arithmetic.py. Words are 32-bit unsigned numbers that hold packed values:

@@ -104,7 +104,7 @@ def rewired(body: Callable, convert: Callable, seen: dict) -> Callable:
 
 
 def _twin(thing):
-    """What the simulator calls for it."""
+    """The Python twin of an intrinsic or scalar type, which the simulator calls."""
     if isinstance(thing, Intrinsic):
         return thing.twin
     return thing.convert if isinstance(thing, Scalar) else thing

@@ -75,7 +75,7 @@ _blank = object.__new__
 
 
 class Thread:
-    """What a thread knows of itself. waits: "warp" or "block" at a barrier; turn: exchanges it has taken part in.
+    """State of a thread. waits: "warp" or "block" at a barrier; turn: number of exchanges that it took part in.
     copies: groups of background copies that have not landed, the open one last. next: who runs then in its warp."""
 
     __slots__ = ("block", "copies", "coroutine", "error", "lane", "next", "turn", "waits", "warp", "work")
@@ -166,7 +166,7 @@ def _crew(count: int) -> list[Thread]:
 
 
 def _work(thread: Thread) -> None:
-    """What the coroutine of a thread does for good: wait for a block, run the kernel, let the next one run."""
+    """Endless loop of a thread's coroutine: wait for a block, run the kernel, let the next coroutine run."""
     thread.coroutine.parent.switch()
     while True:
         body, args = thread.work

@@ -237,7 +237,7 @@ def _code_stage(kind: str) -> DeviceFunction:
 
 @device
 def _load_bias(plus, bias, wanted, row, n, m_tiles):
-    """What is added to rows `row` and `row` + 8 of each m; zeros if none is wanted."""
+    """Load the bias of rows `row` and `row` + 8 of each m; zeros if none is wanted."""
     for i in range(2 * m_tiles):
         plus[i] = f32(0)
         if wanted and row + 8 * i < n:

@@ -212,7 +212,7 @@ def _x_words(x, token, unit, units):
 
 @functools.cache
 def _add_int8(scheme: Scheme) -> DeviceFunction:
-    """What a unit adds to the sum of a token."""
+    """Function that adds a unit's term to the sum of a token."""
     halves = scheme.header in BY_16
 
     @device

@@ -56,7 +56,7 @@ def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
 
 
 def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
-    """What a linear wants its input as: kind of operand and name of the runs (Context.operand)."""
+    """Forms in which a linear wants its input: kind of operand and name of the runs (Context.operand)."""
     weight = ctx.matrix(step.weights["weight"])
     kind = "int8" if uses_int8(weight, ctx.activations) else "rows" if weight.is_float else "f32"
     if is_exact(weight, ctx):

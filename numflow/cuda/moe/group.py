@@ -40,7 +40,7 @@ _counts, _parts = SharedArray(i32, MOST_EXPERTS), SharedArray(i32, 4 * WARPS)
 
 @dataclass(frozen=True)
 class Groups:
-    """Where routes and tiles are. calls: what finds them; empty if they are found."""
+    """Places of routes and tiles. calls: those that compute them; empty if they are computed already."""
 
     order: Ref
     tiles: Ref

@@ -1,4 +1,4 @@
-"""Which experts a token goes to (op `moe_route`): a warp for each token, a lane for every 32nd expert."""
+"""Choice of a token's experts (op `moe_route`): a warp for each token, a lane for every 32nd expert."""
 
 import functools
 

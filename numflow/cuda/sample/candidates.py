@@ -87,7 +87,7 @@ def _lister(by_count: bool) -> DeviceFunction:
 
 @device
 def _is_listed(slot, listed, what, room):
-    """Whether a slot of the list holds a candidate."""
+    """True if a slot of the list holds a candidate."""
     places, depths = room[3], room[4]
     return slot < listed and places[slot] <= place_of(what[5], what[6]) and depths[slot] >= what[4]
 

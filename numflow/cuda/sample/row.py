@@ -44,7 +44,7 @@ def memory():
 
 @device
 def score_of(x, peak, t):
-    """What the temperature makes of a logit; the same operations as on the host."""
+    """A logit after the temperature; the same operations as on the host."""
     return x + f32(0) if t == f32(1) else (x - peak) / t
 
 

@@ -50,22 +50,22 @@ class KVCache:
 
     @property
     def kept(self) -> tuple[Ref, Ref]:
-        """Where K and V are kept; the memory moves when the cache is resized."""
+        """Places of the kept K and V; the memory moves when the cache is resized."""
         return self._memory[0].at(), self._memory[1].at()
 
     @property
     def k(self) -> Ref:
-        """Where attention finds K."""
+        """Place of K for attention."""
         return (self.room or self.kept)[0]
 
     @property
     def v(self) -> Ref:
-        """Where attention finds V."""
+        """Place of V for attention."""
         return (self.room or self.kept)[0 if self.shape.prefix else 1]
 
     @property
     def places(self) -> list[tuple[Ref, Ref]]:
-        """Where new K and V are stored."""
+        """Places at which new K and V are stored."""
         return [self.kept] if self.room is None else [self.room, self.kept]
 
     @property
@@ -114,5 +114,5 @@ class KVCache:
                 self.device.upload(memory.at(block * size), part)
 
     def _stored(self) -> list[tuple[Memory, int]]:
-        """What holds K, and V if it is stored, with the bytes of a block."""
+        """Memory of K, and of V if it is stored, with the bytes of a block."""
         return [(memory, size) for memory, size in zip(self._memory, self.sizes) if size]

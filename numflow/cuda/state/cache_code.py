@@ -61,7 +61,7 @@ def pitch(kind: str, columns: int) -> int:
 
 
 def name_of_values(kind: str, columns: int, row: int) -> str:
-    """What tells kernels apart by the values they read: the first `columns` of rows of `row` columns."""
+    """Name part of kernels for the values they read: the first `columns` of rows of `row` columns."""
     own, whole = pitch(kind, columns), pitch(kind, row)
     return f"{kind}_{own}" + f"_of_{whole}" * (whole != own)
 

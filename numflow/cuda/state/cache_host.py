@@ -45,13 +45,13 @@ class Rooms:
         return bool(self._memory)
 
     def at(self, turn: int) -> tuple[Ref, Ref]:
-        """Where keys and values of the cache with this turn are."""
+        """Places of keys and values of the cache with this turn."""
         k, v = self._memory[turn % self.count]
         return k.at(), v.at()
 
 
 def on_host(count: int, percent: float) -> set[int]:
-    """Which of `count` caches are the host's: that share of them, spread evenly, so that each copy has time."""
+    """Indices of the caches on the host: a share of `count`, spread evenly, so that each copy has time."""
     many = round(count * percent / 100)
     return {i for i in range(count) if (i + 1) * many // count > i * many // count}
 

@@ -1,4 +1,4 @@
-"""What a lane makes of a unit of a quantised matrix (layout.py): its codes as 8 words of bytes, and its header."""
+"""Decoding of a unit of a quantised matrix by a lane (layout.py): codes as 8 words of bytes, and the header."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""How a device keeps a matrix [N, K]: plain rows of floats, or planes of bits by units of 32 columns.
+"""Layout of a matrix [N, K] on a device: plain rows of floats, or planes of bits by units of 32 columns.
 
 A lane of a warp takes a unit, so every plane is [N][K / 32][...] in memory of its own and neighbours read neighbouring
 bytes. Of the codes of a unit, in groups of 4 columns (g = 0 .. 7), byte i of a word is column i of the group:

@@ -48,7 +48,7 @@ def expected_bytes(scheme: OutlierScheme, rows: int, columns: int, cut: bool) ->
 
 
 def apart_args(weight: Matrix, x: tuple[Ref, int]) -> tuple:
-    """What kernels of few tokens want besides: x as float32, address and stride, slots and how many a row has."""
+    """Outliers as arguments of kernels of few tokens: x as float32, address and stride, slots and their number."""
     return (*x, weight.parts["outliers"], weight.outliers) if weight.outliers else (None, 0, None, 0)
 
 

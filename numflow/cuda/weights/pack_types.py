@@ -1,4 +1,4 @@
-"""How each tensor type stores a row: the code of a column and the header of a unit, as device functions.
+"""Rows of each tensor type: the code of a column and the header of a unit, as device functions.
 
 code(raw, unit, column, units) -> u32, an unsigned code of the column (0 .. 31) of a unit
 head(raw, unit, units) -> u32, above(raw, unit) -> u32: headers as layout.py has them
@@ -245,7 +245,7 @@ def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
 
 
 def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
-    """What the carrier of a type of grids has."""
+    """Code, header and common header of the carrier of a type of grids."""
     size, scales = grid.carrier_bytes, grid.scales
 
     @device
