@@ -81,10 +81,21 @@ class Program(OneDevice):
 
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
             wanted: bool = True) -> np.ndarray | None:
-        """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program."""
+        """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program.
+
+        Rows of the table run in one go, but for exchanges with devices elsewhere, which are made in their place.
+        """
         rows, arrays = self._table_rows(entry, output), self._checked(batch, entry)
         self._load(arrays)
-        self._walk(self._bound[entry], rows)
+        bound, begin = self._bound[entry], 0
+        for at, step in bound.by_host:
+            if at < rows:
+                self.pool.run(bound.table[begin:at], at - begin)
+                by_host(step, self._ctx)
+                begin = at
+        self.pool.run(bound.table[begin:], rows - begin)
+        if self._world is not None and self._world.aborted:
+            raise DeviceError("the run was broken off: another device failed")
         del arrays  # the header points into them
         return self.result(output) if wanted and output is not None else None
 
@@ -127,18 +138,6 @@ class Program(OneDevice):
         """Steps of an entry that the kernels of another one do: index -> index of that one."""
         self._end(entry, None)
         return self._bound[entry].done_by
-
-    def _walk(self, bound: Bound, rows: int) -> None:
-        """The first rows of the table; exchanges with devices elsewhere in their place."""
-        begin = 0
-        for at, step in bound.by_host:
-            if at < rows:
-                self.pool.run(bound.table[begin:at], at - begin)
-                by_host(step, self._ctx)
-                begin = at
-        self.pool.run(bound.table[begin:], rows - begin)
-        if self._world is not None and self._world.aborted:
-            raise DeviceError("the run was broken off: another device failed")
 
     def _drop(self) -> None:
         self._bound.clear()

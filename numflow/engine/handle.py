@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from numflow.engine.run.core import Core
 from numflow.engine.run.generation import Generation, Piece
 from numflow.engine.run.job import Job
-from numflow.engine.run.results import choices
 
 
 class Submitted:
@@ -32,7 +31,7 @@ class Submitted:
 
     def _results(self) -> list[Generation]:
         self._raise()
-        return choices(self._job)
+        return self._job.choices
 
 
 class Handle(Submitted):

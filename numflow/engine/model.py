@@ -15,9 +15,8 @@ from numflow.engine.request.request import Request, Requests, Settings
 from numflow.engine.request.sampling import Source, chosen, filled
 from numflow.engine.run.core import Core
 from numflow.engine.run.forward import Text, outputs
-from numflow.engine.run.generation import Generation, Stream
-from numflow.engine.run.streaming import stream as stream_tokens
-from numflow.engine.run.streaming import together
+from numflow.engine.run.generation import Generation
+from numflow.engine.run.streaming import Stream, together
 from numflow.engine.runner.runner import Runner
 from numflow.engine.runner.scoring import Likelihood, loglikelihoods, prompt_logprobs
 from numflow.engine.speculate.drafters import check_draft
@@ -231,13 +230,12 @@ class Model:
             raise RequestError("best_of chooses at the end: leave out stream or best_of")
         if request.samples > request.n:
             return together(self.core, [request], self.text_decoder)[0]
-        result = Generation()
-        run = Stream(stream_tokens(self.core, request, result, self.text_decoder), result)
+        run = Stream(self.core, request, self.text_decoder)
         if stream:
             return run
         for _ in run:
             pass
-        return result
+        return run.result
 
     def generate_batch(self, prompts: Sequence[str | Sequence[int] | Sequence[Mapping]],
                        **settings: Any) -> list[Generation]:

@@ -168,6 +168,24 @@ def test_blocks_are_free_after_a_stream_is_left():
     assert used_blocks(model) == 0
 
 
+def test_a_stream_that_is_over_stays_over():
+    def fails(history):
+        if len(history) == 4:
+            raise KeyboardInterrupt
+        return 65
+
+    model = fake_model(fails)
+    whole = model.generate([1], max_tokens=2, stream=True)
+    assert "".join(whole) == "AA" and next(whole, None) is None and whole.result.choices == [whole.result]
+    broken = model.generate([1], max_tokens=9, stream=True)
+    with pytest.raises(KeyboardInterrupt):
+        list(broken)
+    assert next(broken, None) is None and used_blocks(model) == 0
+    closed = model.generate([1], max_tokens=2, stream=True)
+    closed.close()
+    assert next(closed, None) is None and closed.result.finish_reason is None  # it never began
+
+
 def test_a_stream_does_not_lock_others_out():
     model = fake_model()
     stream = model.generate([10], max_tokens=5, stream=True)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from numflow.decoding.choice import Choice
 from numflow.engine.run.forward_job import ForwardJob
-from numflow.engine.run.generation import Piece
 from numflow.engine.run.job import Job
 from numflow.engine.runner.host_blocks import HostBlocks
 from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
@@ -30,6 +29,7 @@ Work = Job | ForwardJob
 AnyWork = TypeVar("AnyWork", Job, ForwardJob)
 COUNTS = {"steps": 0, "tokens": 0, "new_tokens": 0, "drafts": 0, "accepted_drafts": 0, "finished": 0, "failed": 0,
           "cancelled": 0, "step_s": 0.0}
+TURN_S = 0.01  # how long who waits for one request waits for its turn to step
 IDLE_S = 0.002  # how long to wait where nothing can run: another thread holds memory
 NO_ROWS = np.zeros(0, np.int32)
 
@@ -65,7 +65,7 @@ class Core:
         runner = self.runner
         pools, cross = [pool.allocator for pool in runner.pools], runner.cross_blocks
         with self.runner.lock:
-            self._sweep()
+            self._take_in()
             if self._open or self.busy:
                 raise RequestError("the model has an engine already, or requests are running")
             if blocks is not None:
@@ -170,67 +170,76 @@ class Core:
         if not left:
             return
         with self.runner.lock:
-            if not self._stepping:  # else a generator was collected in the midst of a step
-                self._sweep()
+            if not self._stepping:  # else a stream was collected in the midst of a step
+                self._take_in()
 
     def drive(self, job: Work) -> None:
-        """Step until a job has ended."""
-        for _ in self.pieces(job, deque()):
-            pass
-
-    def pieces(self, job: Work, pieces: deque[Piece | None]) -> Iterator[Piece]:
-        """The pieces that the job's sink appends, stepping as long as there is none.
+        """Step until a job has ended.
 
         Raises:
-            whatever ended the job.
+            whatever ended it.
         """
-        while not (job.done.is_set() and not pieces):
-            while pieces:
-                if (piece := pieces.popleft()) is not None:
-                    yield piece
-            if not job.done.is_set() and self.runner.lock.acquire(timeout=0.01):
-                try:
-                    idle = not pieces and not job.done.is_set() and not self.step()
-                finally:
-                    self.runner.lock.release()
-                if idle:
-                    time.sleep(IDLE_S)
+        while not job.done.is_set():
+            if not self.step(lambda: not job.done.is_set()):
+                time.sleep(IDLE_S)
         if job.error is not None:
             raise job.error
 
-    def step(self) -> bool:
-        """One step; False if there was nothing to do. What goes wrong ends the requests concerned, not the others."""
-        with self.runner.lock:
-            self._sweep()
-            begin, self._stepping, plan = time.perf_counter(), True, None
+    def step(self, wanted: Callable[[], bool] | None = None) -> bool:
+        """One step of all requests; False if there was nothing to do.
+
+        wanted: of who waits for one request: whether a step is needed still. Such a caller waits for its turn for a
+        moment only, as others may step meanwhile.
+        """
+        runner, plan = self.runner, None
+        if not runner.lock.acquire(timeout=-1 if wanted is None else TURN_S):
+            return True
+        try:
+            if wanted is not None and not wanted():
+                return True
+            self._take_in()
+            begin, self._stepping = time.perf_counter(), True
             try:
-                self._propose()
+                self._draft()
                 plan = self.scheduler.plan()
-                for group, tokens in plan.refused:
-                    self._end(self.jobs[group], error=OutOfMemoryError(_no_memory(tokens)))
+                self._refuse(plan)
                 if not plan:
                     return False
-                self._run(plan)
+                self._move(plan)
+                self._encode(plan)
+                if parts := [self._part(chunk) for chunk in plan.chunks]:
+                    choices = self._choices(plan)
+                    rows = runner.sample(parts, choices) if choices else runner.execute(parts, "main", plan.wanted)
+                    self._deliver(plan, rows)
                 self._losses = 0
-            except DeviceLostError as error:
-                self._start_again(error)
-            except DeviceFaultError as error:
-                self._failure = str(error)
-                for job in list(self.jobs.values()):
-                    self._end(job, error=error)
             except BaseException as error:
-                for group in self._concerned(plan):
-                    self._end(self.jobs[group], error=error)
-                if plan is None or not isinstance(error, Exception):
-                    raise
+                self._fail(plan, error)
             finally:
-                for _, scratch in plan.encodes if plan else ():
-                    scratch.release()
                 self._stepping = False
+                if plan is not None:
+                    plan.release()
             self.counts["steps"] += 1
             self.counts["tokens"] += plan.tokens if plan else 0
             self.counts["step_s"] += time.perf_counter() - begin
             return True
+        finally:
+            runner.lock.release()
+
+    def _fail(self, plan: StepPlan | None, error: BaseException) -> None:
+        """End the requests that lost their work to an error of a step, and not the others.
+
+        Raises:
+            the error, if it is no affair of requests alone.
+        """
+        if isinstance(error, DeviceLostError):
+            self._start_again(error)
+            return
+        if isinstance(error, DeviceFaultError):
+            self._failure = str(error)
+        for group in list(self.jobs) if isinstance(error, DeviceFaultError) else self._concerned(plan):
+            self._end(self.jobs[group], error=error)
+        if not isinstance(error, DeviceFaultError) and (plan is None or not isinstance(error, Exception)):
+            raise error
 
     def _start_again(self, error: DeviceLostError) -> None:
         """A device lost its keys and values: requests read their texts again, but not for ever."""
@@ -240,7 +249,7 @@ class Core:
                 self._end(job, error=error)
         self.scheduler.lost()
 
-    def _propose(self) -> None:
+    def _draft(self) -> None:
         """Let the running requests draft tokens."""
         for group in list(self.scheduler.running):
             try:
@@ -248,7 +257,7 @@ class Core:
             except Exception as error:
                 self._end(self.jobs[group], error=error)
 
-    def _sweep(self) -> None:
+    def _take_in(self) -> None:
         """Take in what other threads have sent."""
         while self._inbox:
             job = self._inbox.popleft()
@@ -266,8 +275,14 @@ class Core:
         return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
                 if group in self.jobs]
 
-    def _run(self, plan: StepPlan) -> None:
-        program, runner = self.runner.program, self.runner
+    def _refuse(self, plan: StepPlan) -> None:
+        """End requests that cannot have the memory they need."""
+        for group, tokens in plan.refused:
+            self._end(self.jobs[group],
+                      error=OutOfMemoryError(f"no memory for the keys and values of {tokens} tokens"))
+
+    def _move(self, plan: StepPlan) -> None:
+        """Save, load and copy blocks."""
         for pool, moves in plan.moving.items():
             host = self.hosts[pool]
             if moves.saves:
@@ -275,16 +290,9 @@ class Core:
             if moves.loads:
                 host.load(moves.loads)
             if moves.copies:
-                program.copy_blocks(*map(list, zip(*moves.copies)), *host.only)
+                self.runner.program.copy_blocks(*map(list, zip(*moves.copies)), *host.only)
         plan.moved = True
-        runner.trim()
-        if plan.encodes:
-            self._encode(plan)
-        parts = [self._part(chunk) for chunk in plan.chunks]
-        if parts:
-            wanted, choices = any(chunk.rows for chunk in plan.chunks), self._choices(plan)
-            self._deliver(plan, runner.sample(parts, choices) if choices else
-                          runner.execute(parts, "main", plan.output if wanted else None))
+        self.runner.trim()
 
     def _choices(self, plan: StepPlan) -> list[Choice] | None:
         """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
@@ -293,7 +301,7 @@ class Core:
         found = list[Choice]()
         for chunk in plan.chunks:
             if chunk.rows:
-                some = self.jobs[chunk.sequence.group].choices(chunk.sequence, chunk.drafts)
+                some = self.jobs[chunk.sequence.group].device_choices(chunk.sequence, chunk.drafts)
                 if some is None:
                     return None
                 found += some
@@ -353,10 +361,6 @@ class Core:
         """Add what the job has done since the last time."""
         for name, count in job.tally().items():
             self.counts[name] += count
-
-
-def _no_memory(tokens: int) -> str:
-    return f"no memory for the keys and values of {tokens} tokens"
 
 
 class EncodedText:

@@ -39,7 +39,7 @@ class ForwardJob:
         self._filled = len(self.result) if end is None else end
         self.result[self._filled - len(rows):self._filled] = rows
 
-    def choices(self, sequence: Sequence, drafts) -> None:
+    def device_choices(self, sequence: Sequence, drafts) -> None:
         """None: the rows themselves are wanted, no tokens."""
 
     def advance(self, rows: Mapping[Sequence, tuple], scheduler) -> None:

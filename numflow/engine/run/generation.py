@@ -1,7 +1,7 @@
-"""What a generation returns, whole or piece by piece; stop strings and incomplete characters are held back."""
+"""Results of a generation, whole or piece by piece; stop strings and incomplete characters are held back."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from numflow.decoding.logprobs import TokenLogprob
@@ -57,33 +57,6 @@ class Piece(str):
         piece = super().__new__(cls, text)
         piece.id, piece.index, piece.logprob = id, index, logprob
         return piece
-
-
-class Stream:
-    """Iterates the pieces of a generation as they come; `result` is complete when the iteration ends.
-
-    close() (or leaving a `with`) ends it early and frees its memory.
-    """
-
-    def __init__(self, steps: Generator[Piece, None, None], result: Generation):
-        self._steps = steps
-        self.result = result
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        return next(self._steps)
-
-    def close(self) -> None:
-        """Stop generating."""
-        self._steps.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 class TextStream:

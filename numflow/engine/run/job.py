@@ -122,6 +122,13 @@ class Sample:
         return result
 
 
+def _mean(sample: Sample) -> float:
+    """Mean log-probability of a sample's tokens, an end token included."""
+    assert not isinstance(sample.search, BeamSearch)
+    found = [one.logprob for one in sample.search.sampler.logprobs]
+    return sum(found) / len(found) if found else float("-inf")
+
+
 def reason_of(hypothesis: Hypothesis, request: Request) -> str:
     """Why a text ended that no stop string ended."""
     limits = request.constraints
@@ -161,6 +168,13 @@ class Job:
         """What there is of each sample; of a beam search, the best texts that were asked for, best first."""
         return [*(sample.generation for sample in self.samples), *self._others]
 
+    @property
+    def choices(self) -> list[Generation]:
+        """The n results of a job that has ended: its samples, the n most probable of them, or the best beams."""
+        if self.request.beams is not None or len(self.samples) <= self.request.n:
+            return self.results
+        return [sample.generation for sample in sorted(self.samples, key=_mean, reverse=True)[:self.request.n]]
+
     def tally(self) -> dict[str, int]:
         """New tokens, drafts that ran and drafts that were right, since the last call."""
         now = [sum(len(sample.generation.ids) for sample in self.samples),
@@ -179,7 +193,7 @@ class Job:
             if sample.sequences:
                 sample.propose(self.group.limit)
 
-    def choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
+    def device_choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
         """How a device can pick the tokens of a sequence, one for its last token and one for each draft; None if it
         cannot, or several samples start from the same row."""
         found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples

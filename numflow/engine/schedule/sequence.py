@@ -172,9 +172,19 @@ class StepPlan:
         return sum(chunk.count for chunk in self.chunks) + sum(group.encoder for group, _ in self.encodes)
 
     @property
+    def wanted(self) -> str | None:
+        """The output that is wanted of any row."""
+        return self.output if any(chunk.rows for chunk in self.chunks) else None
+
+    @property
     def groups(self) -> set[SequenceGroup]:
         """Requests that take part."""
         return {chunk.sequence.group for chunk in self.chunks} | {group for group, _ in self.encodes}
+
+    def release(self) -> None:
+        """Give back the scratch blocks of encoders."""
+        for _, scratch in self.encodes:
+            scratch.release()
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.encodes or self.refused)
