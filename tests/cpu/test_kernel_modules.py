@@ -3,6 +3,8 @@
 import ast
 import inspect
 import pkgutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 import numflow.cpu
 from numflow import kernel_cache
+from numflow.cpu.runtime import kernel as kernel_module
 from numflow.cpu.runtime.kernel import MOST_BY_POSITION, Code, Kernel
 
 MODULES = [import_module(found.name) for found in pkgutil.walk_packages(numflow.cpu.__path__, "numflow.cpu.")]
@@ -79,3 +82,26 @@ def test_a_blank_line_under_the_decorator(tmp_path, monkeypatch):
     assert set(code.kernels()) == {"late", "of_two"}
     with pytest.raises(KeyError, match="gone"):
         Code("numflow.cpu.some_kernels", stamps={"of_three": ("gone", (3,))}).kernel("late")
+
+
+def test_devices_that_look_at_once_find_all_kernels(monkeypatch):
+    """Devices of a plan are threads: none takes a table that another one is still filling."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(module):
+        yield "_first", 1, True
+        begun.set()
+        assert go_on.wait(60)
+        yield "_second", 9, True
+
+    monkeypatch.setattr(kernel_module, "_functions", slow)
+    code = Code("numflow.cpu.some_kernels")
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(code.kernel, "first")
+        assert begun.wait(60)
+        two = pool.submit(code.kernel, "second")
+        with pytest.raises(TimeoutError):
+            two.result(0.05)
+        go_on.set()
+        assert (one.result(60).name, two.result(60).name) == ("first", "second")
+        assert code.kernel("first") is one.result()

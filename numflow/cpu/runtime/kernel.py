@@ -175,6 +175,7 @@ class Code:
 
     def __init__(self, *modules: str, stamps: Stamps = MappingProxyType({})):
         self.modules, self.stamps, self._kernels = modules, stamps, dict[str, Kernel]()
+        self._finding = threading.Lock()
 
     def kernel(self, name: str) -> Kernel:
         """The kernel of that name.
@@ -191,17 +192,23 @@ class Code:
             KeyError: a stamp names a factory that no module has.
         """
         if not self._kernels:
-            factories: dict[str, tuple[str, int]] = {}
-            for module in self.modules:
-                for function, line, is_kernel in _functions(module):
-                    if is_kernel:
-                        self._kernels[function.lstrip("_")] = Kernel(module, function, line)
-                    else:
-                        factories[function] = module, line
-            for name, (function, constants) in self.stamps.items():
-                module, line = factories[function]
-                self._kernels[name] = Kernel(module, function, line, None, name, constants)
+            with self._finding:  # devices are threads: none sees a part, and all have the same ones
+                self._kernels = self._kernels or self._found()
         return self._kernels
+
+    def _found(self) -> dict[str, Kernel]:
+        factories: dict[str, tuple[str, int]] = {}
+        found: dict[str, Kernel] = {}
+        for module in self.modules:
+            for function, line, is_kernel in _functions(module):
+                if is_kernel:
+                    found[function.lstrip("_")] = Kernel(module, function, line)
+                else:
+                    factories[function] = module, line
+        for name, (function, constants) in self.stamps.items():
+            module, line = factories[function]
+            found[name] = Kernel(module, function, line, None, name, constants)
+        return found
 
 
 def _functions(module: str) -> Iterator[tuple[str, int, bool]]:

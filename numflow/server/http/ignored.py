@@ -44,6 +44,6 @@ class Ignored:
             self.add(name, reason)
 
     def header(self) -> str:
-        """The names, as a header has them."""
-        names = [_ODD.sub("?", name)[:LONGEST] for name in self.why]
+        """The names, as a header has them: its value does not end with a space."""
+        names = [_ODD.sub("?", name)[:LONGEST].strip() or "?" for name in self.why]
         return ", ".join(names[:MOST] + ["..."] * (len(names) > MOST))
