@@ -127,10 +127,6 @@ def test_no_assertion_on_the_clock():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-# Packages in which some docstrings still open with a question word; none comes here anew.
-QUESTIONING = {"engine"}
-
-
 def questions(source: str) -> list[str]:
     """Openings of docstrings that are a question's: they tell what a thing is about, and not what it is."""
     found, words = [], "What|Who|Whose|Why|How|Which|Where|When"
@@ -154,9 +150,7 @@ def test_the_search_for_questions(source, count):
 def test_docstrings_open_with_a_noun_phrase_or_an_imperative():
     found = {str(path.relative_to(REPO)): questions(path.read_text(encoding="utf-8"))
              for path in sources("numflow/**/*.py")}
-    asked = {path: lines for path, lines in found.items() if lines}
-    assert {path: lines for path, lines in asked.items() if Path(path).parts[1] not in QUESTIONING} == {}
-    assert {Path(path).parts[1] for path in asked} == QUESTIONING, "clean now: take it out of the list"
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def test_public_names():

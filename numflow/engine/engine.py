@@ -125,8 +125,10 @@ class Engine:
 
     @property
     def failure(self) -> str:
-        """Why no request can succeed any more, such as a device whose process has died; "" if all is well. The model
-        has to be loaded again then."""
+        """Reason why no request can succeed until the model is loaded again, such as a dead process of a device.
+
+        "" if all is well.
+        """
         ended = not (self._thread.is_alive() or self._closing)
         return self._core.failure or ("the engine's thread has ended" if ended else "")
 
@@ -137,7 +139,7 @@ class Engine:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """How it is doing: requests running and waiting, KV blocks, and totals since the engine was made."""
+        """Counters: running and waiting requests, KV blocks, totals since the engine was made."""
         core, scheduler = self._core, self._core.scheduler
         blocks, seconds = scheduler.blocks, time.perf_counter() - self._begin
         prompt, hit = scheduler.counts["prompt_tokens"], scheduler.counts["prefix_tokens"]

@@ -1,4 +1,4 @@
-"""What a caller holds of a request that the engine runs: pieces as they come, results, and the way to stop it."""
+"""Handles of submitted requests: pieces as they come, results, cancelling."""
 
 import asyncio
 import queue

@@ -239,7 +239,7 @@ class Model:
 
     def generate_batch(self, prompts: Sequence[str | Sequence[int] | Sequence[Mapping]],
                        **settings: Any) -> list[Generation]:
-        """What `generate` returns for each prompt; they run side by side, and none notices the others.
+        """Continue several prompts side by side, each as `generate` would; none notices the others.
 
         settings: see Settings.
 
@@ -253,7 +253,7 @@ class Model:
         return self.loglikelihoods([(context, continuation)])[0]
 
     def loglikelihoods(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
-        """How probable continuations of contexts are, as evaluation harnesses ask for it.
+        """Log-likelihoods of continuations of contexts, as evaluation harnesses ask for them.
 
         pairs: token ids of a context and of what follows. An empty context is the token that starts a text. A context
                that comes several times runs once; others run side by side.
@@ -311,7 +311,7 @@ class Model:
 
     def translation_requests(self, texts: str | Sequence[str], source: str | None = None, target: str | None = None,
                              budget: Budget | None = None, **settings: Any) -> list[Request]:
-        """What `translate` runs, checked, for an engine. budget: the most that each may ask for; None: anything.
+        """Checked requests of a translation, for an engine. budget: the most that each may ask for; None: anything.
 
         Raises:
             RequestError, TokenizerError: as `translate` does.
@@ -341,7 +341,7 @@ class Model:
 
     @cached_property
     def sampling(self) -> Source:
-        """How tokens of a conversation are picked where its request does not say, and who says so (sampling.py).
+        """Sampling settings of a conversation whose request sets none, and their source (sampling.py).
 
         Raises:
             FormatError: one of the model's files is broken.

@@ -1,1 +1,1 @@
-"""How fast a model is, and how well it predicts."""
+"""Measurements of a model's speed and of its predictions."""

@@ -1,4 +1,4 @@
-"""How fast a model loads, reads and writes, and on what machine."""
+"""Speed of a model: loading, prefill and decoding, with the machine they were measured on."""
 
 import os
 import sys
@@ -87,7 +87,7 @@ def _profile(model, tokens: int) -> dict:
 
 
 def process_start() -> float | None:
-    """When this process started, as time.time(); None where the system does not tell."""
+    """Start of this process, as time.time(); None if the system does not tell."""
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""What `bench` measures: prompts, decoding after a context, and sequences that decode side by side."""
+"""Runs of `bench`: prompts, decoding after a context, and sequences that decode side by side."""
 
 import random
 import statistics

@@ -1,4 +1,4 @@
-"""How far a model's next-token probabilities are from another's: Kullback-Leibler divergence over a text.
+"""Kullback-Leibler divergence of a model's next-token probabilities from another's, over a text.
 
 For each scored position, KL = sum over the vocabulary of p (log p - log q), with p the base's probabilities and q the
 model's, in natural logarithms. Both read the same windows of the same tokens.

@@ -106,7 +106,7 @@ def _log_sum_exp(values) -> float:
 
 
 def summary(nll) -> dict:
-    """What `perplexity` returns of negative log-likelihoods float64 [n]."""
+    """The result of `perplexity` from negative log-likelihoods float64 [n]."""
     mean = float(np.mean(nll))
     spread = float(np.std(nll, ddof=1)) / math.sqrt(len(nll)) if len(nll) > 1 else 0.0
     return {"perplexity": math.exp(mean), "stderr": math.exp(mean) * spread, "nll": mean, "tokens": len(nll)}

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, op by op, beside what this machine can do at most."""
+"""Profile: time of a run op by op, beside the least time that this machine would need."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PRODUCTS = ("linear", "expert_linear", "head_linear")
 
 @dataclass(frozen=True)
 class LeastWork:
-    """What a step must do at least: bytes to read and write, float32 operations, int8 operations."""
+    """Least work of a step: bytes to read and write, float32 operations, int8 operations."""
 
     nbytes: float
     f32: float = 0.0

@@ -98,7 +98,7 @@ def _name(source: Checkpoint, spec: Spec) -> dict[str, Any]:
 
 
 def _pooling(source: Checkpoint, spec: Spec, seen: Checkpoint, lowers: bool) -> dict[str, Any]:
-    """How embeddings are made of hidden states, for encoders. lowers: the tokenizer lower-cases texts."""
+    """Metadata on the pooling of hidden states, for encoders. lowers: the tokenizer lower-cases texts."""
     if spec.type != "encoder":
         return {}
     recipe = read_embedding(source.files, network.resolve(spec, source)[0].option("generation", "pooling"))

@@ -102,7 +102,7 @@ def _tokenizer(source: Checkpoint, chosen: Spec) -> list[container.Attached]:
 
 
 def step_of(written: Written, total: int) -> Callable[[int], None]:
-    """What is called after each tensor: its pages go, those of the source too, and `written` is told."""
+    """Callback after each tensor: frees its pages and those of the source, and calls `written`."""
     def step(done: int) -> None:
         release_memory()
         written(done, total)

@@ -1,4 +1,4 @@
-"""What the report of a quantised model file says: errors, sizes and hashes."""
+"""Report of a quantised model file: errors, sizes and hashes."""
 
 import hashlib
 import json

@@ -176,7 +176,7 @@ def sensitivities(spec, checkpoint, found: list[MatrixGroup], calibration: Calib
 
 
 def _outputs(model: Model, ids: np.ndarray) -> Iterator[np.ndarray]:
-    """What a model makes of a text, float32 [n, N] piece by piece: logits, or hidden states where it has no head."""
+    """Outputs of a model for a text, float32 [n, N] piece by piece: logits, or hidden states without a head."""
     if model.runner.has_encoder:
         yield model.logits(ids, encoder_ids=ids)
     elif "logits" in model.network.outputs:
@@ -215,7 +215,7 @@ def check_size(found: list[MatrixGroup], bits: float) -> None:
 
 
 def _worth_it(group: MatrixGroup) -> list[str]:
-    """What a group may become, from small to large; what is no better than something smaller is left out."""
+    """Schemes to consider for a group, from small to large, without those no better than a smaller one."""
     options: list[str] = []
     for name in sorted(group.sizes, key=lambda name: (group.sizes[name], group.errors[name])):
         if not options or group.errors[name] < group.errors[options[-1]]:
@@ -224,7 +224,7 @@ def _worth_it(group: MatrixGroup) -> list[str]:
 
 
 def allocate(found: list[MatrixGroup], costs: list[float], bits: float, probe: str = PROBE) -> list[str]:
-    """What each group becomes so that the sum of what is foreseen is least (a knapsack, solved by its table).
+    """Scheme of each group for the least sum of foreseen divergences (a knapsack, solved by its table).
 
     costs: divergence when a group is quantised to `probe`.
 

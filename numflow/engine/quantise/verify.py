@@ -61,7 +61,7 @@ def _as(model: Checkpoint, source: Checkpoint) -> Checkpoint:
 
 
 def _other_tensor(row: Mapping[str, Any], model: Checkpoint, source: Checkpoint | None) -> list[str]:
-    """What is not as the report says about one tensor."""
+    """Differences between one tensor and its report."""
     name = row["name"]
     if name not in model.tensors:
         return [f"tensor {name!r} is missing"]

@@ -49,7 +49,7 @@ def _other_names(model: Checkpoint, seen: Checkpoint) -> list[str]:
 
 
 def _compared(tensor: Tensor, source: Tensor) -> tuple[dict[str, Any], str]:
-    """What a report says of a tensor, and what is wrong with it."""
+    """Row of the report for a tensor, and a message on its fault, if any."""
     kind, data = tensor.type.name, tensor.raw()
     row: dict[str, Any] = {
         "name": tensor.name, "type": kind, "shape": list(tensor.shape), "bytes": tensor.nbytes, "sha256": sha(data),

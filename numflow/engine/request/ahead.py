@@ -1,4 +1,4 @@
-"""What can be refused before weights are read and kernels are compiled: by headers, settings and small files alone."""
+"""Checks before weights are read and kernels compiled: by headers, settings and small files alone."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one request may ask for at most: a number for everything that a few bytes of it could make expensive."""
+"""Budget of one request: a limit for everything that a few bytes of it could make expensive."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, fields
@@ -44,11 +44,12 @@ class Budget:
             checked_count(field.name, getattr(self, field.name), int(field.name != "max_logprobs"))
 
     def check(self, settings) -> None:
-        """Whether the settings (numflow.engine.request.settings.Settings) of a request stay within it. What is of
-        another type than it should be is left to those who check types.
+        """Refuse settings (numflow.engine.request.settings.Settings) beyond the budget.
+
+        Values of a wrong type pass here; the checks of types refuse them.
 
         Raises:
-            RequestError: something does not; the message names it, and the number.
+            RequestError: a setting is beyond it; the message names the setting and the limit.
         """
         for name, limit in (("num_beams", "max_beams"), ("n", "max_choices"), ("best_of", "max_choices"),
                             ("logprobs", "max_logprobs"), ("prompt_logprobs", "max_logprobs")):

@@ -1,5 +1,7 @@
-"""What a model's own files say about generating with it: config.json, and generation_config.json before it; in GGUF
-files the metadata general.sampling."""
+"""Generation defaults in a model's own files.
+
+They are config.json, and generation_config.json before it; in GGUF files the metadata general.sampling.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,8 +89,11 @@ _GREEDY = ("temperature", "repetition_penalty", "repeat_last_n")  # what has an 
 
 
 def _sampling(config: Mapping[str, tuple[Any, Any]]) -> Source:
-    """How tokens are picked, by transformers' rules: without `do_sample: true` or a temperature a file says nothing of
-    drawing, and with `do_sample: false` the best token is taken, whatever else it says."""
+    """Sampling settings of a file, by the rules of transformers.
+
+    Without `do_sample: true` or a temperature a file says nothing of drawing; with `do_sample: false` the best token is
+    taken, whatever else the file says.
+    """
     where, drawn = config.get("do_sample", ("", None))
     if drawn not in (None, True, False):
         raise FormatError(f"{where}: do_sample should be true or false, is {drawn!r:.80}")

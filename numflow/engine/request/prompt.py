@@ -10,8 +10,7 @@ PROBE, SPARE = 8, 64  # characters for each token of the limit that are looked a
 
 
 def check_size(tokenizer, text: str, most: int | None, what: str = "the prompt") -> None:
-    """Whether a text may have at most `most` tokens, as far as its length and its beginning tell: encoding a long one
-    takes a while.
+    """Refuse a text of surely more than `most` tokens by its length and its beginning, as encoding all takes a while.
 
     Raises:
         RequestError: so many tokens of the vocabulary, were they all as long as the longest, are shorter; or its

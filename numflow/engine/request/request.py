@@ -70,7 +70,7 @@ class Request:
         return len(self.prefix) + self.constraints.max_tokens
 
     def sampler(self, index: int = 0) -> Sampler:
-        """What picks the tokens of the request's sample `index` (0 .. samples - 1)."""
+        """Sampler of the request's sample `index` (0 .. samples - 1)."""
         grammar = None if self.grammar is None else self.grammar.copy()
         return Sampler(self.sampling, self.constraints, self.prefix, index, grammar)
 
@@ -100,7 +100,7 @@ class Requests:
 
     @cached_property
     def defaults(self) -> Defaults:
-        """What the model's own files say."""
+        """Defaults of the model's own files."""
         return self._defaults()
 
     def make(self, prompt, settings: Settings, counted: int = 0, budget: Budget | None = None) -> Request:
@@ -200,7 +200,7 @@ class Requests:
         return self._grammars.compile(kind, content, constraints.ends, settings.json_whitespace)
 
     def _samples(self, settings, beams) -> tuple[int, int]:
-        """How many texts to generate, and how many of them are wanted."""
+        """Number of texts to generate, and number of them to return."""
         n = settings.n
         samples = n if settings.best_of is None else settings.best_of
         for name, value, least in (("n", n, 1), ("best_of", samples, n)):
@@ -231,7 +231,7 @@ class Requests:
         return prompt if isinstance(prompt, str) else self._tokenizer().decode(ids.tolist())
 
     def _speculation(self, settings, beams) -> tuple[str, int]:
-        """Where draft tokens come from, and how many of them at a time."""
+        """Source of draft tokens, and their number at a time."""
         how, count = settings.speculate, settings.draft_tokens
         if how is None:
             how = "draft" if self.has_draft and beams is None else "off"
@@ -316,7 +316,7 @@ def _banned(given, facts: ModelFacts) -> tuple[tuple[int, ...], ...]:
 
 
 def _listed(name: str, value, of: str):
-    """What should be a list."""
+    """A value that must be a list, checked."""
     if not isinstance(value, Sized) or isinstance(value, (str, bytes, Mapping)):
         raise RequestError(f"{name} should be a list of {of}, is {quoted(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Which sampling a conversation gets where nobody says: one order for the command line, Python, HTTP and the chat page.
+"""Sampling of a conversation by default: one order for the command line, Python, HTTP and the chat page.
 
     what the request says > the service's configuration (server/messages/settings.py) > the model's own files
     (defaults.py) > the list of models (registry/models.toml) > CHAT

@@ -1,4 +1,4 @@
-"""How a caller wants text generated: everything that `generate` takes as a keyword, with its default."""
+"""Settings of a generation: all keywords of `generate`, with their defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +13,7 @@ BREAKERS = ("\n", ":", '"', "*")
 
 @dataclass(frozen=True)
 class Settings(Sampling):
-    """How a caller wants text generated. How tokens are picked: see Sampling; besides:
+    """Settings of a generation. Sampling has those for picking tokens; besides:
 
     max_tokens:      new tokens at most; None: as many as the context holds.
     min_tokens:      so many new tokens come before an end token may.

@@ -127,7 +127,7 @@ class Core:
 
     @property
     def failure(self) -> str:
-        """Why no step can succeed any more; "" if all is well."""
+        """Reason why no step can succeed any more; "" if all is well."""
         return self._failure or self.runner.program.failure
 
     @property
@@ -269,7 +269,7 @@ class Core:
             self._end(self._leaving.popleft(), "cancelled")
 
     def _concerned(self, plan: StepPlan | None) -> list[SequenceGroup]:
-        """Whose work is lost when a step has failed: of those that took part; of all while blocks were moving."""
+        """Groups whose work is lost with a failed step: those that took part, or all if blocks were moving."""
         if plan is None:
             return list(self.jobs)
         return [group for group in (plan.groups if plan.moved else plan.groups.union(self.scheduler.running))
@@ -295,7 +295,7 @@ class Core:
         self.runner.trim()
 
     def _choices(self, plan: StepPlan) -> list[Choice] | None:
-        """How the tokens of all wanted rows are picked, where the program can do that and no request needs more."""
+        """Draws for all wanted rows, if the program can sample and no request needs more; else None."""
         if plan.output != "logits" or SAMPLE not in self.runner.program.can:
             return None
         found = list[Choice]()

@@ -76,7 +76,7 @@ class TextStream:
         return self._release(self._decoder.push(id)) if self._decoder else ""
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text held back so far, once no more tokens come."""
         if self.stopped or not self._decoder:
             return ""
         certain = self._release(self._decoder.flush())

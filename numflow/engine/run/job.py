@@ -41,7 +41,7 @@ class Sample:
         sequence.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(sequence.ids)))]
 
     def choices(self, drafts: Ids[int]) -> list[Choice] | None:
-        """How a device can pick the next tokens; None if it cannot."""
+        """Draws with which a device picks the next tokens; None if a device cannot."""
         return None if isinstance(self.search, BeamSearch) else self.search.choices(drafts)
 
     def advance(self, rows: np.ndarray, drafts: Ids[int], scheduler) -> None:
@@ -130,7 +130,7 @@ def _mean(sample: Sample) -> float:
 
 
 def reason_of(hypothesis: Hypothesis, request: Request) -> str:
-    """Why a text ended that no stop string ended."""
+    """Finish reason without a stop string: "stop" or "length"."""
     limits = request.constraints
     forced = limits.forced_last is not None and len(hypothesis.ids) + 1 == limits.max_tokens
     return "stop" if hypothesis.ended and not forced else "length"
@@ -165,7 +165,7 @@ class Job:
 
     @property
     def results(self) -> list[Generation]:
-        """What there is of each sample; of a beam search, the best texts that were asked for, best first."""
+        """The samples as far as generated; of a beam search, the wanted texts, best first."""
         return [*(sample.generation for sample in self.samples), *self._others]
 
     @property
@@ -194,8 +194,10 @@ class Job:
                 sample.propose(self.group.limit)
 
     def device_choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
-        """How a device can pick the tokens of a sequence, one for its last token and one for each draft; None if it
-        cannot, or several samples start from the same row."""
+        """Draws for a sequence: one behind its last token and one behind each draft.
+
+        None if a device cannot draw, or if several samples start from the same row.
+        """
         found = [sample for sample in self.samples if sequence in sample.sequences] or self.samples
         return found[0].choices(drafts) if len(found) == 1 else None
 

@@ -35,12 +35,12 @@ class TokenByToken:
 
     @property
     def running(self) -> list[Hypothesis]:
-        """What to run next."""
+        """Hypotheses to run next."""
         return [self.result]
 
     @property
     def result(self) -> Hypothesis:
-        """What there is."""
+        """The hypothesis as far as generated."""
         return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
 
     def propose(self, limit: int) -> list[int]:
@@ -48,7 +48,7 @@ class TokenByToken:
         return self._drafter.propose(self.sampler.ids, limit) if self._drafter is not None and limit > 0 else []
 
     def choices(self, drafts: Sequence[int] = ()) -> list[Choice] | None:
-        """How a device can pick the tokens behind the last one and behind each draft; None if it cannot."""
+        """Draws behind the last token and behind each draft; None if a device cannot draw."""
         if self._drafter is not None and any(self._drafter.drawn_from(at) is not None for at in range(len(drafts))):
             return None
         found = [self.sampler.choice(ahead) for ahead in range(1 + len(drafts))]

@@ -39,7 +39,7 @@ def blocks_within(size: int, program, memory: "MemoryPlan | None" = None) -> int
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a model takes of the memory of the machine that it runs on.
+    """Memory that a model takes of the machine it runs on.
 
     weights: bytes. free: bytes that there were beside them when the plan was made; None: nobody knows, or they are on
     other machines or on GPUs, and keys and values grow until there is no more. left: bytes of these that are left to
@@ -71,7 +71,7 @@ class MemoryPlan:
         return None if self.most is None or not self.block else max(1, self.most // self.block)
 
     def check(self, blocks: int, more: int) -> None:
-        """Whether `more` KV blocks beside the `blocks` that there are may be had now, whatever else has come to run.
+        """Refuse `more` KV blocks beside the present `blocks` if the machine's free memory does not allow them now.
 
         Raises:
             OutOfMemoryError: too little would be left.
@@ -101,7 +101,7 @@ class MemoryPlan:
         return f"{line}; {in_words(self.free)} are free, of which {in_words(self.left)} are left to others"
 
     def _room(self) -> tuple[str, str]:
-        """How much text fits, and what of it takes how much, in words."""
+        """Capacity in tokens and memory of a token, in words."""
         most = self.most or 0
         if not self.windows:
             return f"{most // self.block * self.tokens:,} tokens", f"{in_words(self.block / self.tokens)} a token"

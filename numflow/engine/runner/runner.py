@@ -25,7 +25,7 @@ ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whate
 
 @dataclass
 class BatchPart:
-    """What one sequence adds to a batch: its next tokens.
+    """Part of one sequence in a batch: its next tokens.
 
     sequence: an OpenSequence, or what has its length, tables, cross, encoded and reach (a Sequence of the
     scheduler).
@@ -142,7 +142,7 @@ class Runner:
         return least
 
     def variant(self, reach: int) -> Hashable:
-        """What keys and values of a text that may come to hold so many tokens depend on beside its tokens."""
+        """Variant of the keys and values of a text of up to so many tokens: texts of equal variants may share them."""
         return variant(self.network, min(reach, self.context))
 
     def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "OpenSequence":

@@ -1,4 +1,4 @@
-"""How probable given tokens are: of a prompt, and of continuations, as evaluation harnesses ask for them."""
+"""Log-probabilities of given tokens: of a prompt, and of continuations, as evaluation harnesses ask for them."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple

@@ -61,7 +61,7 @@ class BlockAllocator:
         return max(max(self._holders, default=-1) + 1, self.used + self.due)
 
     def holders(self, block: int) -> int:
-        """How many hold a block."""
+        """Number of holders of a block."""
         return self._holders.get(block, 0)
 
     def grow(self, capacity: int) -> None:
@@ -131,7 +131,7 @@ class BlockAllocator:
         self._kept.add(block)
 
     def unkeep(self, block: int) -> None:
-        """What a block holds, free or not, is worth nothing any more; `on_forget` is not called."""
+        """Drop the content of a block, free or not, from those kept; `on_forget` is not called."""
         self._kept.discard(block)
         if block in self._idle or block in self._stale:
             self._idle.pop(block, None)

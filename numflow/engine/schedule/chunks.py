@@ -50,7 +50,7 @@ def choose_chunks(running: list[SequenceGroup], output: str, limits: StepLimits,
 
 
 def _piece(sequence: Sequence, spare: int, rows: int, chunk: int, alone: bool) -> ScheduledChunk | None:
-    """What of a sequence's known tokens runs now. Sequences of several wait with their last one."""
+    """Chunk of a sequence's known tokens that runs now. In a group of several, each holds back its last token."""
     group = sequence.group
     due = sequence.pending if len(group.sequences) == 1 else sequence.pending - 1
     count = min(due, spare, chunk, sequence.room, rows if group.every_row else due)

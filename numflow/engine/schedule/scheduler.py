@@ -61,7 +61,7 @@ class Scheduler:
         return sum(group.width for group in self.running)
 
     def check(self, group: SequenceGroup) -> None:
-        """Whether a request could run, were it alone.
+        """Refuse a request that could not run even alone.
 
         Raises:
             RequestError: it may need more blocks than there are allowed to be.
@@ -219,7 +219,7 @@ class Scheduler:
                                   for count, pool in zip(own, self.pools, strict=True)]
 
     def lost(self) -> None:
-        """What all KV blocks held is gone: running requests wait, and read their texts from the first token again."""
+        """Handle the loss of all KV blocks: running requests wait, and run their texts from the first token again."""
         for group in list(self.running):
             self._preempt(group, StepPlan(), swap=False)
         for sequence in (sequence for group in self.waiting for sequence in group.sequences if sequence.swapped):
@@ -255,7 +255,7 @@ class Scheduler:
         group.cross.release()
 
     def _pin(self, plan: StepPlan) -> None:
-        """What the plan is to save and copy stays until then, whatever memory makes way for."""
+        """Pin the blocks that the plan saves and copies until it has run, whatever memory makes way for."""
         for pool, moves in plan.moving.items():
             sources = [block for block, _ in (*moves.saves, *moves.copies)]
             self.pools[pool].allocator.pinned = max(sources, default=-1) + 1

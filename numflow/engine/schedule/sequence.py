@@ -123,7 +123,7 @@ class ScheduledChunk:
 
 @dataclass
 class Moves:
-    """What becomes of blocks of a pool. saves: (block, host block); loads: (host block, block); copies: (from, to)."""
+    """Moves of blocks of a pool. saves: (block, host block); loads: (host block, block); copies: (from, to)."""
 
     saves: list[tuple[int, int]] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
@@ -148,7 +148,7 @@ class StepPlan:
     moved: bool = False
 
     def moves(self, pool: int) -> Moves:
-        """What becomes of the blocks of a pool."""
+        """Moves of the blocks of a pool."""
         return self.moving.setdefault(pool, Moves())
 
     @property

@@ -30,7 +30,7 @@ class Drafter(Protocol):
         """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
 
     def drawn_from(self, place: int) -> Distribution | None:
-        """What the latest proposal at `place` was drawn from; None: it is compared with what the sampler picks."""
+        """Distribution that the latest proposal at `place` was drawn from; None: compare it with the sampler's pick."""
 
     def accepted(self, proposed: int, accepted: int) -> None:
         """Of so many proposals that ran (0 as well), so many were right: a drafter may adapt how many it makes."""

@@ -60,7 +60,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def poolings(name: str, recipe: EmbeddingRecipe, pooling: str | None) -> tuple[str, ...]:
-    """How hidden states become one vector: as asked for, or as the model's own files say.
+    """Poolings of hidden states into one vector: as asked for, or as the model's own files say.
 
     Raises:
         RequestError: neither says so, there is no such pooling, or it does not fit what comes after it.

@@ -1,4 +1,4 @@
-"""How a model makes an embedding of a text, as the files beside its weights say (or its specification)."""
+"""Recipe of a model's embeddings, from the files beside its weights (or its specification)."""
 
 import re
 from collections.abc import Callable, Mapping

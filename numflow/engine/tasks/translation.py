@@ -69,7 +69,7 @@ def chosen(known: Languages, source: str | None, target: str | None) -> tuple[in
 
 
 def encoder_ids(tokenizer, known: Languages, text: str, language: int | None, most: int | None = None) -> list[int]:
-    """What the encoder reads: the text with the tokens around it, and that of a language.
+    """Input of the encoder: the text with the tokens around it, and the token of a language.
 
     The language takes the place of the one that the tokenizer puts around texts; where it puts none, the first place.
     most: tokens that the text may have.
