@@ -103,11 +103,11 @@ def test_many_names():
         Ignored(strict=True).add("a", "why")
 
 
-@pytest.mark.parametrize("names", [["a", ""], [" "], ["\t", "b\r\n"], ["\ud833 ", "\x15"], ["x" * 63 + " y"]])
+@pytest.mark.parametrize("names", [["a", ""], [" "], ["\t", "b\r\n"], ["\U0001d755 ", "\x15"], ["x" * 63 + " y"]])
 def test_names_of_any_text(http, names):
     """What HTTP does not take as a header's value, as a space at its end, would end the connection."""
     for body, status in ((HI, 200), (HI | {"messages": [{"role": "user"}]}, 400)):
-        content = json.dumps(body | dict.fromkeys(names, 1)).encode()  # httpx writes no lone surrogates
+        content = json.dumps(body | dict.fromkeys(names, 1)).encode()
         reply = http.post(CHAT, content=content, headers={"content-type": "application/json"})
         assert reply.status_code == status
         if status == 200:
