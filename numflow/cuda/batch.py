@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from numflow.cuda.device.device import Device, Ref
+from numflow.cuda.lang.parameters import Places
 from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used
@@ -50,6 +51,11 @@ class BatchMemory:
     def ref(self, name: str) -> Ref:
         """Begin of an array of ARRAYS."""
         return self._memory.at(4 * self._begin[name])
+
+    def places(self, table: str, field: int) -> Places:
+        """Place of the rows that a field counts in the cache of a block table."""
+        return Places(positions=self.ref("positions"), sequence_of=self.ref("sequence_of"), table=self.ref(table),
+                      table_stride=self.stride, counts=self.counts, field=field)
 
     def host(self, name: str, count: int) -> np.ndarray:
         """The first numbers of an array of the batch, as they were brought."""

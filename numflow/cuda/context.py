@@ -8,6 +8,7 @@ import numpy as np
 from numflow.cuda.batch import BatchMemory
 from numflow.cuda.device.call import ROW_FIELD, ceil
 from numflow.cuda.device.device import Device, Memory, Ref
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import Operand, bind_operand, operand_bytes, padded
@@ -99,9 +100,9 @@ class Context:
         """Elements from one row of a buffer to the next."""
         return ceil(width, LANES) * LANES
 
-    def view(self, view: View) -> tuple[Ref, int]:
+    def view(self, view: View) -> Rows:
         """Place of a view's first element, and the number of elements from one row to the next."""
-        return self._buffers[view.buffer] + 4 * view.start, self.stride(self.network.buffers[view.buffer].width)
+        return Rows(self._buffers[view.buffer] + 4 * view.start, self.stride(self.network.buffers[view.buffer].width))
 
     def rows(self, view: View) -> int:
         """The field of the counts that counts the rows of a view."""

@@ -15,8 +15,10 @@ from numflow.cuda.device import gpu as runtime
 from numflow.cuda.device.call import ceil
 from numflow.cuda.device.device import Launch, Memory, Ref
 from numflow.cuda.exchange.exchange import copy_rows
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.gemm import ROWS, gemm, tile_of
-from numflow.cuda.linear.linear import gemm_planes, gemv_args, gemv_kernel
+from numflow.cuda.linear.linear import gemv_args, gemv_kernel
+from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import UNIT, Operand, operand_bytes
 from numflow.lab.machine import kept, this_machine
@@ -97,7 +99,7 @@ class _Bench:
         x = self._filled(columns * 4, np.ones(columns, np.float32)).at()
         y, matrix = self._room(rows * 4).at(), self._matrix(rows, columns)
         made, blocks = gemv_kernel(matrix, False, 1, rows, False)
-        args = gemv_args(y, rows, Operand(x, None, columns, ()), matrix, None, None, self._counts(1), 0, rows, 1)
+        args = gemv_args(Rows(y, rows), Operand(x, None, columns, ()), matrix, None, None, self._counts(1), 0, rows, 1)
         return Launch(made, (blocks, 1, 1), args)
 
     def product(self, rows: int, columns: int, tokens: int) -> Launch:
@@ -105,8 +107,8 @@ class _Bench:
         x_bytes, _ = operand_bytes(tokens, columns, "f16")
         x, scales = self._filled(x_bytes, self.sample).at(), self._filled(4 * tokens, np.ones(tokens, np.float32)).at()
         y, tile, matrix = self._room(4 * tokens * rows).at(), tile_of(tokens), self._matrix(rows, columns)
-        args = (y, rows, None, x, scales, *gemm_planes(matrix), None, 0, self._counts(tokens), 0, rows,
-                columns // UNIT, None, None, 0, None, 0)
+        shape = Shape(self._counts(tokens), field=0, n=rows, units=columns // UNIT)
+        args = (Rows(y, rows), None, x, scales, planes_of(matrix), bias_of(None), shape, None, None, 0, None, 0)
         return Launch(gemm(matrix.kind, tile), (ceil(rows, ROWS), ceil(tokens, tile), 1), args)
 
     def small(self) -> Launch:

@@ -11,6 +11,7 @@ import numflow
 from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.lang.kernel import REGISTRY
+from numflow.cuda.lang.parameters import IntRows, Rows
 from numflow.cuda.moe.route import route_kernel
 from numflow.cuda.program import Program
 from numflow.reference.moe import moe_route
@@ -67,8 +68,8 @@ def test_routes_of_what_is_no_number(score, grouped):
     groups = {"groups": 4, "top_groups": 2, "group_best": 2} if grouped else {"groups": 1, "top_groups": 1,
                                                                               "group_best": 2}
     device.launch(Launch(route_kernel(score, False, grouped), (3, 1, 1), (
-        memory[0].at(), stride, memory[1].at(), stride, memory[2].at(), stride, None, counts.at(), experts, chosen,
-        *groups.values(), 0, 1.0)))
+        IntRows(memory[0].at(), stride), Rows(memory[1].at(), stride), Rows(memory[2].at(), stride), None, counts.at(),
+        experts, chosen, *groups.values(), 0, 1.0)))
     found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)
     assert ((found[1, :chosen] >= 0) & (found[1, :chosen] < experts)).all()
     assert (found[:, chosen:] == -7).all()

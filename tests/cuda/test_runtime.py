@@ -138,7 +138,7 @@ def test_parts_of_attention_have_room(seed):
             for launch in program.launches(sizes):
                 if launch.kernel.name.startswith("attention") and launch.grid[2] > 1:
                     written = tokens * kv_heads * group * launch.grid[2] * (size + 2) * 4
-                    assert written <= launch.args[2].memory.nbytes
+                    assert written <= launch.values[2].memory.nbytes
 
 
 def test_pieces_of_slabs_do_not_overlap():

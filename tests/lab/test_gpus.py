@@ -84,7 +84,7 @@ def test_timed_kernels_do_what_they_are_timed_for(what, sizes):
     sample = bench.sample.astype(np.float64)
     w = sample[:rows * columns].reshape(rows, columns)
     x = np.ones((1, columns)) if what == "reading" else sample[:tokens * columns].reshape(tokens, columns)
-    y = device.download(work.args[0], 4 * tokens * rows).view(np.float32).reshape(tokens, rows)
+    y = device.download(work.values[0], 4 * tokens * rows).view(np.float32).reshape(tokens, rows)
     np.testing.assert_allclose(y, x @ w.T, rtol=1e-4, atol=1e-3)
 
 

@@ -17,6 +17,7 @@ from numflow.cuda.attention.exact import exact_kernel
 from numflow.cuda.attention.few import WIDEST, few_kernel, slices_of
 from numflow.cuda.attention.join import join
 from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
+from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Sizes, ceil
 from numflow.cuda.device.device import Launch
 from numflow.cuda.state.cache_code import width
@@ -49,11 +50,15 @@ def attention(step: Step, ctx) -> list[Call]:
         or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
     partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
-    args = (*ctx.view(y), partial, *ctx.view(q), cache.k, cache.v, slopes, sinks, buckets, batch.ref("positions"),
-            batch.ref("sequence_of"), batch.ref("starts"), batch.ref(cache.table), batch.stride,
-            batch.ref(cache.lengths), batch.counts, heads, shape.kv_heads, shape.k_dim, shape.value_dim,
-            cache.block_size, param(step, "scale"), param(step, "softcap"), causal and is_self,
-            window if is_self else 0, n_buckets, 1 / spread)
+    tables = BatchTables(
+        positions=batch.ref("positions"), sequence_of=batch.ref("sequence_of"), starts=batch.ref("starts"),
+        table=batch.ref(cache.table), table_stride=batch.stride, lengths=batch.ref(cache.lengths), counts=batch.counts)
+    of_heads = Heads(heads=heads, kv_heads=shape.kv_heads, k_dim=shape.k_dim, v_dim=shape.value_dim,
+                     block_size=cache.block_size)
+    scores = Scores(scale=param(step, "scale"), cap=param(step, "softcap"), causal=causal and is_self,
+                    window=window if is_self else 0, n_buckets=n_buckets, spread=1 / spread)
+    args = (ctx.view(y), partial, ctx.view(q), cache.k, cache.v, Biases(slopes, sinks, buckets), tables, of_heads,
+            scores)
     sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
     calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row,

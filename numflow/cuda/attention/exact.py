@@ -8,12 +8,14 @@ import functools
 
 from numflow.cuda.attention.bias import biased, seen
 from numflow.cuda.attention.join import LOWEST
+from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.lang.arithmetic import exp, fmax
 from numflow.cuda.lang.hadamard import rotate
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, grid_z, lane_index, load4, sync_warp
 from numflow.cuda.lang.kernel import Kernel, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import PIECE, element, floats, name_of_values, pitch, region, width
@@ -38,82 +40,87 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
-    def _attention(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
-                   slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
-                   starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,
-                   kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32,
-                   window: i32, n_buckets: u32, spread: f32):
+    def _attention(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
+                   shape: Heads, rule: Scores):
+        # Place in the grid: a head of queries and a row; the keys that the row sees.
         head, t, lane = block_x(), block_y(), u32(lane_index())
-        if t >= counts[N_TOKENS]:
+        if t >= batch.counts[N_TOKENS]:
             return
-        sequence, position = sequence_of[t], i32(positions[t])
-        first, end = seen(position, i32(lengths[sequence]), causal, window)
-        blocks, kv_head = table + sequence * table_stride, u32(head // (heads // kv_heads))
+        sequence, position = batch.sequence_of[t], i32(batch.positions[t])
+        first, end = seen(position, i32(batch.lengths[sequence]), rule.causal, rule.window)
+        blocks, kv_head = batch.table + sequence * batch.table_stride, u32(head // (shape.heads // shape.kv_heads))
         query, acc, p, ids, places = queries(), parts(), weights(), blocks_of(), places_of()
+        # Load the query to shared memory, rotated where keys are.
         column = lane
         while column < k_width:
-            value = q[t * q_stride + head * k_dim + column] if column < k_dim else f32(0)
+            value = q.data[t * q.stride + head * shape.k_dim + column] if column < shape.k_dim else f32(0)
             query[column] = rotate(value, lane) if turned else value
             column = u32(column + 32)
         sync_warp()
+        # Running maximum and sum of the online softmax; a sink is one more term.
         for i in range(columns):
             acc[i] = f32(0)
         peak, total = f32(LOWEST), f32(0)
         if has_sinks and block_z() == 0:
-            peak, total = sinks[head], f32(1)
+            peak, total = biases.sinks[head], f32(1)
+        # The share of the keys that is this part's.
         shares = u32(grid_z())
         if shares > 1 and first < end:
             share = u32(u32(u32(end - first) + 32 * shares - 1) // u32(32 * shares) * 32)
             first = i32(first + block_z() * share)
             end = i32(first + share) if first + share < end else end
+        # Scores of 32 keys: a lane has a key, and multiplies its whole row.
         begin = first
         while begin < end:
             key = i32(begin + lane)
             score, block, place = f32(LOWEST), u32(0), u32(0)
             if key < end:
-                block, place = u32(blocks[u32(key) // block_size]), u32(u32(key) % block_size)
-                keys = keys_at(k, block, kv_heads, kv_head, block_size)
+                block, place = u32(blocks[u32(key) // shape.block_size]), u32(u32(key) % shape.block_size)
+                keys = keys_at(k, block, shape.kv_heads, kv_head, shape.block_size)
                 dot, piece = f32(0), u32(0)
                 # A number of the launch where rows are wide: the compiler would unroll a known one out of registers.
-                count = u32((k_dim + step - 1) // u32(step) * u32(step) // u32(8)) if is_wide else u32(pieces)
+                count = u32((shape.k_dim + step - 1) // u32(step) * u32(step) // u32(8)) if is_wide else u32(pieces)
                 while piece < count:
-                    k0, k1, k2, k3, k4, k5, k6, k7 = key_of(keys, block_size, place, piece)
+                    k0, k1, k2, k3, k4, k5, k6, k7 = key_of(keys, shape.block_size, place, piece)
                     q0, q1, q2, q3 = load4(query, u32(8 * piece))
                     q4, q5, q6, q7 = load4(query, u32(8 * piece + 4))
                     dot += (q0 * k0 + q1 * k1) + (q2 * k2 + q3 * k3)
                     dot += (q4 * k4 + q5 * k5) + (q6 * k6 + q7 * k7)
                     piece = u32(piece + 1)
-                score = bias(dot, scale, cap, slopes, buckets, i32(key - position), head, heads, n_buckets, spread,
-                             causal)
+                score = bias(dot, rule.scale, rule.cap, biases.slopes, biases.buckets, i32(key - position), head,
+                             shape.heads, rule.n_buckets, rule.spread, rule.causal)
+            # Online softmax: rescale the sums by exp(old maximum - new maximum).
             larger = fmax(peak, warp_max(score))
             weight = exp(score - larger) if key < end else f32(0)
             fade = exp(peak - larger)
             total = total * fade + warp_sum(weight)
             peak = larger
             p[lane], ids[lane], places[lane] = weight, block, place
+            # Barrier: weights of all lanes are in shared memory; then values: a lane has columns.
             sync_warp()
             some = u32(end - begin) if end - begin < 32 else u32(32)
             for i in range(columns):
                 acc[i] *= fade
             j = u32(0)
             while j < some:
-                values = values_at(v, ids[j], kv_heads, kv_head, block_size)
+                values = values_at(v, ids[j], shape.kv_heads, kv_head, shape.block_size)
                 for i in range(columns):
                     column = u32(lane + 32 * i)
                     if column < v_width:
-                        acc[i] += p[j] * value_of(values, block_size, places[j], column)
+                        acc[i] += p[j] * value_of(values, shape.block_size, places[j], column)
                 j = u32(j + 1)
             sync_warp()
             begin = i32(begin + 32)
-        to = partial + ((t * heads + head) * shares + block_z()) * (v_dim + 2)
+        # Epilogue: y, or for several parts what attention_join joins.
+        to = partial + ((t * shape.heads + head) * shares + block_z()) * (shape.v_dim + 2)
         if shares > 1 and lane == 0:
             to[0], to[1] = peak, total
         for i in range(columns):
             column = u32(lane + 32 * i)
             value = rotate(acc[i], lane) if turned_back else acc[i]
-            if column < v_dim and shares > 1:
+            if column < shape.v_dim and shares > 1:
                 to[column + 2] = value
-            elif column < v_dim:
-                y[t * y_stride + head * v_dim + column] = value / total
+            elif column < shape.v_dim:
+                y.data[t * y.stride + head * shape.v_dim + column] = value / total
 
     return _attention

@@ -22,6 +22,7 @@ import functools
 
 from numflow.cuda.attention.bias import LOG2_E, biased, seen
 from numflow.cuda.attention.join import LOWEST
+from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES
 from numflow.cuda.lang.arithmetic import exp2, fmax, mma_f16, pack_halves, prmt, transpose_matrix
 from numflow.cuda.lang.hadamard import rotate_eight
@@ -40,6 +41,7 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import fetcher, halver, name_of_values, pitch, region, width
 from numflow.quant.kv import CODED
@@ -82,62 +84,66 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
 
     @kernel(f"attention_few_{k_name}_{v_name}_{8 * tiles}{extras}", 32 * WARPS, blocks=2 if rounds < 8 else 1,
             exact=has_buckets)
-    def _few(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
-             slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
-             starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,
-             kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32,
-             n_buckets: u32, spread: f32, most: u32):
+    def _few(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
+             shape: Heads, rule: Scores, most: u32):
+        # Place in the grid: a sequence and a head of keys; of wide values a slice, and a turn of the rows.
         lane, warp, sequence, kv_head = u32(lane_index()), u32(thread_index() >> u32(5)), u32(block_y()), block_x()
         first_column, turn, turns = u32(0), u32(0), u32(1)
         if wide:
-            first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % kv_heads)
-            turn, turns = u32(block_x() // slices // kv_heads), u32(grid_x() // (slices * kv_heads))
-        if sequence >= counts[N_SEQUENCES]:
+            first_column, kv_head = u32(block_x() % slices * (64 * v_rounds)), u32(block_x() // slices % shape.kv_heads)
+            turn, turns = u32(block_x() // slices // shape.kv_heads), u32(grid_x() // (slices * shape.kv_heads))
+        if sequence >= batch.counts[N_SEQUENCES]:
             return
-        begin_token, group = u32(starts[sequence]), u32(heads // kv_heads)
-        rows, length = u32((u32(starts[sequence + 1]) - begin_token) * group), i32(lengths[sequence])
+        begin_token, group = u32(batch.starts[sequence]), u32(shape.heads // shape.kv_heads)
+        rows, length = u32((u32(batch.starts[sequence + 1]) - begin_token) * group), i32(batch.lengths[sequence])
         if rows > most * group:
             return
-        blocks, shares = table + sequence * table_stride, u32(grid_z())
+        blocks, shares = batch.table + sequence * batch.table_stride, u32(grid_z())
+        # Registers and shared memory.
         query, s, acc, fades, x = queries(), scores(), sums(), factors(), eight()
         peaks, totals, spots, lows, highs, own = peaks_of(), totals_of(), spots_of(), lows_of(), highs_of(), heads_of()
+        # For each tile of rows: load queries to shared memory, begin the online softmax.
         first_row = u32(8 * tiles * turn)
         while first_row < rows:
-            make_queries(query, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, warp,
+            make_queries(query, x, q.data, q.stride, begin_token, group, kv_head, first_row, rows, shape.k_dim, warp,
                          lane)
             for i in range(2 * tiles):
                 row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
                 there = row < rows
                 token, own[i] = u32(begin_token + row // group), i32(kv_head * group + row % group)
-                spots[i] = i32(positions[token]) if there else i32(0)
-                lows[i], highs[i] = seen(spots[i], length, causal, window)
+                spots[i] = i32(batch.positions[token]) if there else i32(0)
+                lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window)
                 highs[i] = highs[i] if there else i32(0)
                 peaks[i], totals[i] = f32(LOWEST), f32(0)
                 if has_sinks and block_z() == 0 and warp == 0 and there:
-                    peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane < 4 else f32(0)
+                    peaks[i], totals[i] = biases.sinks[own[i]] * f32(LOG2_E), f32(1) if lane < 4 else f32(0)
+            # The keys that any row of the tile sees, and the share of them that is this part's.
             for i in range(v_rounds * 16 * tiles):
                 acc[i] = f32(0)
             last_row = u32(first_row + 8 * tiles - 1) if first_row + 8 * tiles - 1 < rows else u32(rows - 1)
-            first, _ = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
-            _, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
+            first, _ = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window)
+            _, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window)
             first = i32(u32(first) & u32(0xFFFFFFFF - step + 1))
             share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
             first = i32(first + i32(block_z()) * share)
             end = i32(first + share) if first + share < end else end
+            # Warps take keys in turn: scores on tensor cores (mma), keys decoded in registers.
             at = i32(first + step * i32(warp))
             while at < end:
-                block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
+                block, place = u32(blocks[u32(at) // shape.block_size]), u32(u32(at) % shape.block_size)
                 for n in range(s_count):
                     s[n] = f32(0)
                 last = u32(end - at - 1)
-                key_products(s, query, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place, last, lane)
+                keys = keys_at(k, block, shape.kv_heads, kv_head, shape.block_size)
+                key_products(s, query, keys, shape.block_size, place, last, lane)
+                # Online softmax: bias and mask, new maxima, weights, factors that rescale older sums.
                 for i in range(2 * tiles):
                     largest = f32(LOWEST)
                     for key in range(2 * halves):  # of the lane: 16 m + 8 h + g, with h the lower bit of `key`
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         where = i32(at + 8 * key + i32(lane >> u32(2)))
-                        score = bias(s[n], scale, cap, slopes, buckets, i32(where - spots[i]), u32(own[i]), heads,
-                                     n_buckets, spread, causal)
+                        score = bias(s[n], rule.scale, rule.cap, biases.slopes, biases.buckets, i32(where - spots[i]),
+                                     u32(own[i]), shape.heads, rule.n_buckets, rule.spread, rule.causal)
                         s[n] = score if where >= lows[i] and where < highs[i] else f32(LOWEST)
                         largest = fmax(largest, s[n])
                     largest = fmax(largest, shuffle_xor(largest, 4))
@@ -149,20 +155,23 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                         n = 4 * (tiles * (key // 2) + i // 2) + 2 * (key % 2) + i % 2
                         s[n] = exp2(s[n] - largest) if s[n] > f32(LOWEST) else f32(0)
                         totals[i] += s[n]
-                value_products(acc, fades, s, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
-                               last, lane, first_column)
+                # Weighted values on tensor cores, added to the rescaled sums.
+                values = values_at(v, block, shape.kv_heads, kv_head, shape.block_size)
+                value_products(acc, fades, s, values, shape.block_size, place, last, lane, first_column)
                 at = i32(at + step * WARPS)
+            # Sums of a row over the lanes that share it, then over the warps in shared memory.
             for i in range(2 * tiles):
                 totals[i] += shuffle_xor(totals[i], 4)
                 totals[i] += shuffle_xor(totals[i], 8)
                 totals[i] += shuffle_xor(totals[i], 16)
             join_warps(acc, peaks, totals, shared(), warp, lane)
+            # Epilogue: the first warp writes y, or for several parts what attention_join joins.
             if warp == 0:
                 for i in range(2 * tiles):
                     row = u32(first_row + 8 * (i // 2) + 2 * (lane & u32(3)) + i % 2)
                     token, head = u32(begin_token + row // group), u32(kv_head * group + row % group)
-                    part = partial + ((token * heads + head) * shares + block_z()) * (v_dim + 2)
-                    to = y + (token * y_stride + head * v_dim)
+                    part = partial + ((token * shape.heads + head) * shares + block_z()) * (shape.v_dim + 2)
+                    to = y.data + (token * y.stride + head * shape.v_dim)
                     factor = f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
                     if shares > 1:
                         to, factor = part + 2, f32(1)
@@ -175,7 +184,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                             rotate_eight(x, lane, 8, 4)
                         column = u32(first_column + 64 * r + 8 * (lane >> u32(2)))
                         for d in range(8):
-                            if row < rows and column + d < v_dim:
+                            if row < rows and column + d < shape.v_dim:
                                 to[column + d] = x[d] * factor
             first_row = u32(first_row + 8 * tiles * turns)
 

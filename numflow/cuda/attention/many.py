@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from numflow.cuda.attention.bias import LOG2_E, biased, seen
 from numflow.cuda.attention.join import LOWEST
+from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
 from numflow.cuda.attention.tile import query_taker, sixteens, stager
 from numflow.cuda.device.call import N_SEQUENCES
 from numflow.cuda.lang.arithmetic import exp2, fmax, load_columns, load_matrices, mma_f16, pack_halves
@@ -37,6 +38,7 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import name_of_values, pitch, region
 from numflow.quant.kv import CODED
@@ -75,16 +77,14 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_many_{k_name}_{v_name}{extras}", 128, blocks=2, exact=has_buckets)
-    def _many(y: f32.ptr, y_stride: u32, partial: f32.ptr, q: f32.ptr, q_stride: u32, k: u32.ptr, v: u32.ptr,
-              slopes: f32.ptr, sinks: f32.ptr, buckets: f32.ptr, positions: i32.ptr, sequence_of: i32.ptr,
-              starts: i32.ptr, table: i32.ptr, table_stride: u32, lengths: i32.ptr, counts: i32.ptr, heads: u32,
-              kv_heads: u32, k_dim: u32, v_dim: u32, block_size: u32, scale: f32, cap: f32, causal: u32, window: i32,
-              n_buckets: u32, spread: f32, most: u32):
+    def _many(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
+              shape: Heads, rule: Scores, most: u32):
+        # Find the tile: its sequence and its rows.
         thread, lane, kv_head = u32(thread_index()), u32(lane_index()), block_y()
-        group, tile, sequence = u32(heads // kv_heads), u32(grid_x() - 1 - block_x()), u32(0)
-        rows, sequences = u32(0), u32(counts[N_SEQUENCES])
+        group, tile, sequence = u32(shape.heads // shape.kv_heads), u32(grid_x() - 1 - block_x()), u32(0)
+        rows, sequences = u32(0), u32(batch.counts[N_SEQUENCES])
         while sequence < sequences:  # the last tiles come first: they see the most keys
-            tokens = u32(starts[sequence + 1] - starts[sequence])
+            tokens = u32(batch.starts[sequence + 1] - batch.starts[sequence])
             tiles = u32(u32(tokens * group + u32(most_rows - 1)) // u32(most_rows)) if tokens > most else u32(0)
             if tile < tiles:
                 rows = u32(tokens * group)
@@ -92,77 +92,88 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
             tile, sequence = u32(tile - tiles), u32(sequence + 1)
         if rows == 0:
             return
-        begin_token, length = u32(starts[sequence]), i32(lengths[sequence])
-        blocks, shares, first_row = table + sequence * table_stride, u32(grid_z()), u32(tile * u32(most_rows))
+        # Registers and shared memory; the warp's rows and columns.
+        begin_token, length = u32(batch.starts[sequence]), i32(batch.lengths[sequence])
+        blocks = batch.table + sequence * batch.table_stride
+        shares, first_row = u32(grid_z()), u32(tile * u32(most_rows))
         query, s, acc, x = queries(), scores(), sums(), eight()
         peaks, totals, fades = peaks_of(), totals_of(), fades_of()
         spots, lows, highs, own = spots_of(), lows_of(), highs_of(), heads_of()
         k_tile, v_tile, k_words, v_words = k_memory(), v_memory(), staged_k(), staged_v()
         warp, columns = u32((thread >> u32(5)) // u32(across)), u32((thread >> u32(5)) % u32(across) * (8 * v_tiles))
         row = u32(first_row + 16 * warp + (lane >> u32(2)))
-        take_queries(query, k_tile, x, q, q_stride, begin_token, group, kv_head, first_row, rows, k_dim, thread, warp,
+        # Load queries to registers, by way of shared memory; begin the online softmax of both rows of a lane.
+        take_queries(query, k_tile, x, *q, begin_token, group, kv_head, first_row, rows, shape.k_dim, thread, warp,
                      lane)
         for i in range(2):
             mine = u32(row + 8 * i)
             there = mine < rows
             token, own[i] = u32(begin_token + mine // group), i32(kv_head * group + mine % group)
-            spots[i] = i32(positions[token]) if there else i32(0)
-            lows[i], highs[i] = seen(spots[i], length, causal, window)
+            spots[i] = i32(batch.positions[token]) if there else i32(0)
+            lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window)
             highs[i] = highs[i] if there else i32(0)
             peaks[i], totals[i] = f32(LOWEST), f32(0)
             if has_sinks and block_z() == 0 and there:
-                peaks[i], totals[i] = sinks[own[i]] * f32(LOG2_E), f32(1) if lane & u32(3) == u32(0) else f32(0)
+                peaks[i], totals[i] = biases.sinks[own[i]] * f32(LOG2_E), f32(1) if lane & u32(3) == u32(0) else f32(0)
         clear(acc, fades)
+        # The keys that any row of the tile sees, and the share of them that is this part's.
         last_row = u32(first_row + u32(most_rows - 1)) if first_row + u32(most_rows - 1) < rows else u32(rows - 1)
-        first, all_to = seen(i32(positions[begin_token + first_row // group]), length, causal, window)
-        all_from, end = seen(i32(positions[begin_token + last_row // group]), length, causal, window)
+        first, all_to = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window)
+        all_from, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window)
         first = i32(u32(first) & u32(0xFFFFFFFF - keys + 1))
         share = i32(u32(u32(end - first) + keys * shares - 1) // u32(keys * shares) * keys)
         first = i32(first + i32(block_z()) * share)
         end = i32(first + share) if first + share < end else end
+        # Load the first tile of keys to shared memory; barrier.
         if first < end:
-            block, place = u32(blocks[u32(first) // block_size]), u32(u32(first) % block_size)
-            fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
-                       u32(end - first - 1), thread)
+            block, place = u32(blocks[u32(first) // shape.block_size]), u32(u32(first) % shape.block_size)
+            fetch_keys(k_words, k_tile, keys_at(k, block, shape.kv_heads, kv_head, shape.block_size), shape.block_size,
+                       place, u32(end - first - 1), thread)
             put_keys(k_words, k_tile, thread)
         copy_wait()
         sync_block()
+        # For each tile of keys: load values while scores are computed (mma).
         at = first
         while at < end:
-            block, place = u32(blocks[u32(at) // block_size]), u32(u32(at) % block_size)
-            fetch_values(v_words, v_tile, values_at(v, block, kv_heads, kv_head, block_size), block_size, place,
-                         u32(end - at - 1), thread)
+            block, place = u32(blocks[u32(at) // shape.block_size]), u32(u32(at) % shape.block_size)
+            fetch_values(v_words, v_tile, values_at(v, block, shape.kv_heads, kv_head, shape.block_size),
+                         shape.block_size, place, u32(end - at - 1), thread)
             products(s, query, k_tile, lane)
             put_values(v_words, v_tile, thread)
+            # Barrier: values are there, keys are used up.
             copy_wait()
             sync_block()
+            # Load the next keys while scores become weights and values are added (mma).
             following = i32(at + keys)
             if following < end:
-                block, place = u32(blocks[u32(following) // block_size]), u32(u32(following) % block_size)
-                fetch_keys(k_words, k_tile, keys_at(k, block, kv_heads, kv_head, block_size), block_size, place,
-                           u32(end - following - 1), thread)
+                block, place = u32(blocks[u32(following) // shape.block_size]), u32(u32(following) % shape.block_size)
+                fetch_keys(k_words, k_tile, keys_at(k, block, shape.kv_heads, kv_head, shape.block_size),
+                           shape.block_size, place, u32(end - following - 1), thread)
             edge = at < all_from or following > all_to
-            soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, scale, cap, slopes, buckets, heads,
-                   n_buckets, spread, causal, lane)
+            soften(s, peaks, totals, fades, spots, lows, highs, own, edge, at, rule.scale, rule.cap, biases.slopes,
+                   biases.buckets, shape.heads, rule.n_buckets, rule.spread, rule.causal, lane)
             fade(acc, fades)
             weigh(acc, s, v_tile, columns, lane)
             if following < end:
                 put_keys(k_words, k_tile, thread)
+            # Barrier: the next keys are there, values are used up.
             copy_wait()
             sync_block()
             at = following
+        # Epilogue: y, or for several parts what attention_join joins.
         for i in range(2):
             totals[i] += shuffle_xor(totals[i], 1)
             totals[i] += shuffle_xor(totals[i], 2)
             token = u32(begin_token + u32(row + 8 * i) // group)
             head = u32(kv_head * group + u32(row + 8 * i) % group)
-            part = partial + ((token * heads + head) * shares + block_z()) * (v_dim + 2)
-            to, factor = y + (token * y_stride + head * v_dim), f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
+            part = partial + ((token * shape.heads + head) * shares + block_z()) * (shape.v_dim + 2)
+            to = y.data + (token * y.stride + head * shape.v_dim)
+            factor = f32(1) / totals[i] if totals[i] > f32(0) else f32(0)
             if shares > 1:
                 to, factor = part + 2, f32(1)
                 if row + 8 * i < rows and lane & u32(3) == u32(0) and columns == 0:
                     part[0], part[1] = peaks[i] * f32(1 / LOG2_E), totals[i]
-            put_sums(to, x, acc, i, factor, row + 8 * i < rows, columns, v_dim, lane)
+            put_sums(to, x, acc, i, factor, row + 8 * i < rows, columns, shape.v_dim, lane)
 
     return _many
 

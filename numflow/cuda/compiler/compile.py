@@ -79,7 +79,9 @@ def folder() -> Path:
 
 def digest(kernel: Kernel) -> str:
     """Hash of what machine code is made from: sources of the kernel and of what it calls, constants, the lowering."""
-    result = hashlib.sha256(_lowering() + repr((kernel.threads, kernel.blocks, kernel.exact, PTX_FOR)).encode())
+    code = kernel.body.__code__
+    written = kernel.signature, code.co_varnames[:code.co_argcount], kernel.threads, kernel.blocks, kernel.exact
+    result = hashlib.sha256(_lowering() + repr((*written, PTX_FOR)).encode())
     for part in ingredients(kernel.body):
         result.update(part.encode())
     return result.hexdigest()[:16]
@@ -88,7 +90,8 @@ def digest(kernel: Kernel) -> str:
 @functools.cache
 def _lowering() -> bytes:
     here = Path(__file__).parents[1]
-    names = ("compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types", "lang/kernel")
+    names = ("compiler/lowering", "compiler/lowering_builtin", "compiler/lowering_types", "lang/kernel",
+             "lang/parameters")
     return b"".join((here / f"{name}.py").read_bytes() for name in names)
 
 

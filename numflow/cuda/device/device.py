@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.parameters import is_group
 from numflow.cuda.lang.scalar import Pointer
 from numflow.cuda.lang.simulator import SimulatedPointer, launch
 from numflow.errors import DeviceError
@@ -46,7 +47,11 @@ class Ref:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel on a grid of blocks (x, y, z). beside: in the second queue of the device."""
+    """A kernel on a grid of blocks (x, y, z).
+
+    args:   one for each parameter as the kernel is written (lang/parameters.py).
+    beside: in the second queue of the device.
+    """
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -57,14 +62,25 @@ class Launch:
         """Refuse what no GPU takes, before it says so in its own way.
 
         Raises:
-            DeviceError: the grid is too large, or there are not as many arguments as parameters.
+            DeviceError: the grid is too large, or the arguments are not those of the kernel's parameters.
         """
         name = self.kernel.name
         if any(count > most for count, most in zip(self.grid, MOST_BLOCKS)):
             raise DeviceError(f"kernel {name}: a grid of {self.grid} blocks is larger than {MOST_BLOCKS}, the most "
                               "that a GPU takes; a batch of fewer tokens makes it smaller")
-        if len(self.args) != len(self.kernel.signature):
-            raise DeviceError(f"kernel {name} has {len(self.kernel.signature)} parameters, {len(self.args)} were given")
+        parameters = self.kernel.parameters
+        if len(self.args) != len(parameters):
+            raise DeviceError(f"kernel {name} has {len(parameters)} parameters, {len(self.args)} were given")
+        for index, (parameter, value) in enumerate(zip(parameters, self.args)):
+            wanted = parameter.__name__ if is_group(parameter) else "one value"
+            given = type(value).__name__ if isinstance(value, tuple) else "one value"
+            if given != wanted:
+                raise DeviceError(f"kernel {name}: parameter {index} is {wanted}, {given} was given")
+
+    @property
+    def values(self) -> tuple:
+        """The arguments one by one, as the kernel's signature has them."""
+        return tuple(each for value in self.args for each in (value if isinstance(value, tuple) else (value,)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +171,7 @@ class Simulated:
             return
         self.launches += 1
         work.check()
-        args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.args))
+        args = tuple(self._argument(kind, value) for kind, value in zip(work.kernel.signature, work.values))
         launch(work.kernel.plain, work.grid, work.kernel.threads, args, self.seed)
 
     def host_array(self, memory: Memory) -> np.ndarray:

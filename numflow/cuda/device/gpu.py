@@ -178,7 +178,7 @@ class Gpu:
             return
         work.check()
         kernel = work.kernel
-        values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.args)]
+        values = [self._argument(kind, value) for kind, value in zip(kernel.signature, work.values)]
         addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._ask("cuLaunchKernel", self._function(kernel), *work.grid, kernel.threads, 1, 1, 0,
                   self._beside() if work.beside else self._stream, ctypes.addressof(addresses), 0)

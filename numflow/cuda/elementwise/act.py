@@ -7,6 +7,7 @@ from numflow.cuda.device.call import Call, ceil, per_row
 from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, tanh
 from numflow.cuda.lang.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import block_max
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.weights.operand import LARGEST_HALF, putter
@@ -209,7 +210,7 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
     numbers = (param(step, "limit"), param(step, "alpha")) if two else (0.0, 0.0)
     blocks = 1 if kind == "f16" else ceil(y.width, 4 * THREADS)
     return [per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.produce(y, kind, runs),
-                    *ctx.view(y), int(rows), *first, *second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)]
+                    ctx.view(y), int(rows), first, second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)]
 
 
 @functools.cache
@@ -226,12 +227,12 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
         return function(a, p, q), function(b, p, q), function(c, p, q), function(d, p, q)
 
     @kernel(f"{name}_{kind}", THREADS)
-    def _act_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
-                     up: f32.ptr, up_stride: u32, counts: i32.ptr, rows: u32, width: u32, p: f32, q: f32):
+    def _act_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, up: Rows, counts: i32.ptr, rows: u32,
+                     width: u32, p: f32, q: f32):
         row, begin, lane = block_x(), u32(4 * (block_y() * 128 + thread_index())), u32(4 * lane_index())
         if row >= counts[rows]:
             return
-        first, second, step = x + row * x_stride, up + row * up_stride, u32(512 * grid_y())
+        first, second, step = x.data + row * x.stride, up.data + row * up.stride, u32(512 * grid_y())
         inverse, scale = f32(1), f32(1)
         if half:
             largest, column = f32(0), begin
@@ -250,7 +251,7 @@ def act_operand(name: str, function: DeviceFunction, two: bool, kind: str) -> Ke
             if column < width:
                 a, b, c, d = four(first, second, column, p, q)
                 if has_y != 0:
-                    store4(y + row * y_stride, column, a, b, c, d)
+                    store4(y.data + row * y.stride, column, a, b, c, d)
             put(to, aux, row, column, width, inverse, a, b, c, d)
             column = u32(column + step)
 

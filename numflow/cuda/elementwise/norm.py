@@ -9,6 +9,7 @@ from numflow.cuda.device.call import Call, per_row
 from numflow.cuda.lang.arithmetic import fabs, fmax, sqrt
 from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import block_max, block_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.weights.operand import LARGEST_HALF, putter
@@ -85,7 +86,7 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
     (x,), (y,) = step.inputs, step.outputs
     weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
     chosen = norm_operand(step.op, weight is not None, bias is not None, kind, 32 if x.width >= VERY_WIDE else 8)
-    return [per_row(step, chosen, ctx.rows(x), 1, *ctx.produce(y, kind, runs), *ctx.view(y), int(rows), *ctx.view(x),
+    return [per_row(step, chosen, ctx.rows(x), 1, *ctx.produce(y, kind, runs), ctx.view(y), int(rows), ctx.view(x),
                     weight, bias, ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))]
 
 
@@ -108,12 +109,12 @@ def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: in
         return a, b, c, d
 
     @kernel(f"{op}{'_weight' * has_weight}{'_bias' * has_bias}_{kind}_{threads}", threads)
-    def _norm_operand(to: u32.ptr, aux: f32.ptr, y: f32.ptr, y_stride: u32, has_y: u32, x: f32.ptr, x_stride: u32,
-                      weight: f32.ptr, bias: f32.ptr, counts: i32.ptr, rows: u32, size: u32, eps: f32):
+    def _norm_operand(to: u32.ptr, aux: f32.ptr, y: Rows, has_y: u32, x: Rows, weight: f32.ptr, bias: f32.ptr,
+                      counts: i32.ptr, rows: u32, size: u32, eps: f32):
         row, first, lane = block_x(), u32(4 * thread_index()), u32(4 * lane_index())
         if row >= counts[rows]:
             return
-        source, mean, total, column = x + row * x_stride, f32(0), f32(0), first
+        source, mean, total, column = x.data + row * x.stride, f32(0), f32(0), first
         if centred:
             while column < size:
                 a, b, c, d = load4(source, column)
@@ -145,7 +146,7 @@ def norm_operand(op: str, has_weight: bool, has_bias: bool, kind: str, warps: in
             if column < size:
                 a, b, c, d = four(source, column, mean, factor, weight, bias)
                 if has_y != 0:
-                    store4(y + row * y_stride, column, a, b, c, d)
+                    store4(y.data + row * y.stride, column, a, b, c, d)
             put(to, aux, row, column, size, inverse, a, b, c, d)
             column = u32(column + 4 * threads)
 

@@ -1,11 +1,13 @@
 """Rotary positions (ops `rope_angles`, `rope`), and `rope` together with the `cache_write` behind it."""
 
 import functools
+from typing import NamedTuple
 
 from numflow.cuda.device.call import N_TOKENS, Call, ceil, per_row
 from numflow.cuda.lang.arithmetic import cos, float_to_half, sin
 from numflow.cuda.lang.intrinsics import as_floats, as_u16, block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Places, Rows
 from numflow.cuda.lang.scalar import f32, i32, u8, u32
 from numflow.ops import Step, param
 
@@ -93,11 +95,29 @@ def rope_write(query: Step, key: Step, write: Step, ctx) -> list[Call]:
     (q, angles), (y,), (k, _), (_, v) = query.inputs, query.outputs, key.inputs, write.inputs
     cache, batch = ctx.caches[param(write, "cache")], ctx.batch
     chosen = rope_write_kernel(param(query, "pairing") == "adjacent", *cache.types)
-    return [per_row(write, chosen, ctx.rows(q), ceil(q.width + k.width + v.width, THREADS), *ctx.view(y), *ctx.view(q),
-                    *ctx.view(k), *ctx.view(v), *ctx.view(angles), cache.k, cache.v, batch.ref("positions"),
-                    batch.ref("sequence_of"), batch.ref(cache.table), batch.stride, batch.counts, ctx.rows(q), q.width,
-                    k.width, v.width, param(query, "head_dim"), cache.shape.v_dim, angles.width // 2,
-                    param(query, "start"), cache.shape.kv_heads, cache.block_size)]
+    head = Turned(size=param(query, "head_dim"), v_size=cache.shape.v_dim, half=angles.width // 2,
+                  start=param(query, "start"))
+    places, widths = batch.places(cache.table, ctx.rows(q)), Widths(q.width, k.width, v.width)
+    return [per_row(write, chosen, ctx.rows(q), ceil(sum(widths), THREADS), ctx.view(y), ctx.view(q), ctx.view(k),
+                    ctx.view(v), ctx.view(angles), cache.k, cache.v, places, widths, head, cache.shape.kv_heads,
+                    cache.block_size)]
+
+
+class Widths(NamedTuple):
+    """Columns of queries, of keys and of values."""
+
+    q: u32
+    k: u32
+    v: u32
+
+
+class Turned(NamedTuple):
+    """Columns of a head of queries and keys, and of values; `half` pairs are turned, from column `start` on."""
+
+    size: u32
+    v_size: u32
+    half: u32
+    start: u32
 
 
 @functools.cache
@@ -106,47 +126,50 @@ def rope_write_kernel(adjacent: bool, k_type: str, v_type: str) -> Kernel:
     keep_key, keep_value = _keeper(k_type), _keeper(v_type)
 
     @kernel(f"rope_{'adjacent' if adjacent else 'half'}_write_{k_type}_{v_type}", THREADS)
-    def _rope_write(y: f32.ptr, y_stride: u32, q: f32.ptr, q_stride: u32, k: f32.ptr, k_stride: u32, v: f32.ptr,
-                    v_stride: u32, angles: f32.ptr, angles_stride: u32, keys: u8.ptr, values: u8.ptr,
-                    positions: i32.ptr, sequence_of: i32.ptr, table: i32.ptr, table_stride: u32, counts: i32.ptr,
-                    rows: u32, q_width: u32, k_width: u32, v_width: u32, head_dim: u32, v_dim: u32, half: u32,
-                    start: u32, heads: u32, block_size: u32):
+    def _rope_write(y: Rows, q: Rows, k: Rows, v: Rows, angles: Rows, keys: u8.ptr, values: u8.ptr, places: Places,
+                    widths: Widths, head: Turned, heads: u32, block_size: u32):
+        # Place in the grid: a row, and a column of queries, keys and values side by side.
         t, column = block_x(), u32(block_y() * 128 + thread_index())
-        if t >= counts[rows] or column >= q_width + k_width + v_width:
+        if t >= places.counts[places.field] or column >= widths.q + widths.k + widths.v:
             return
-        position = u32(positions[t])
-        first_row = u32(table[sequence_of[t] * table_stride + position // block_size] * heads)
+        # Where the row is in the cache.
+        position = u32(places.positions[t])
+        first_row = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size] * heads)
         place = u32(position % block_size)
-        if column >= q_width + k_width:
-            column = u32(column - q_width - k_width)
-            row = u32((first_row + column // v_dim) * block_size + place)
-            keep_value(values, row, v_dim, column % v_dim, v[t * v_stride + column])
+        # Values go to the cache as they are.
+        if column >= widths.q + widths.k:
+            column = u32(column - widths.q - widths.k)
+            row = u32((first_row + column // head.v_size) * block_size + place)
+            keep_value(values, row, head.v_size, column % head.v_size, v.data[t * v.stride + column])
             return
-        is_key = column >= q_width
-        column = u32(column - q_width) if is_key else column
-        source = k + (t * k_stride + column) if is_key else q + (t * q_stride + column)
-        inside, apart, b = u32(column % head_dim), u32(0), f32(0)
-        is_turned = inside >= start and inside < start + 2 * half
-        turned = u32(inside - start)
+        # Queries and keys: which pair a column belongs to.
+        is_key = column >= widths.q
+        column = u32(column - widths.q) if is_key else column
+        source = k.data + (t * k.stride + column) if is_key else q.data + (t * q.stride + column)
+        inside, apart, b = u32(column % head.size), u32(0), f32(0)
+        is_turned = inside >= head.start and inside < head.start + 2 * head.half
+        turned = u32(inside - head.start)
         if adjacent:
             first, i = turned & u32(1) == 0, turned >> u32(1)
         else:
-            first, i = turned < half, turned
+            first, i = turned < head.half, turned
         if is_turned and not first:
             return  # before the load: the thread of the first column may be writing there
+        # Load the pair and turn it.
         a = source[0]
         if is_turned:
-            apart = u32(1) if adjacent else half
-            c, s = angles[t * angles_stride + i], angles[t * angles_stride + half + i]
+            apart = u32(1) if adjacent else head.half
+            c, s = angles.data[t * angles.stride + i], angles.data[t * angles.stride + head.half + i]
             b = source[apart]
             a, b = a * c - b * s, b * c + a * s
+        # Store: keys to the cache, queries to y.
         if is_key:
-            row = u32((first_row + column // head_dim) * block_size + place)
-            keep_key(keys, row, head_dim, inside, a)
+            row = u32((first_row + column // head.size) * block_size + place)
+            keep_key(keys, row, head.size, inside, a)
             if apart > 0:
-                keep_key(keys, row, head_dim, u32(inside + apart), b)
+                keep_key(keys, row, head.size, u32(inside + apart), b)
         else:
-            to = y + (t * y_stride + column)
+            to = y.data + (t * y.stride + column)
             to[0] = a
             if apart > 0:
                 to[apart] = b

@@ -6,8 +6,9 @@
         if i < count:
             y[i] = x[i] * factor
 
-The annotations are the signature. Kernels that are specialised are made by a function whose arguments they close over;
-their `name` must tell them apart. `device` marks functions that kernels call.
+The annotations are the parameters; those that belong together are written as one (parameters.py). Kernels that are
+specialised are made by a function whose arguments they close over; their `name` must tell them apart. `device` marks
+functions that kernels call.
 """
 
 import functools
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from numflow.cuda.lang.intrinsic import Intrinsic, LocalArray, SharedArray
+from numflow.cuda.lang.parameters import flattened, signature_of
 from numflow.cuda.lang.scalar import Pointer, Scalar
 
 REGISTRY: dict[str, "Kernel"] = {}
@@ -43,16 +45,22 @@ def device(body: Callable) -> DeviceFunction:
 class Kernel:
     """An entry point. threads: of a block; blocks: that should fit on a multiprocessor, else 0, for its registers.
 
+    body, parameters: what is run takes the fields of parameters.py one by one, as the `signature` has them.
     exact:  mathematics as IEEE has it, where approximations would show.
     shared: declarations of shared memory are counted by the compiler; this names none.
     """
 
     name: str
     body: Callable = field(repr=False)
-    signature: tuple[Scalar | Pointer, ...] = field(repr=False)
+    parameters: tuple[Scalar | Pointer | type, ...] = field(repr=False)
     threads: int = 128
     blocks: int = 0
     exact: bool = False
+
+    @functools.cached_property
+    def signature(self) -> tuple[Scalar | Pointer, ...]:
+        """Types of the body's parameters."""
+        return signature_of(self.parameters)
 
     @functools.cached_property
     def plain(self) -> Callable:
@@ -70,10 +78,11 @@ def kernel(name: str = "", threads: int = 128, blocks: int = 0, exact: bool = Fa
     """Make a function a kernel; parameters as in Kernel, the name is the function's own if none is given."""
     def wrap(body):
         hints = body.__annotations__
-        signature = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
-        made = Kernel(name or body.__name__.lstrip("_"), body, signature, threads, blocks, exact)
+        parameters = tuple(hints[parameter] for parameter in body.__code__.co_varnames[:body.__code__.co_argcount])
+        flat = flattened(body, parameters)
+        made = Kernel(name or body.__name__.lstrip("_"), flat, parameters, threads, blocks, exact)
         found = REGISTRY.setdefault(made.name, made)  # threads of two devices may make the same one at the same time
-        assert found is made or ingredients(found.body) == ingredients(body), f"two kernels are called {made.name}"
+        assert found is made or ingredients(found.body) == ingredients(flat), f"two kernels are called {made.name}"
         return found
     return wrap
 

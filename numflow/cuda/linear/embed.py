@@ -14,11 +14,12 @@ from numflow.cuda.lang.arithmetic import float_of, half_to_float
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, stream4, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
-from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.parameters import Planes, planes_of
 from numflow.cuda.weights.decode import header, pair_header, reader
 from numflow.cuda.weights.layout import SCHEMES, UNIT
 from numflow.cuda.weights.outliers import value_of
-from numflow.cuda.weights.pack import PARTS
 from numflow.formats.types import to_f32
 from numflow.ops import Step, param
 
@@ -37,9 +38,9 @@ def embed(step: Step, ctx) -> list[Call | HostCall]:
         return [per_row(step, float_rows(table.kind), N_TOKENS, ceil(y.width, THREADS), *ctx.view(y),
                         table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
     units = table.pitch // UNIT
-    return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), *ctx.view(y),
-                    *(table.parts.get(name) for name in PARTS), table.parts.get("outliers"), table.outliers, *batch,
-                    units, param(step, "scale"))]
+    return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), ctx.view(y),
+                    planes_of(table), table.parts.get("outliers"), table.outliers, *batch, units,
+                    param(step, "scale"))]
 
 
 def _from_host(step: Step, ctx) -> HostCall:
@@ -108,14 +109,13 @@ def code_rows(kind: str) -> Kernel:
     in_codes, by_row = scheme.in_codes, "row" in scheme.parts
 
     @kernel(f"embed_{kind}", 32)
-    def _embed(y: f32.ptr, y_stride: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr, one: u32.ptr, head: u16.ptr,
-               above: u32.ptr, per_row_: u32.ptr, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr,
-               first: u32, rows: u32, units: u32, scale: f32):
+    def _embed(y: Rows, planes: Planes, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr, first: u32,
+               rows: u32, units: u32, scale: f32):
         t, unit = block_x(), u32(block_y() * 32 + thread_index())
         if t >= counts[N_TOKENS] or unit >= units:
             return
         row, words = u32(u32(tokens[t]) - first), codes()
-        to = y + (t * y_stride + unit * 32)
+        to = y.data + (t * y.stride + unit * 32)
         if row >= rows:
             for i in range(32):
                 to[i] = float_of(u32(_NOTHING))
@@ -123,15 +123,15 @@ def code_rows(kind: str) -> Kernel:
         at = u32(row * units + unit)
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if by_row:
-            base, step, z_bits, dz_bits = stream4(per_row_, u32(4 * row))
+            base, step, z_bits, dz_bits = stream4(planes.per_row, u32(4 * row))
             z, dz = float_of(z_bits), float_of(dz_bits)
         if in_codes:
-            p, q, _, _ = load4(low, u32(4 * at))
+            p, q, _, _ = load4(planes.low, u32(4 * at))
             a, c = pair_header(p, q, base, step, z, dz)
             a16, c16 = a, c
         else:
-            a, c, a16, c16 = head_of(head, above, at, base, step, z, dz)
-        read(words, low, high, two, one, at)
+            a, c, a16, c16 = head_of(planes.head, planes.above, at, base, step, z, dz)
+        read(words, planes.low, planes.high, planes.two, planes.one, at)
         for g in range(8):
             factor, shift = (a, c) if g < 4 else (a16, c16)
             for i in range(4):

@@ -9,9 +9,11 @@ from numflow.cuda.lang.arithmetic import float_of, high_half, low_half
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, shuffle, stream4, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.gemv import late_scales
+from numflow.cuda.linear.parameters import Bias, Late, Residual, Shape
 
 
 @device
@@ -39,36 +41,35 @@ def float_gemv(kind: str, tokens: int, routed: bool) -> Kernel:
     sums, add_row, scales = LocalArray(f32, tokens), float_row_adder(kind, tokens), late_scales(tokens)
 
     @kernel(f"gemv_{kind}_{tokens}{'_routed' * routed}", 128)
-    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: f32.ptr, has_bias: u32,
-              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, pitch: u32, routes: u32, residual: f32.ptr,
-              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32):
+    def _gemv(y: Rows, x: f32.ptr, x_pitch: u32, weight: u32.ptr, bias: Bias, ids: i32.ptr, shape: Shape, routes: u32,
+              residual: Residual, late: Late):
         lane, row = lane_index(), u32(block_x() * 4 + (thread_index() >> u32(5)))
-        first, count = u32(block_y() * tokens), u32(counts[rows])
-        if row >= n or first >= count:
+        first, count = u32(block_y() * tokens), u32(shape.counts[shape.field])
+        if row >= shape.n or first >= count:
             return
         place, source = row, first
         if routed:
             if ids[first] < 0:  # an expert of another device
                 if lane == 0:
-                    y[first * y_stride + row] = f32(0)
+                    y.data[first * y.stride + row] = f32(0)
                 return
-            place, source = u32(ids[first] * n + row), u32(first // routes)
+            place, source = u32(ids[first] * shape.n + row), u32(first // routes)
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
-        add_row(acc, x, x, x_pitch, weight, weight, weight, weight, weight, weight, weight, place, u32(lane), pitch,
-                source, count - first)
+        add_row(acc, x, x, x_pitch, weight, weight, weight, weight, weight, weight, weight, place, u32(lane),
+                shape.units, source, count - first)
         scale = f32(1)
-        if norm_parts != 0:
-            scale = scales(squares, first, u32(count - first), norm_parts, eps)
+        if late.parts != 0:
+            scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
         for t in range(tokens):
             total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
             if lane == 0 and first + t < count:
-                if has_bias != 0:
-                    total += bias[place]
-                if has_residual != 0:
-                    total = residual[(first + t) * residual_stride + row] + factor * total
-                y[(first + t) * y_stride + row] = total
+                if bias.present != 0:
+                    total += bias.data[place]
+                if residual.present != 0:
+                    total = residual.data[(first + t) * residual.stride + row] + residual.factor * total
+                y.data[(first + t) * y.stride + row] = total
 
     return _gemv
 

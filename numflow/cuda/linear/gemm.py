@@ -45,7 +45,9 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
-from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode import header, pair_header, reader
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import first_of, into_tile
@@ -91,62 +93,70 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     sources, plus = LocalArray(u32, chunks), LocalArray(f32, 2 * m_tiles)
 
     @kernel(f"gemm_{kind}_{tokens}{'_apart' * apart}{'_grouped' * grouped}", 128, blocks=1 if tokens == 128 else 2)
-    def _gemm(y: f32.ptr, y_stride: u32, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, low: u32.ptr, high: u32.ptr,
-              two: u32.ptr, one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr,
-              has_bias: u32, counts: i32.ptr, rows: u32, n: u32, units: u32, tiles: i32.ptr, order: i32.ptr,
-              by_token: u32, slots: u32.ptr, outliers: u32):
+    def _gemm(y: Rows, partial: f32.ptr, x: u32.ptr, scales: f32.ptr, planes: Planes, bias: Bias, shape: Shape,
+              tiles: i32.ptr, order: i32.ptr, by_token: u32, slots: u32.ptr, outliers: u32):
+        # Place in the grid: a tile of rows and tokens; grouped, the tile's expert and routes.
         thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
-        first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(counts[rows])
+        first_row, first_token, count = u32(block_x() * 128), u32(block_y() * tokens), u32(shape.counts[shape.field])
         above_row = u32(0)                   # rows of the matrix before the expert's
         if grouped:
             expert, begin, end, _ = load4(tiles, u32(4 * block_y()))
             if expert < 0:
                 return
-            first_token, count, above_row = u32(begin), u32(end), u32(expert * n)
+            first_token, count, above_row = u32(begin), u32(end), u32(expert * shape.n)
         elif first_token >= count:
             return
+        # The units of this part.
         parts = u32(grid_z())
-        share = u32((units + parts - 1) // parts)
+        share = u32((shape.units + parts - 1) // parts)
         unit = u32(block_z() * share)
-        last = u32(unit + share) if unit + share < units else units
+        last = u32(unit + share) if unit + share < shape.units else shape.units
+        # Registers and shared memory; the row that this thread decodes, and the tokens that it copies.
         w_tile, x_tile = w_memory(), x_memory()
         acc, words, a, b = sums(), staged(), left(), right()
         for i in range(m_tiles * n_tiles * 4):
             acc[i] = f32(0)
-        row = u32(first_row + thread) if first_row + thread < n else u32(n - 1)
+        row = u32(first_row + thread) if first_row + thread < shape.n else u32(shape.n - 1)
         row = u32(above_row + row)
         rows_of = sources()
         for i in range(chunks):
             at = u32(first_token + (thread + 128 * i >> 2))
             at = at if at < count else u32(count - 1)  # tokens that are not there are the last one
             rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
+        # What a row has once: parameters of its headers, its first outlier.
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
         if per_row_of:
-            base, step, z_bits, dz_bits = stream4(per_row, u32(4 * row))
+            base, step, z_bits, dz_bits = stream4(planes.per_row, u32(4 * row))
             z, dz = float_of(z_bits), float_of(dz_bits)
         slot, end, word = u32(row * outliers), u32((row + 1) * outliers), u32(0)
         if apart:
             slot, word = first_of(slots, slot, end, unit)
+        # Where the lane loads its matrices from shared memory.
         m_first, n_first = u32(warp // across * (16 * m_tiles)), u32(warp % across * (8 * n_tiles))
         # Lane l names row l % 8 of matrix l // 8: of weights (rows, rows + 8) x (k, k + 8); of tokens the other way.
         matrix, inside = lane >> u32(3), lane & u32(7)
         w_lane = u32((m_first + inside + 8 * (matrix & u32(1))) * PITCH + 4 * (matrix >> u32(1)))
         x_lane = u32((n_first + inside + 8 * (matrix >> u32(1))) * PITCH + 4 * (matrix & u32(1)))
+        # Load the first tile to shared memory: tokens by cp.async, weights decoded; barrier.
         if unit < last:
-            stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz)
-            _copy_tokens(x_tile, 0, x, rows_of, unit, units, thread, chunks, tokens)
+            stage(words, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above, row, unit,
+                  shape.units, base, step, z, dz)
+            _copy_tokens(x_tile, 0, x, rows_of, unit, shape.units, thread, chunks, tokens)
             _put(w_tile, u32(thread * PITCH), words)
             if apart:
                 slot, word = into_tile(w_tile, u32(thread * PITCH), slots, slot, end, word, unit, f32(SCALE))
             copy_wait()
         sync_block()
+        # For each unit: load the next one to registers and the other half of shared memory ...
         turn = u32(0)
         while unit < last:
             more = unit + 1 < last
             if more:
-                _copy_tokens(x_tile, u32((turn ^ u32(1)) * x_words), x, rows_of, u32(unit + 1), units, thread, chunks,
-                             tokens)
-                stage(words, low, high, two, one, head, above, row, u32(unit + 1), units, base, step, z, dz)
+                _copy_tokens(x_tile, u32((turn ^ u32(1)) * x_words), x, rows_of, u32(unit + 1), shape.units, thread,
+                             chunks, tokens)
+                stage(words, planes.low, planes.high, planes.two, planes.one, planes.head, planes.above, row,
+                      u32(unit + 1), shape.units, base, step, z, dz)
+            # ... while tensor cores multiply this one: ldmatrix, mma.
             for k in range(2):
                 for m in range(m_tiles):
                     at = u32(turn * w_words + w_lane + 16 * PITCH * m + 8 * k)
@@ -160,6 +170,7 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
                         acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = multiply(
                             a[4 * m], a[4 * m + 1], a[4 * m + 2], a[4 * m + 3], b[2 * j], b[2 * j + 1],
                             acc[c], acc[c + 1], acc[c + 2], acc[c + 3])
+            # Store the next weights to shared memory; barrier.
             turn = u32(turn ^ u32(1))
             if more:
                 _put(w_tile, u32(turn * w_words + thread * PITCH), words)
@@ -169,14 +180,16 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
                 copy_wait()
             sync_block()
             unit = u32(unit + 1)
+        # Epilogue: scale, bias, y; or for several parts the sums that gemm_sum adds.
         lane_row, lane_token = u32(first_row + m_first + (lane >> u32(2))), u32(n_first + 2 * (lane & u32(3)))
         own, place = plus(), u32(first_token + lane_token)
-        _load_bias(own, bias + above_row if grouped and has_bias != 0 else bias, has_bias != 0 and parts == 1, lane_row,
-                   n, m_tiles)
+        _load_bias(own, bias.data + above_row if grouped and bias.present != 0 else bias.data,
+                   bias.present != 0 and parts == 1, lane_row, shape.n, m_tiles)
         if not grouped and parts > 1:
-            put(acc, partial + block_z() * count * n, n, scales, own, n, count, lane_row, place, order, by_token)
+            put(acc, partial + block_z() * count * shape.n, shape.n, scales, own, shape.n, count, lane_row, place,
+                order, by_token)
         else:
-            put(acc, y, y_stride, scales, own, n, count, lane_row, place, order, by_token)
+            put(acc, *y, scales, own, shape.n, count, lane_row, place, order, by_token)
 
     return _gemm
 

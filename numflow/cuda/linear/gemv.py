@@ -22,8 +22,10 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
-from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.linear.parameters import Apart, Bias, Late, Planes, Residual, Shape
 from numflow.cuda.weights.decode import header, pair_header, reader, sevenths
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
@@ -44,9 +46,7 @@ def split_of(n: int, units: int) -> int:
 def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bool = False) -> Kernel:
     """grid (N * split / 4, rows / tokens). split: warps that share a row.
 
-    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. residual: see linear.gemv_args.
-    squares, parts, eps: of a norm that is taken late (unit.py), if there are parts.
-    apart: whether there are outliers; floats: x as float32 for them, slots and width: where and how many a row has.
+    routed: `ids` names the matrix of each row of y, x has a row for `routes` of them. apart: outliers are there.
     """
     sums, partial = LocalArray(f32, tokens), SharedArray(f32, WARPS * tokens)
     add_row, scales, add_apart = row_adder(kind, int8, tokens, split), late_scales(tokens), outlier_adder(tokens)
@@ -54,58 +54,59 @@ def gemv(kind: str, int8: bool, tokens: int, split: int, routed: bool, apart: bo
     name += "_apart" * apart + "_routed" * routed
 
     @kernel(name, 128, blocks=0 if int8 else 4)  # float32 would take more registers than four blocks leave
-    def _gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, aux: f32.ptr, low: u32.ptr, high: u32.ptr, two: u32.ptr,
-              one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
-              ids: i32.ptr, counts: i32.ptr, rows: u32, n: u32, units: u32, routes: u32, residual: f32.ptr,
-              residual_stride: u32, factor: f32, has_residual: u32, squares: f32.ptr, norm_parts: u32, eps: f32,
-              floats: f32.ptr, floats_stride: u32, slots: u32.ptr, width: u32):
+    def _gemv(y: Rows, x: f32.ptr, aux: f32.ptr, planes: Planes, bias: Bias, ids: i32.ptr, shape: Shape, routes: u32,
+              residual: Residual, late: Late, outliers: Apart):
+        # Place in the grid: a row of the matrix (of the route's expert) and the tokens.
         lane, warp = lane_index(), u32(thread_index() >> u32(5))
         row = u32(block_x()) if split > 1 else u32(block_x() * 4 + warp)
-        first, count = u32(block_y() * tokens), u32(counts[rows])
-        if row >= n or first >= count:
+        first, count = u32(block_y() * tokens), u32(shape.counts[shape.field])
+        if row >= shape.n or first >= count:
             return
         place, source = row, first
         if routed:
             if ids[first] < 0:  # an expert of another device
                 if lane == 0:
-                    y[first * y_stride + row] = f32(0)
+                    y.data[first * y.stride + row] = f32(0)
                 return
-            place, source = u32(ids[first] * n + row), u32(first // routes)
+            place, source = u32(ids[first] * shape.n + row), u32(first // routes)
+        # Products: each lane adds its units of the row, then its outliers.
         acc = sums()
         for t in range(tokens):
             acc[t] = f32(0)
         own, word = u32(lane + 32 * warp) if split > 1 else u32(lane), u32(0)
         if apart:
-            word = slots[place * width + own] if own < width else u32(0)
-        add_row(acc, x, aux, u32(0), low, high, two, one, head, above, per_row, place, own, units, source,
-                count - first)
+            word = outliers.slots[place * outliers.width + own] if own < outliers.width else u32(0)
+        add_row(acc, x, aux, u32(0), *planes, place, own, shape.units, source, count - first)
         if apart:
-            add_apart(acc, word, floats, floats_stride, slots, place * width, own, 32 * split, width, source,
-                      count - first)
+            add_apart(acc, word, outliers.x, outliers.x_stride, outliers.slots, place * outliers.width, own, 32 * split,
+                      outliers.width, source, count - first)
+        # Sums over the lanes, with the scale of a norm that is taken late.
         parts, scale = partial(), f32(1)
-        if norm_parts != 0:
-            scale = scales(squares, first, u32(count - first), norm_parts, eps)
+        if late.parts != 0:
+            scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
+        # Epilogue of a row that one warp has: bias, residual, y.
         for t in range(tokens):
             total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
             if split > 1:
                 if lane == 0:
                     parts[t * 4 + warp] = total
             elif lane == 0 and first + t < count:
-                if has_bias != 0:
-                    total += bias[place]
-                if has_residual != 0:
-                    total = residual[(first + t) * residual_stride + row] + factor * total
-                y[(first + t) * y_stride + row] = total
+                if bias.present != 0:
+                    total += bias.data[place]
+                if residual.present != 0:
+                    total = residual.data[(first + t) * residual.stride + row] + residual.factor * total
+                y.data[(first + t) * y.stride + row] = total
+        # Barrier, then the epilogue of a row that the warps of a block share.
         if split > 1:
             sync_block()
             t = u32(thread_index())
             if t < tokens and first + t < count:
                 total = (parts[4 * t] + parts[4 * t + 1]) + (parts[4 * t + 2] + parts[4 * t + 3])
-                if has_bias != 0:
-                    total += bias[place]
-                if has_residual != 0:
-                    total = residual[(first + t) * residual_stride + row] + factor * total
-                y[(first + t) * y_stride + row] = total
+                if bias.present != 0:
+                    total += bias.data[place]
+                if residual.present != 0:
+                    total = residual.data[(first + t) * residual.stride + row] + residual.factor * total
+                y.data[(first + t) * y.stride + row] = total
 
     return _gemv
 

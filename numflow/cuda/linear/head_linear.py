@@ -12,14 +12,14 @@ from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.intrinsic import LocalArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, lane_index, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
-from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.float_gemv import float_row_adder
 from numflow.cuda.linear.gemv import TOKENS, WARPS, row_adder
+from numflow.cuda.linear.parameters import Planes, Shape, planes_of, units_of
 from numflow.cuda.weights.layout import Matrix
-from numflow.cuda.weights.operand import UNIT
 from numflow.cuda.weights.outliers import outlier_adder
-from numflow.cuda.weights.pack import PARTS
 from numflow.ops import Step, param
 
 THREADS = 128
@@ -32,11 +32,8 @@ def head_linear(step: Step, ctx) -> list[Call]:
     weight, field, columns = ctx.matrix(step.weights["weight"]), ctx.rows(y), x.width // heads
     room = ceil(ctx.room(x), FEW) * FEW
     operand = ctx.scratch("heads side by side", 4 * heads * room * weight.pitch)
-    planes = [weight.parts.get(name) for name in PARTS]
-    if weight.is_float:
-        planes[0] = weight.parts["codes"]
-    args = (*ctx.view(y), operand, room, *planes, ctx.batch.counts, field, y.width // heads,
-            weight.pitch if weight.is_float else weight.pitch // UNIT, weight.pitch, weight.parts.get("outliers"),
+    shape = Shape(ctx.batch.counts, field=field, n=y.width // heads, units=units_of(weight))
+    args = (ctx.view(y), operand, room, planes_of(weight), shape, weight.pitch, weight.parts.get("outliers"),
             weight.outliers)
 
     def multiply(sizes: Sizes) -> Launch:
@@ -73,26 +70,24 @@ def head_gemv(kind: str, tokens: int, apart: bool = False) -> Kernel:
     add_apart = outlier_adder(tokens)
 
     @kernel(f"head_gemv_{kind}_{tokens}{'_apart' * apart}", THREADS, blocks=0 if plain else 4)
-    def _head_gemv(y: f32.ptr, y_stride: u32, x: f32.ptr, room: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr,
-                   one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, counts: i32.ptr, rows: u32, n: u32,
-                   units: u32, pitch: u32, slots: u32.ptr, width: u32):
+    def _head_gemv(y: Rows, x: f32.ptr, room: u32, planes: Planes, shape: Shape, pitch: u32, slots: u32.ptr,
+                   width: u32):
         lane, row = u32(lane_index()), u32(block_x() * 4 + (thread_index() >> u32(5)))
-        first, count = u32(block_y() * tokens), u32(counts[rows])
-        if row >= n or first >= count:
+        first, count = u32(block_y() * tokens), u32(shape.counts[shape.field])
+        if row >= shape.n or first >= count:
             return
-        place, own = u32(block_z() * n + row), x + block_z() * room * pitch
+        place, own = u32(block_z() * shape.n + row), x + block_z() * room * pitch
         acc, word = sums(), u32(0)
         for t in range(tokens):
             acc[t] = f32(0)
         if apart:
             word = slots[place * width + lane] if lane < width else u32(0)
-        add_row(acc, own, own, pitch, low, high, two, one, head, above, per_row, place, lane, units, first,
-                count - first)
+        add_row(acc, own, own, pitch, *planes, place, lane, shape.units, first, count - first)
         if apart:
             add_apart(acc, word, own, pitch, slots, place * width, lane, 32, width, first, count - first)
         for t in range(tokens):
             total = warp_sum(acc[t])
             if lane == 0 and first + t < count:
-                y[(first + t) * y_stride + block_z() * n + row] = total
+                y.data[(first + t) * y.stride + block_z() * shape.n + row] = total
 
     return _head_gemv

@@ -8,14 +8,14 @@ from numflow.cuda.device.call import Call, Sizes, ceil
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.elementwise import act
 from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.linear.float_gemv import float_gemv
 from numflow.cuda.linear.gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
+from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
-from numflow.cuda.weights.outliers import apart_args
-from numflow.cuda.weights.pack import PARTS
 from numflow.ops import Step, param
 
 FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
@@ -32,14 +32,13 @@ def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
     int8, exact = uses_int8(weight, ctx.activations), is_exact(weight, ctx)
     operand = ctx.operand(x, *demands(step, ctx)[0])
     to = ctx.view(add.outputs[0] if add else y)
-    residual = (*ctx.view(add.inputs[0]), param(add, "scale")) if add else None
-
-    late = ctx.lateness(x)
+    residual = Residual(*ctx.view(add.inputs[0]), factor=param(add, "scale"), present=1) if add else None
+    late = Late(*ctx.lateness(x))
 
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        args = gemv_args(*to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late,
+        args = gemv_args(to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late,
                          ctx.view(x))
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
@@ -83,8 +82,9 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
     operand = ctx.operand(x, *demands(step, ctx)[-1])
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
-    args = (*ctx.view(y), partial, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
-            ctx.batch.counts, field, y.width, units, None, None, 0, weight.parts.get("outliers"), weight.outliers)
+    shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
+    args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
+            weight.parts.get("outliers"), weight.outliers)
 
     def parts(sizes: Sizes) -> int:
         return parts_of(y.width, sizes.rows[field], units)
@@ -102,11 +102,6 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
 
 
-def gemm_planes(weight: Matrix) -> list[Ref | None]:
-    """The parts of a matrix as `gemm` wants them."""
-    return [weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])]
-
-
 def uses_int8(weight: Matrix, activations: str) -> bool:
     """Whether a matrix meets int8 activations: plain numbers never do."""
     return activations == "int8" and not weight.is_float
@@ -120,18 +115,15 @@ def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -
     return gemv(weight.kind, int8, tokens, split, routed, weight.outliers > 0), ceil(n * split, WARPS)
 
 
-def gemv_args(y: Ref, y_stride: int, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref,
-              field: int, n: int, routes: int, residual: tuple | None = None, late: tuple = (None, 0, 0.0),
-              floats: tuple = (None, 0)) -> tuple:
+def gemv_args(y: Rows, operand: Operand, weight: Matrix, bias: Ref | None, ids: Ref | None, counts: Ref, field: int,
+              n: int, routes: int, residual: Residual | None = None, late: Late = AT_ONCE,
+              floats: tuple[Ref | None, int] = (None, 0)) -> tuple:
     """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
 
-    residual: (address, stride, factor): y = residual + factor * product. late: Context.lateness of x.
-    floats: address and stride of x in float32, for outliers.
+    late: Context.lateness of x. floats: address and stride of x in float32, for outliers.
     """
-    added = (*(residual or (None, 0, 1.0)), int(residual is not None), *late)
-    tail = (bias, int(bias is not None), ids, counts, field, n)
+    shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or Residual(None, 0, 1.0, 0)
     if weight.is_float:
-        return y, y_stride, operand.x, operand.pitch, weight.parts["codes"], *tail, weight.pitch, routes, *added
-    planes = (weight.parts.get(name) for name in PARTS)
-    return (y, y_stride, operand.x, operand.aux, *planes, *tail, weight.pitch // UNIT, routes, *added,
-            *apart_args(weight, floats))
+        return y, operand.x, operand.pitch, weight.parts["codes"], bias_of(bias), ids, shape, routes, added, late
+    return (y, operand.x, operand.aux, planes_of(weight), bias_of(bias), ids, shape, routes, added, late,
+            apart_of(weight, floats))

@@ -10,6 +10,7 @@ For few tokens. A warp takes whole rows, one after the other, as the kernels of 
 """
 
 import functools
+from typing import NamedTuple
 
 from numflow.cuda.device.call import Call, Sizes, ceil
 from numflow.cuda.device.device import Launch
@@ -27,18 +28,51 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
-from numflow.cuda.lang.scalar import f32, i32, u16, u32
+from numflow.cuda.lang.scalar import f32, u32
 from numflow.cuda.linear.float_gemv import float_row_adder
 from numflow.cuda.linear.gemv import TOKENS, late_scales, row_adder
 from numflow.cuda.linear.linear import FEW, demands, uses_int8
+from numflow.cuda.linear.parameters import (
+    Apart,
+    Bias,
+    Late,
+    Planes,
+    Shape,
+    apart_of,
+    bias_of,
+    planes_of,
+    units_of,
+)
 from numflow.cuda.weights.layout import SCHEMES
 from numflow.cuda.weights.operand import UNIT, put_int8
-from numflow.cuda.weights.outliers import apart_args, outlier_adder
-from numflow.cuda.weights.pack import PARTS
+from numflow.cuda.weights.outliers import outlier_adder
 from numflow.ops import Step, param
 
 WARPS = {"": 16, "gated": 8}  # of a block: gated ones have twice the rows, and there are more blocks
+
+
+class Activations(NamedTuple):
+    """The operand of a product (weights/operand.py); pitch: of rows of float32."""
+
+    data: f32.ptr
+    aux: f32.ptr
+    pitch: u32
+
+
+class Epilogue(NamedTuple):
+    """Work on products: y = residual + factor * product and a norm's weight, or an activation of p and q."""
+
+    y: f32.ptr
+    y_stride: u32
+    residual: f32.ptr
+    residual_stride: u32
+    factor: f32
+    norm: f32.ptr
+    has_norm: u32
+    p: f32
+    q: f32
 
 
 def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str) -> list[Call]:
@@ -46,29 +80,29 @@ def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str) -> list[Call]:
     (y,), (h,) = add.outputs, norm.outputs
     weight = ctx.vector(norm.weights["weight"]) if "weight" in norm.weights else None
     squares = ctx.squares(h)
-    ends = (*ctx.view(y), *ctx.view(add.inputs[0]), param(add, "scale"), weight, int(weight is not None), 0.0, 0.0)
+    ends = Epilogue(*ctx.view(y), *ctx.view(add.inputs[0]), factor=param(add, "scale"), norm=weight,
+                    has_norm=int(weight is not None), p=0.0, q=0.0)
     return _bind(step, ctx, "", h, kind, squares, ends)
 
 
 def into_act(step: Step, ctx, act: Step, kind: str) -> list[Call]:
     """linear of gate and up, act_mul for few tokens; kind as in into_norm."""
     (y,) = act.outputs
-    ends = (*ctx.view(y), *ctx.view(y), 1.0, None, 0, param(act, "limit"), param(act, "alpha"))
+    ends = Epilogue(*ctx.view(y), *ctx.view(y), factor=1.0, norm=None, has_norm=0, p=param(act, "limit"),
+                    q=param(act, "alpha"))
     return _bind(step, ctx, param(act, "kind"), y, kind, None, ends)
 
 
-def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: tuple) -> list[Call]:
+def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue) -> list[Call]:
     """out: the view that becomes the operand."""
     (x,), field = step.inputs, ctx.rows(out)
     weight = ctx.matrix(step.weights["weight"])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
     int8, operand = uses_int8(weight, ctx.activations), ctx.operand(x, *demands(step, ctx)[0])
     to, aux = ctx.place(out, "int8") if kind != "rows" else (None, None)
-    planes = [weight.parts.get(name) for name in ("codes" if weight.is_float else PARTS[0], *PARTS[1:])]
-    late = ctx.lateness(x)
-    args = (to, aux, *ctx.view(out), squares, *ends, operand.x, operand.aux, operand.pitch, *planes, bias,
-            int(bias is not None), *late, ctx.batch.counts, field, out.width,
-            weight.pitch if weight.is_float else weight.pitch // UNIT, *apart_args(weight, ctx.view(x)))
+    shape = Shape(ctx.batch.counts, field=field, n=out.width, units=units_of(weight))
+    args = (to, aux, ctx.view(out), squares, ends, Activations(operand.x, operand.aux, operand.pitch),
+            planes_of(weight), bias_of(bias), Late(*ctx.lateness(x)), shape, apart_of(weight, ctx.view(x)))
 
     def plan(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
@@ -90,35 +124,37 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
     lines, ending = 32 * halves, -(-tokens // 4) * 32  # threads that end the work: 8 for each token, whole warps
 
     @kernel(f"gemv_{kind}{'_int8' * int8}_{tokens}_{gate or 'norm'}_{made}{'_apart' * apart}", 32 * warps)
-    def _gemv(to: u32.ptr, to_aux: f32.ptr, to_rows: f32.ptr, to_stride: u32, squares: f32.ptr, y: f32.ptr,
-              y_stride: u32, residual: f32.ptr, residual_stride: u32, factor: f32, norm: f32.ptr, has_norm: u32,
-              p: f32, q: f32, x: f32.ptr, x_aux: f32.ptr, x_pitch: u32, low: u32.ptr, high: u32.ptr, two: u32.ptr,
-              one: u32.ptr, head: u16.ptr, above: u32.ptr, per_row: u32.ptr, bias: f32.ptr, has_bias: u32,
-              late: f32.ptr, late_parts: u32, eps: f32, counts: i32.ptr, rows: u32, n: u32, units: u32,
-              x_rows: f32.ptr, x_stride: u32, slots: u32.ptr, width: u32):
+    def _gemv(to: u32.ptr, to_aux: f32.ptr, rows: Rows, squares: f32.ptr, ends: Epilogue, x: Activations,
+              planes: Planes, bias: Bias, late: Late, shape: Shape, outliers: Apart):
+        # Place in the grid: 32 results and the tokens.
         thread, lane, line = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
-        first, count, begin = u32(block_y() * tokens), u32(counts[rows]), u32(block_x() * 32)
+        first, count, begin = u32(block_y() * tokens), u32(shape.counts[shape.field]), u32(block_x() * 32)
         if first >= count:
             return
+        # Shared memory for the results; the scale of a norm that is taken late.
         acc, results, scale = sums(), found(), f32(1)
-        if late_parts != 0:
-            scale = scales(late, first, u32(count - first), late_parts, eps)
+        if late.parts != 0:
+            scale = scales(late.squares, first, u32(count - first), late.parts, late.eps)
+        # Products: each warp takes whole rows, one after the other.
         while line < lines:
-            place = u32(begin + line) if line < 32 else u32(n + begin + line - 32)  # up is behind gate
+            place = u32(begin + line) if line < 32 else u32(shape.n + begin + line - 32)  # up is behind gate
             for t in range(tokens):
                 acc[t] = f32(0)
             word = u32(0)
+            # Outliers are loaded early, and multiplied after the codes.
             if apart:
-                word = slots[place * width + lane] if lane < width else u32(0)
-            add_row(acc, x, x_aux, x_pitch, low, high, two, one, head, above, per_row, place, lane, units, first,
-                    count - first)
+                word = outliers.slots[place * outliers.width + lane] if lane < outliers.width else u32(0)
+            add_row(acc, x.data, x.aux, x.pitch, *planes, place, lane, shape.units, first, count - first)
             if apart:
-                add_apart(acc, word, x_rows, x_stride, slots, place * width, lane, 32, width, first, count - first)
+                add_apart(acc, word, outliers.x, outliers.x_stride, outliers.slots, place * outliers.width, lane, 32,
+                          outliers.width, first, count - first)
+            # The row's results to shared memory.
             for t in range(tokens):
                 total = warp_sum(acc[t]) * shuffle(scale, t * (32 // tokens))
                 if lane == 0:
-                    results[t * lines + line] = total + bias[place] if has_bias != 0 else total
+                    results[t * lines + line] = total + bias.data[place] if bias.present != 0 else total
             line = u32(line + warps)
+        # Barrier, then the epilogue: 8 threads for each token, 4 columns each.
         sync_block()
         if thread >= ending:
             return
@@ -126,22 +162,24 @@ def unit_gemv(kind: str, int8: bool, tokens: int, gate: str, made: str, apart: b
         token, column, there = u32(first + t), u32(begin + 4 * part), t < tokens and first + t < count
         a, b, c, d = f32(0), f32(0), f32(0), f32(0)
         if there:
-            a, b, c, d = finish(results, u32(t * lines + 4 * part), residual + token * residual_stride,
-                                y + token * y_stride, column, factor, p, q)
+            a, b, c, d = finish(results, u32(t * lines + 4 * part), ends.residual + token * ends.residual_stride,
+                                ends.y + token * ends.y_stride, column, ends.factor, ends.p, ends.q)
+        # Sums of squares for a norm that readers take late.
         if not gate:
             square = (a * a + b * b) + (c * c + d * d)
             square += shuffle_xor(square, 1)
             square += shuffle_xor(square, 2)
             square += shuffle_xor(square, 4)
             if there and part == 0:
-                squares[token * (n >> u32(5)) + block_x()] = square
-            if has_norm != 0:
-                e, f, g, h = load4(norm, column)
+                squares[token * (shape.n >> u32(5)) + block_x()] = square
+            if ends.has_norm != 0:
+                e, f, g, h = load4(ends.norm, column)
                 a, b, c, d = a * e, b * f, c * g, d * h
+        # Store the operand of what follows.
         if codes:
-            put_int8(to, to_aux, n >> u32(5), token, column if there else n, a, b, c, d)
+            put_int8(to, to_aux, shape.n >> u32(5), token, column if there else shape.n, a, b, c, d)
         if floats and there:
-            store4(to_rows + token * to_stride, column, a, b, c, d)
+            store4(rows.data + token * rows.stride, column, a, b, c, d)
 
     return _gemv
 

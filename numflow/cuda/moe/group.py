@@ -118,17 +118,20 @@ def _expert_of(ids, stride, chosen, first, route):
 def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32.ptr, chosen: u32, first: i32,
           experts: i32, tile: u32, most: u32):
     """Grid (experts): each block sorts in the routes of its expert, and lists their tiles."""
+    # Place in the grid: the block's expert, the warp's run of routes.
     thread, lane, warp = u32(thread_index()), u32(lane_index()), u32(thread_index() >> u32(5))
     own, routes = i32(block_x()), u32(counts[N_ROUTES])
     share = u32((routes + 255) // 256 * 32)  # each warp has a run of routes, so that their order is kept
     begin = u32(warp * share)
     end = u32(begin + share) if begin + share < routes else routes
+    # Clear the counts in shared memory; barrier.
     per_expert, parts = _counts(), _parts()
     i = thread
     while i < experts:
         per_expert[i] = i32(0)
         i = u32(i + 256)
     sync_block()
+    # Count the routes of all experts (atomic); barrier.
     mine, route = i32(0), u32(begin + lane)
     while route < end:
         expert = _expert_of(ids, stride, chosen, first, route)
@@ -138,6 +141,7 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
             mine = i32(mine + 1)
         route = u32(route + 32)
     sync_block()
+    # Routes and tiles of the experts before this one: prefix sums over lanes, then warps.
     before, tiles_before, all_tiles, i = i32(0), i32(0), i32(0), thread
     while i < experts:
         here = per_expert[i]
@@ -152,6 +156,7 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
         parts[4 * warp], parts[4 * warp + 1] = mine, before
         parts[4 * warp + 2], parts[4 * warp + 3] = tiles_before, all_tiles
     sync_block()
+    # Over the warps; where this warp's routes begin.
     before, tiles_before, all_tiles, at = i32(0), i32(0), i32(0), i32(0)
     for w in range(8):
         if w < warp:
@@ -159,6 +164,7 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
         before = i32(before + parts[4 * w + 1])
         tiles_before, all_tiles = i32(tiles_before + parts[4 * w + 2]), i32(all_tiles + parts[4 * w + 3])
     at = i32(at + before)
+    # Store the routes in their order: a lane's place is the number of wanted ones below it (ballot).
     below = u32(u32(u32(1) << lane) - 1)  # the lanes before this one
     route = u32(begin + lane)
     while begin < end:
@@ -169,6 +175,7 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
             store2(order, u32(2 * place), i32(route), i32(route // chosen))
         at = i32(at + i32(count_bits(bits)))
         begin, route = u32(begin + 32), u32(route + 32)
+    # List the tiles of this expert.
     last = i32(before + per_expert[own])
     i = thread
     start = i32(before + i32(i * tile))
@@ -177,6 +184,7 @@ def _sort(order: i32.ptr, tiles: i32.ptr, ids: i32.ptr, stride: u32, counts: i32
         store4(tiles, u32(4 * (tiles_before + i)), own, start, stop, i32(0))
         i = u32(i + 256)
         start = i32(before + i32(i * tile))
+    # The last expert's block marks the tiles that are not there.
     i = u32(all_tiles + thread)
     while own == experts - 1 and i < most:
         store4(tiles, u32(4 * i), i32(-1), i32(0), i32(0), i32(0))

@@ -9,9 +9,11 @@ from numflow.cuda.device.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
 from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.gemm import ROWS, gemm
-from numflow.cuda.linear.linear import FEW, gemm_planes, gemv_args, gemv_kernel, uses_int8
+from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
+from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
 from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, route_kernel
 from numflow.cuda.weights.layout import Matrix
@@ -29,7 +31,7 @@ def moe_route(step: Step, ctx) -> list[Call]:
         raise NetworkError(f"{step}: device 'cuda' routes to at most {MOST_EXPERTS} experts in {MOST_GROUPS} groups")
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
     chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"))
-    return [per_row(step, chosen, N_TOKENS, 1, *ctx.view(ids), *ctx.view(gates), *ctx.view(logits), bias,
+    return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits), bias,
                     ctx.batch.counts, logits.width, ids.width, param(step, "groups"), param(step, "top_groups"),
                     param(step, "group_best"), int(param(step, "normalize")), param(step, "scale"))]
 
@@ -54,7 +56,7 @@ def _few(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[C
     operand = ctx.operand(x, "int8" if int8 else "rows" if weight.is_float else "f32", runs)
     places, calls = matrices_of_routes(ctx, ids, param(step, "first"), weight.groups, runs)
     chosen, blocks = gemv_kernel(weight, int8, 1, y.width, True)
-    args = gemv_args(*ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes,
+    args = gemv_args(ctx.view(y), operand, weight, bias, places, ctx.batch.counts, N_ROUTES, y.width, routes,
                      floats=ctx.view(x))
 
     def multiply(sizes: Sizes) -> Launch:
@@ -68,9 +70,9 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, runs: str) -> list[
     (x, ids), (y,), first = step.inputs, step.outputs, param(step, "first")
     operand = ctx.operand(x, "bf16" if weight.kind == "bf16" else "f16", runs)
     found = groups(ctx, ids, first, weight.groups, runs)
-    args = (*ctx.view(y), None, operand.x, operand.aux, *gemm_planes(weight), bias, int(bias is not None),
-            ctx.batch.counts, N_ROUTES, y.width, weight.pitch // UNIT, found.tiles, found.order,
-            int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
+    shape = Shape(ctx.batch.counts, field=N_ROUTES, n=y.width, units=weight.pitch // UNIT)
+    args = (ctx.view(y), None, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, found.tiles,
+            found.order, int(_routes_of(step, ctx) > 1), weight.parts.get("outliers"), weight.outliers)
 
     def multiply(sizes: Sizes) -> Launch:
         chosen = gemm(weight.kind, found.tile(sizes), True, weight.outliers > 0)

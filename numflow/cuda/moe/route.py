@@ -8,6 +8,7 @@ from numflow.cuda.lang.arithmetic import exp
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, sync_warp
 from numflow.cuda.lang.kernel import Kernel, device, kernel
+from numflow.cuda.lang.parameters import IntRows, Rows
 from numflow.cuda.lang.reduce import better_of_warp, warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 
@@ -42,20 +43,22 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
         return value, index
 
     @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}", 32)
-    def _route(ids: i32.ptr, ids_stride: u32, gates: f32.ptr, gates_stride: u32, logits: f32.ptr, logits_stride: u32,
-               bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32, groups: u32, top_groups: u32,
-               group_best: u32, normalize: u32, scale: f32):
+    def _route(ids: IntRows, gates: Rows, logits: Rows, bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32,
+               groups: u32, top_groups: u32, group_best: u32, normalize: u32, scale: f32):
+        # Place in the grid: a row; shared memory.
         t, lane = block_x(), u32(lane_index())
         if t >= counts[N_TOKENS]:
             return
         scores, choice, per_group = score_memory(), choice_memory(), group_memory()
-        row = logits + t * logits_stride
+        row = logits.data + t * logits.stride
+        # Maximum of the logits over the warp.
         peak, total = f32(LOWEST), f32(0)
         i = lane
         while i < experts:
             peak = row[i] if row[i] > peak else peak
             i = u32(i + 32)
         peak = warp_max(peak)
+        # Scores to shared memory, and their sum over the warp.
         i = lane
         while i < experts:
             value = row[i]
@@ -68,6 +71,7 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
             i = u32(i + 32)
         if of_softmax:
             total = warp_sum(total)
+        # What is chosen by, scores with a bias; barrier of the warp.
         i = lane
         while i < experts:
             if of_softmax:
@@ -75,8 +79,10 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
             choice[i] = scores[i] + bias[i] if has_bias else scores[i]
             i = u32(i + 32)
         sync_warp()
+        # Strike out experts of weak groups.
         if grouped:
             _keep_best_groups(choice, per_group, experts, groups, top_groups, group_best, lane)
+        # Take the best, one after the other.
         total, s = f32(0), u32(0)
         while s < chosen:
             _, index = take(choice, experts, lane)
@@ -85,14 +91,15 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
                 gate = exp(gate - peak)
             total += gate
             if lane == 0:
-                ids[t * ids_stride + s] = index
-                gates[t * gates_stride + s] = gate
+                ids.data[t * ids.stride + s] = index
+                gates.data[t * gates.stride + s] = gate
             s = u32(s + 1)
+        # Epilogue: scale the gates.
         factor = scale / total if late or normalize != 0 else scale
         if lane == 0:
             s = u32(0)
             while s < chosen:
-                gates[t * gates_stride + s] = gates[t * gates_stride + s] * factor
+                gates.data[t * gates.stride + s] = gates.data[t * gates.stride + s] * factor
                 s = u32(s + 1)
 
     @device

@@ -10,12 +10,14 @@ A layer stores new keys and values in both places. Block ids are the same in a r
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from numflow.cuda.device.call import N_SEQUENCES, Call, Sizes
 from numflow.cuda.device.device import Device, Launch, Memory, Order, Ref
 from numflow.cuda.exchange.exchange import HostCall
 from numflow.cuda.lang.intrinsics import block_x, grid_x, load4, store4, thread_index
 from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.lang.scalar import i32, u32
 from numflow.cuda.state.cache import LEAST, KVCache
 from numflow.ops import Network, Step
@@ -120,19 +122,26 @@ def _copy(ctx, name: str) -> Call:
     """The blocks of a cache that hold tokens of before this batch, or the encoder's, to its room."""
     cache, batch = ctx.caches[name], ctx.batch
     (k, v), (kept_k, kept_v) = cache.room, cache.kept
-    args = (k, kept_k, cache.sizes[0] // 4, v, kept_v, cache.sizes[1] // 4, batch.ref(cache.table), batch.stride,
-            batch.ref("positions"), batch.ref("starts"), batch.ref(cache.lengths), batch.counts,
-            int(cache.shape.kind == "self"), cache.block_size, cache.window)
+    args = (Kept(room=k, kept=kept_k, words=cache.sizes[0] // 4), Kept(room=v, kept=kept_v, words=cache.sizes[1] // 4),
+            IntRows(batch.ref(cache.table), batch.stride), batch.ref("positions"), batch.ref("starts"),
+            batch.ref(cache.lengths), batch.counts, int(cache.shape.kind == "self"), cache.block_size, cache.window)
 
     def plan(sizes: Sizes) -> Launch:
         return Launch(_fetch, (BLOCKS, 1, 1), args, beside=True)
     return Call(None, plan)
 
 
+class Kept(NamedTuple):
+    """Keys or values of a cache: its room, where the host keeps it, words of a block."""
+
+    room: u32.ptr
+    kept: u32.ptr
+    words: u32
+
+
 @kernel("kv_fetch", THREADS)
-def _fetch(k: u32.ptr, kept_k: u32.ptr, k_words: u32, v: u32.ptr, kept_v: u32.ptr, v_words: u32, table: i32.ptr,
-           table_stride: u32, positions: i32.ptr, starts: i32.ptr, lengths: i32.ptr, counts: i32.ptr, is_self: u32,
-           block_size: u32, window: u32):
+def _fetch(k: Kept, v: Kept, table: IntRows, positions: i32.ptr, starts: i32.ptr, lengths: i32.ptr, counts: i32.ptr,
+           is_self: u32, block_size: u32, window: u32):
     """16 bytes of a thread at a time; blocks of the cache that a window reaches go round the blocks of the grid."""
     thread, sequence, turn = u32(4 * thread_index()), u32(0), u32(block_x())
     while sequence < counts[N_SEQUENCES]:
@@ -140,14 +149,14 @@ def _fetch(k: u32.ptr, kept_k: u32.ptr, k_words: u32, v: u32.ptr, kept_v: u32.pt
         gone = u32((tokens - window + 1) // block_size) if window != 0 and tokens >= window else u32(0)
         blocks = u32((tokens + block_size - 1) // block_size - gone)
         while turn < blocks:
-            block = u32(table[sequence * table_stride + gone + turn])
-            to, source, word = k + block * k_words, kept_k + block * k_words, thread
-            while word < k_words:
+            block = u32(table.data[sequence * table.stride + gone + turn])
+            to, source, word = k.room + block * k.words, k.kept + block * k.words, thread
+            while word < k.words:
                 a, b, c, d = load4(source, word)
                 store4(to, word, a, b, c, d)
                 word = u32(word + 1024)
-            to, source, word = v + block * v_words, kept_v + block * v_words, thread
-            while word < v_words:
+            to, source, word = v.room + block * v.words, v.kept + block * v.words, thread
+            while word < v.words:
                 a, b, c, d = load4(source, word)
                 store4(to, word, a, b, c, d)
                 word = u32(word + 1024)

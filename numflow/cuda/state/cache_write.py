@@ -32,6 +32,7 @@ from numflow.cuda.lang.intrinsics import (
     thread_index,
 )
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
+from numflow.cuda.lang.parameters import Places, Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u16, u32
 from numflow.cuda.state.cache_code import pitch, planes, region, width
@@ -50,9 +51,8 @@ def cache_write(step: Step, ctx) -> list[Call]:
     for to, (view, kind, size) in (pair for place in cache.places for pair in zip(place, parts)):
         columns = cache.shape.kv_heads * width(kind, size)
         chosen = code_kernel(kind, width(kind, size)) if kind in CODED else write_kernel(kind)
-        calls.append(per_row(step, chosen, ctx.rows(view), ceil(columns, THREADS), to, *ctx.view(view),
-                             batch.ref("positions"), batch.ref("sequence_of"), batch.ref(cache.table), batch.stride,
-                             batch.counts, ctx.rows(view), size, width(kind, size), cache.shape.kv_heads,
+        calls.append(per_row(step, chosen, ctx.rows(view), ceil(columns, THREADS), to, ctx.view(view),
+                             batch.places(cache.table, ctx.rows(view)), size, width(kind, size), cache.shape.kv_heads,
                              cache.block_size))
     return calls
 
@@ -63,17 +63,15 @@ def write_kernel(kind: str) -> Kernel:
     half = kind == "f16"
 
     @kernel(f"cache_write_{kind}", THREADS)
-    def _cache_write(cache: u32.ptr, x: f32.ptr, x_stride: u32, positions: i32.ptr, sequence_of: i32.ptr,
-                     table: i32.ptr, table_stride: u32, counts: i32.ptr, rows: u32, size: u32, width: u32, heads: u32,
-                     block_size: u32):
+    def _cache_write(cache: u32.ptr, x: Rows, places: Places, size: u32, width: u32, heads: u32, block_size: u32):
         t, column = block_x(), u32(block_y() * 128 + thread_index())
-        if t >= counts[rows] or column >= heads * width:
+        if t >= places.counts[places.field] or column >= heads * width:
             return
-        position = u32(positions[t])
-        block = table[sequence_of[t] * table_stride + position // block_size]
+        position = u32(places.positions[t])
+        block = places.table[places.sequence_of[t] * places.table_stride + position // block_size]
         head, inside = u32(column // width), u32(column % width)
         at = ((block * heads + head) * block_size + position % block_size) * width + inside
-        value = x[t * x_stride + head * size + inside] if inside < size else f32(0)
+        value = x.data[t * x.stride + head * size + inside] if inside < size else f32(0)
         if half:
             as_u16(cache)[at] = float_to_half(value)
         else:
@@ -88,18 +86,16 @@ def code_kernel(kind: str, columns: int) -> Kernel:
     step, encode, put, region_of = pitch(kind, columns), _encoder(kind), _putter(kind), region(kind, columns)
 
     @kernel(f"cache_write_{kind}_{step}", THREADS)
-    def _cache_write_codes(cache: u32.ptr, x: f32.ptr, x_stride: u32, positions: i32.ptr, sequence_of: i32.ptr,
-                           table: i32.ptr, table_stride: u32, counts: i32.ptr, rows: u32, size: u32, width: u32,
-                           heads: u32, block_size: u32):
+    def _cache_write_codes(cache: u32.ptr, x: Rows, places: Places, size: u32, width: u32, heads: u32, block_size: u32):
         t, lane = block_x(), u32(lane_index())
         part = u32(block_y() * 4 + (thread_index() >> u32(5)))
-        if t >= counts[rows] or part >= heads * step:
+        if t >= places.counts[places.field] or part >= heads * step:
             return
-        position = u32(positions[t])
-        block = u32(table[sequence_of[t] * table_stride + position // block_size])
+        position = u32(places.positions[t])
+        block = u32(places.table[places.sequence_of[t] * places.table_stride + position // block_size])
         head, unit = u32(part // step), u32(part % step)
         column = u32(unit * 32 + lane)
-        value = x[t * x_stride + head * size + column] if column < size else f32(0)
+        value = x.data[t * x.stride + head * size + column] if column < size else f32(0)
         code, header = encode(value, lane)
         put(region_of(cache, block, heads, head, block_size), u32(block_size * step),
             u32(position % block_size * step + unit), code, header, lane)

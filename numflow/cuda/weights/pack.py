@@ -151,8 +151,10 @@ def pack_kernel(kind: str) -> Kernel:
         unit, row = u32(block_x() * 32 + thread_index()), block_y()
         if unit >= units:
             return
+        # Place in memory: the unit's row in the file, its words in each plane.
         source = raw + row * row_bytes
         place = (row + first) * units + unit
+        # The lower bits of 32 codes; pairs and bytes have their own order.
         if has_low:
             for j in range(4):
                 word, upper = u32(0), u32(0)
@@ -173,6 +175,7 @@ def pack_kernel(kind: str) -> Kernel:
                     bits_ = head(source, unit, units) >> u32(3 * j) & u32(7)
                     word = u32(word | (bits_ & u32(1)) << u32(7) | (bits_ & u32(2)) << u32(14)
                                | (bits_ & u32(4)) << u32(21))
+                # Store the words: 8 bits have a second plane.
                 if bits == 8:  # words of 8 columns: groups 2j, 2j + 1 of the 8
                     if j < 2:
                         low[4 * place + 2 * j], low[4 * place + 2 * j + 1] = word, upper
@@ -180,6 +183,7 @@ def pack_kernel(kind: str) -> Kernel:
                         high[4 * place + 2 * j - 4], high[4 * place + 2 * j - 3] = word, upper
                 else:
                     low[4 * place + j] = word
+        # The planes of 2 bits and of 1 bit.
         if has_two:
             for j in range(2):
                 word = u32(0)
@@ -193,6 +197,7 @@ def pack_kernel(kind: str) -> Kernel:
                 c = code(source, unit, u32(i), units) >> u32(one_shift)
                 word = u32(word | (c & u32(1)) << u32(8 * (i & 3) + (i >> 2)))
             one[place] = word
+        # Headers: of the unit, of 8 units, of the row.
         if has_head:
             value = head(source, unit, units)
             if wide:
