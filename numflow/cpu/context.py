@@ -1,6 +1,7 @@
 """Context of the binders of ops while a network is bound: addresses, packed weights, shared scratch memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,7 @@ class Context:
         """Address of a view's first element, and elements from one row to the next."""
         return self.buffers.address(view), self.buffers.stride(view)
 
-    def strided(self, name: str, view: View) -> dict[str, int]:
+    def strided(self, name: str, view: View) -> dict[str, Any]:
         """The same as values of the slots `name` and `name`_stride."""
         address, stride = self.view(view)
         return {name: address, f"{name}_stride": stride}

@@ -4,10 +4,12 @@ Sums are made in the order of the devices, by every device for itself: the resul
 nor on whether devices are threads or processes.
 """
 
+from typing import Any
+
 import numpy as np
 
 from numflow.cpu.exchange.world import Channel
-from numflow.cpu.runtime.kernel import Argument, Call, Code, slots
+from numflow.cpu.runtime.kernel import Call, Code, slots
 from numflow.errors import DeviceError
 from numflow.ops import Step, View, param
 
@@ -66,7 +68,7 @@ def _channel(step: Step, ctx, kind: str, devices: tuple[int, ...]) -> Channel:
     return ctx.world.channels[kind, devices]
 
 
-def _common(step: Step, ctx, channel: Channel) -> dict[str, Argument]:
+def _common(step: Step, ctx, channel: Channel) -> dict[str, Any]:
     base, shape = ctx.world.address, (*step.outputs, *step.inputs)[0]
     x, y = step.inputs[0] if step.inputs else None, step.outputs[0] if step.outputs else None
     return {"header": ctx.header, "rows": ctx.rows(shape), "width": shape.width, **_strided(ctx, "x", x),

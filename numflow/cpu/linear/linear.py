@@ -8,6 +8,7 @@ A kernel for every scheme and kind of activations is a stamp of linear_kernels.p
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from numflow.cpu.linear.activations import NAMES, PIECES, TOKEN_TILE, Operand, o
 from numflow.cpu.linear.expert_routes import group_bytes, operand_rows
 from numflow.cpu.linear.slots import EXPERT_LINEAR, LINEAR
 from numflow.cpu.memory.buffers import aligned
-from numflow.cpu.runtime.kernel import Argument, Call, Code, Kernel
+from numflow.cpu.runtime.kernel import Call, Code, Kernel
 from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, tiles_of
 from numflow.ops import Step, param
 
@@ -43,7 +44,7 @@ def linear(step: Step, ctx) -> list[Call]:
     pieces = pieces_of(weight, ctx.activations)
     operand, add = ctx.operand(x, pieces), ctx.add
     floats = ctx.operand(x, 0) if weight.outliers is not None and pieces else Operand(operand.x, 0, ())
-    addend = {"addend": 0, "addend_stride": 0, "factor": 0.0}
+    addend: dict[str, Any] = {"addend": 0, "addend_stride": 0, "factor": 0.0}
     if add:
         addend, y = {**ctx.strided("addend", add.inputs[0]), "factor": float(param(add, "scale"))}, add.outputs[0]
     calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.named(
@@ -143,7 +144,7 @@ def token_block(columns: int, pieces: int) -> int:
     return max(1, _CACHE // tile) * TOKEN_TILE
 
 
-def _matrix(weight: Packed, columns: int) -> dict[str, Argument]:
+def _matrix(weight: Packed, columns: int) -> dict[str, Any]:
     """A matrix of so many columns as values of slots."""
     code_bytes, head_bytes = weight.scheme.tile_bytes(columns)
     return {"codes": weight.codes, "heads": weight.headers, "code_bytes": code_bytes, "head_bytes": head_bytes,

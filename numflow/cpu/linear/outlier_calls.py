@@ -1,16 +1,18 @@
 """Calls that add a matrix's outliers (outliers.py) to what its kernel has written."""
 
+from typing import Any
+
 import numpy as np
 
 from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
-from numflow.cpu.runtime.kernel import Argument, Call, Code
+from numflow.cpu.runtime.kernel import Call, Code
 from numflow.cpu.weights.outliers import PackedOutliers
 from numflow.ops import Step
 
 _CODE = Code("numflow.cpu.linear.outliers_kernels")
 
 
-def _common(step: Step, ctx, sparse: PackedOutliers, x: int | np.ndarray) -> dict[str, Argument]:
+def _common(step: Step, ctx, sparse: PackedOutliers, x: int | np.ndarray) -> dict[str, Any]:
     y = step.outputs[0]
     return {"header": ctx.header, "rows_field": ctx.rows(y), "x": x, "slots": sparse.slots, "starts": sparse.starts,
             **ctx.strided("y", y)}
