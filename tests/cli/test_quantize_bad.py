@@ -202,6 +202,8 @@ def test_what_killed_runs_left_goes(run, source, tmp_path):
 
 _START = "import sys; from numflow.cli.app import app; app(sys.argv[1:])"
 _LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
+# Who runs the tests may have had them started with signals ignored, as nohup and a shell's "&" do.
+_HEARD = "from signal import *\nsignal(SIGHUP, SIG_DFL), signal(SIGINT, default_int_handler)\n"
 
 
 def start(source, target, before=""):
@@ -227,7 +229,7 @@ def test_an_interrupt(tmp_path, sent, code):
     source, target = write_model(tmp_path / "source", ffn=64 * 1024), tmp_path / "out" / "x"
     target.parent.mkdir()
     target.write_bytes(b"what was there")
-    process = start(source, target)
+    process = start(source, target, _HEARD)
     until(lambda: list(target.parent.glob(".x.*.part")) or process.poll() is not None, "a file that is being written")
     process.send_signal(sent)
     process.communicate(timeout=60)
