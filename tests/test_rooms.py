@@ -95,3 +95,9 @@ def test_the_check_finds_what_it_should():
     assert imported("log = getLogger('numflow.server')", {"numflow.server"}) == set()
     order = ["cpu/simd/", "cpu/linear/", "cpu/", "cuda/lang/"]
     assert upward("cpu/linear/", ["cpu/simd/", "cpu/", "cuda/lang/"], order) == ["cpu/"]
+
+
+def test_the_drawing_shows_these_rooms():
+    from tests.draw_rooms import TARGET, drawing
+
+    assert TARGET.read_text(encoding="utf-8") == drawing(), "python -m tests.draw_rooms draws it anew"
