@@ -151,7 +151,7 @@ def _tiles(repeat: int, mode: str = "int8", at_once: int = 0) -> tuple[float, fl
 
         ctx = SimpleNamespace(packed=lambda name: packed, activations=mode, operand=operand, add=None,
                               header=header.ctypes.data, rows=lambda view: N_TOKENS,
-                              view=lambda view: (y.ctypes.data, n))
+                              strided=lambda name, view: {name: y.ctypes.data, f"{name}_stride": n})
         calls = linear(Step("linear", (View("x", 0, k),), (View("y", 0, n),), {"weight": "w"}), ctx)
         return _best(lambda: [call() for call in calls], repeat) * t / count
 
