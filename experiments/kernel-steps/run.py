@@ -1,9 +1,10 @@
 """What each step from a plain loop to the kernels of numflow/cpu is worth, for a 4-bit matrix.
 
 One thread. Prefill: 512 tokens meet a Q4_0 matrix of 1536 rows and 576 columns, which lies in a cache; counted are
-multiplications and additions. Decoding: one token meets a matrix of 65536 rows and 2048 columns (75 MB), which comes
+multiplications and additions. Decoding: one token meets a matrix of 65536 rows and 4096 columns (151 MB), which comes
 from memory; counted are its bytes. Every step computes the same product; the kernels for AVX2 and for plain LLVM
-vectors run in processes of their own, which are told to use nothing else. The limits are measured in the same run.
+vectors run in processes of their own, which are told to use nothing else. The limits are measured before the steps
+and after them; the higher ones count.
 """
 
 import json
@@ -15,7 +16,8 @@ import time
 import numpy as np
 
 OPTIONS = {"repeat": 15}
-PREFILL, DECODE = (1536, 576, 512), (65536, 2048, 1)  # rows, columns, tokens
+NOISE = 1.05  # limits and steps are measured one after the other
+PREFILL, DECODE = (1536, 576, 512), (65536, 4096, 1)  # rows, columns, tokens
 FEATURES = "+64bit,+cx8,+cmov,+fxsr,+mmx,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 OTHERS = {"AVX2": ("haswell", FEATURES + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"),
           "plain vectors": ("generic", "")}
@@ -27,7 +29,7 @@ def run(lab):
 
     if lab.quick:
         lab.options |= {"repeat": 1}
-    repeat, limits = lab.options["repeat"], measure_limits(1)
+    repeat, before = lab.options["repeat"], measure_limits(1)
     rows = [["Plain loops, compiled by Numba", *_loops(repeat)],
             ["De-quantised float32, NumPy (BLAS)", *_elsewhere("_blas", {"OPENBLAS_NUM_THREADS": "1"}, repeat)]]
     for name, (cpu, features) in OTHERS.items():
@@ -37,15 +39,18 @@ def run(lab):
     rows += [[f"Vectors of float32, a token at a time ({isa()})", *single],
              ["Dot products of bytes, a token at a time", *_tiles(repeat, "int8", 1)],
              ["Dot products of bytes, tiles of up to 8 tokens", *_tiles(repeat)]]
-    lab.results |= {"rows": rows, "limits": {"read_gb_s": limits.read_gb_s, "int8_gop_s": limits.int8_gop_s}}
+    after = measure_limits(1)
+    memory, peak = max(before.read_gb_s, after.read_gb_s), max(before.int8_gop_s, after.int8_gop_s)
+    for name, gop, gb in rows:
+        lab.doubt(lab.quick or (gop <= NOISE * peak and gb <= NOISE * memory), f"{name}: more than this machine can do")
+    lab.results |= {"rows": rows, "limits": {"read_gb_s": memory, "int8_gop_s": peak}}
     lab.text(__doc__.split("\n\n", 1)[1].replace("\n", " "))
     lab.table(["step", "prefill, GOP/s", "of int8 peak", "decoding, GB/s", "of bandwidth"],
-              [[name, gop, f"{gop / limits.int8_gop_s:.0%}", gb, f"{gb / limits.read_gb_s:.0%}"]
-               for name, gop, gb in rows] + [["Limits of this machine", limits.int8_gop_s, "", limits.read_gb_s, ""]])
+              [[name, gop, f"{gop / peak:.0%}", gb, f"{gb / memory:.0%}"]
+               for name, gop, gb in rows] + [["Limits of this machine", peak, "", memory, ""]])
     plt = lab.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True)
-    for axis, column, limit, label in ((axes[0], 1, limits.int8_gop_s, "prefill, GOP/s"),
-                                       (axes[1], 2, limits.read_gb_s, "decoding, GB/s")):
+    for axis, column, limit, label in ((axes[0], 1, peak, "prefill, GOP/s"), (axes[1], 2, memory, "decoding, GB/s")):
         axis.barh([row[0] for row in rows], [row[column] for row in rows])
         axis.axvline(limit, color="0.3", linestyle="--")
         axis.set(xlabel=label)
