@@ -27,3 +27,8 @@ def test_what_becomes_of_a_change(tmp_path, text, becomes, fate):
     mutant = mutants.Mutant("toy", "toy_source.py", text, becomes, ("test_toy.py",))
     assert mutants.judge(mutant, tmp_path).startswith(fate)
     assert (tmp_path / "toy_source.py").read_text() == SOURCE
+
+
+def test_a_change_that_never_ends_is_noticed(tmp_path):
+    (tmp_path / "test_toy.py").write_text("def test_for_ever():\n    while True:\n        pass\n")
+    assert mutants.passes(tmp_path, ["test_toy.py"], hangs=2) == (mutants.FAILED, "no end after 2 s")
