@@ -60,11 +60,12 @@ class Program(OneDevice):
         self.activations, self.threads, self._fused = activations, n_threads, fused
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
         windows, self._tables = cache_windows(network), table_fields(list(self.window_blocks))
-        self._caches = {name: KVCache(cache, block_size, kv[0], kv[1], windows.get(name, 0),
-                                      self._tables[windows.get(name, 0)])
-                        for name, cache in network.caches.items()}
+        caches = {name: KVCache(cache, block_size, kv[0], kv[1], windows.get(name, 0),
+                                self._tables[windows.get(name, 0)])
+                  for name, cache in network.caches.items()}
+        self._caches = caches
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
-        self._ctx = Context(network, self._weights, self._caches, capacity, activations, n_threads, world, device)
+        self._ctx = Context(network, self._weights, caches, capacity, activations, n_threads, world, device)
         self._bind()
         self._weights.keep()
         self.compile_s = compile_seconds["compiled"] - compiling

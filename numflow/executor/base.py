@@ -1,7 +1,7 @@
 """The shell that the programs of one device share: entries and outputs, KV blocks, batches, room that grows."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class OneDevice(Program):
     def __init__(self, network: Network, block_size: int):
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.window_blocks = counts(None, 0, network)
-        self._caches: Mapping[str, Any] = {}  # CacheMemory by name, once the executor has made them
+        self._caches: Mapping[str, CacheMemory] = {}  # by name, once the executor has made them
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
@@ -140,7 +140,7 @@ class OneDevice(Program):
     def _moved(self) -> None:
         """Follow caches that lie elsewhere now; for executors whose kernels hold addresses."""
 
-    def _self_caches(self, window: int | None = None) -> list[Any]:
+    def _self_caches(self, window: int | None = None) -> list[CacheMemory]:
         return [cache for cache in self._caches.values()
                 if cache.shape.kind == "self" and window in (None, cache.window)]
 
