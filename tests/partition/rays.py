@@ -2,17 +2,33 @@
 
 import contextlib
 
+ATTEMPTS = 3
+
 
 @contextlib.contextmanager
 def ray_cluster(head: dict, *nodes: dict):
-    """Machines with these resources (`num_cpus`, `num_gpus`), the first of them the head, while the context lasts."""
+    """Machines with these resources (`num_cpus`, `num_gpus`), the first of them the head, while the context lasts.
+
+    Ray gives a machine 30 seconds to start and has no setting for it: on a busy machine it is asked again.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args=head | {"include_dashboard": False})
-    for node in nodes:
-        cluster.add_node(**node)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+    cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head | {"include_dashboard": False}))
+    try:
+        for node in nodes:
+            _started(lambda node=node: cluster.add_node(**node))
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _started(start):
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return start()
+        except Exception as error:
+            if attempt == ATTEMPTS or "timed out during startup" not in str(error):
+                raise

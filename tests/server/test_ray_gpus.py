@@ -10,6 +10,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("ray.serve")
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 
+from tests.partition.rays import ray_cluster  # noqa: E402
 from tests.server.processes import ServerProcess  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -18,14 +19,8 @@ ASKED = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False})
-    cluster.add_node(num_cpus=2, num_gpus=2)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster({"num_cpus": 2, "num_gpus": 0}, {"num_cpus": 2, "num_gpus": 2}) as cluster:
+        yield cluster
 
 
 def serving(cluster, model_folders, *options):

@@ -24,6 +24,7 @@ from numflow.server.replicas.merge import merged  # noqa: E402
 from numflow.server.replicas.replica import Head, Replica  # noqa: E402
 from numflow.server.replicas.replicas import Replicas, _need  # noqa: E402
 from numflow.server.service.service import Service  # noqa: E402
+from tests.partition.rays import ray_cluster  # noqa: E402
 from tests.server.processes import ServerProcess  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
@@ -226,16 +227,9 @@ def test_a_cluster_that_is_not_there(monkeypatch):
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray = pytest.importorskip("ray")
     pytest.importorskip("ray.serve")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    cluster.add_node(num_cpus=2)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_cluster({"num_cpus": 2}, {"num_cpus": 2}) as cluster:
+        yield cluster
 
 
 def _actors(cluster, name):
