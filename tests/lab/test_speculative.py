@@ -15,8 +15,9 @@ def test_it_writes_its_report(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMFLOW_EXPERIMENTS", str(REPO / "experiments"))
     out = run_experiment("speculative", quick=True, out=tmp_path)
     results = json.loads((out / "results.json").read_text())["results"]
-    assert [row["accuracy"] for row in results["oracle"]] == [0.0, 0.8]
-    assert results["oracle"][0]["accepted"] == 0 < results["oracle"][1]["accepted"]
+    assert [row["accuracy"] for row in results["oracle"]] == [0.0, 1.0]
+    assert results["oracle"][0]["accepted"] == 0
+    assert results["oracle"][1]["accepted"] == results["oracle"][1]["drafts"] > 0
     own, cut = results["drafts"]
     assert own["accepted"] == own["drafts"] > 0  # the model itself is always right
     assert cut["accepted"] < cut["drafts"]
