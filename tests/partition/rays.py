@@ -2,8 +2,6 @@
 
 import contextlib
 
-ATTEMPTS = 3
-
 
 @contextlib.contextmanager
 def ray_cluster(head: dict, *nodes: dict):
@@ -25,10 +23,10 @@ def ray_cluster(head: dict, *nodes: dict):
         cluster.shutdown()
 
 
-def _started(start):
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return start()
-        except Exception as error:
-            if attempt == ATTEMPTS or "timed out during startup" not in str(error):
-                raise
+def _started(start, attempts=3):
+    try:
+        return start()
+    except Exception as error:
+        if attempts == 1 or "timed out during startup" not in str(error):
+            raise
+    return _started(start, attempts - 1)
