@@ -15,7 +15,7 @@ import numflow
 from numflow.quant.recipe import recipe_of
 from tests.conftest import REPO
 
-PAGES = sorted(path for pattern in ("*.md", "docs/*.md", "specs/*.md", "reports/*.md", "reports/*/*.md")
+PAGES = sorted(path for pattern in ("*.md", "docs/*.md", "docs/*/*.md", "specs/*.md", "reports/*.md", "reports/*/*.md")
                for path in REPO.glob(pattern))
 TEXTS = {str(path.relative_to(REPO)): path.read_text(encoding="utf-8") for path in PAGES}
 MANUALS = [name for name in TEXTS if not name.startswith(("reports/", "CHANGELOG"))]

@@ -73,7 +73,7 @@ def test_the_family_pattern(text, found):
 
 def test_no_path_of_a_machine_and_no_index_host():
     files = sources("numflow/**/*.py", "numflow/**/*.toml", "tests/**/*.py", "experiments/**/*.py", "specs/*.toml",
-                    "docs/*.md", "*.md", "Makefile", "pyproject.toml", ".ci/*")
+                    "docs/*.md", "docs/*/*.md", "*.md", "Makefile", "pyproject.toml", ".ci/*")
     here = re.escape(f"{REPO.parent}/") if len(REPO.parent.parts) > 1 and "tmp" not in REPO.parts else "(?!)"
     hosts = "|".join(re.escape(".".join(parts)) for parts in (("pypi", "org"), ("pythonhosted", "org")))
     assert hits(re.compile(rf"/(?:home|Users|root)/[\w.]|{hosts}|{here}"), files) == []

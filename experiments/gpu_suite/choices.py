@@ -8,9 +8,9 @@ from numflow.cuda.device.device import Launch
 from numflow.cuda.program import Program
 from numflow.cuda.sample.sample import BEST, PICK, encode
 from numflow.decoding.choice import Choice
+from numflow.learn.cases.build import VOCABULARY
 from numflow.ops import Batch
 from tests.cuda.matrices import experts_case
-from tests.ops.build import VOCABULARY
 
 KINDS = ("F16", "q8", "q4", "Q4_K", "q3h", "q2")
 EXPERTS = {"8, 2 chosen": (28672, 4096, 8, 2), "128, 8 chosen": (1536, 2048, 128, 8)}  # N, K of one, experts, chosen

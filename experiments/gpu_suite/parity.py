@@ -5,14 +5,14 @@ import numpy as np
 from experiments.gpu_suite.setting import Setting
 from numflow.cuda.program import Program
 from numflow.lab.shapes import Shape, random_network
+from numflow.learn.cases.build import error, run_case
+from numflow.learn.cases.cases import CASES
 from numflow.network import WeightSource
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference
 from tests.cuda.kernels import APART
 from tests.cuda.matrices import QUANTISED, embed_case, linear_case
 from tests.cuda.small import CASES as SMALL
-from tests.ops.build import error, run_case
-from tests.ops.cases import CASES
 
 BOUND = {"int8": 0.05, "f32": 1e-5}  # of matrices of every type; int8: rounded activations
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", *(k for k in QUANTISED if k.startswith("q")), "q3h+0.5%")

@@ -16,6 +16,7 @@ from numflow.cli import (
     experiment,
     generate,
     inspect,
+    learn,
     load,
     measure,
     models,
@@ -49,6 +50,7 @@ for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, text
     app.command(command.__name__.replace("_", "-"))(guarded(command))
 app.add_typer(spec.app, name="spec")
 app.add_typer(cache.app, name="cache")
+app.add_typer(learn.app, name="learn")
 
 
 def _version(wanted: bool) -> None:

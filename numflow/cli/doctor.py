@@ -19,7 +19,7 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "cuda": ("numba-cuda", "cuda-core", "cuda-bindings", "greenlet"), "nccl": ("nccl4py", "nvidia-nccl-cu13"),
           "ray": ("ray",),
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
-          "report": ("matplotlib",), "structured": ("llguidance",),
+          "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
                    "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
           "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}

@@ -70,7 +70,7 @@ class KVCache:
         return [batch.positions[end - 1] + 1 if end > start else 0
                 for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
 
-    def read(self, blocks, length, position):
+    def read(self, blocks, length, position=0):
         """K [length, G, E] and V [length, G, E_v] of a sequence with these blocks; zeros where the window of a query
         at `position` has gone by, whose blocks are not looked at."""
         gone = first_key(self.window, position) // self.block_size

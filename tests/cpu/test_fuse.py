@@ -7,9 +7,10 @@ import pytest
 
 from numflow.cpu.fuse import adds_taken_over, operands_made
 from numflow.cpu.program import Program
+from numflow.learn.cases.build import VOCABULARY
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import Batch, Step, View
 from tests.cpu.matrices import stored
-from tests.ops.build import VOCABULARY, Builder
 
 WIDTH, HIDDEN = 320, 544  # more than a chunk of 256 columns, and no multiple of one
 

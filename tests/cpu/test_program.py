@@ -11,9 +11,10 @@ from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.program import Program
 from numflow.cpu.runtime.kernel import on_compile
 from numflow.errors import RequestError
+from numflow.learn.cases.build import VOCABULARY, error
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference
-from tests.ops.build import VOCABULARY, Builder, error
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM = 48, 6, 2, 20
 

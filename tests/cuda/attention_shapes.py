@@ -2,9 +2,9 @@
 
 from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
+from numflow.learn.cases.attention_cases import attention_cases
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.quant.kv import CODED
-from tests.ops.attention_cases import attention_cases
-from tests.ops.build import Builder
 
 FORMS = ("q8", "q6", "q3h")  # types whose codes are read in the three ways there are
 

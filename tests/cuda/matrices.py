@@ -6,11 +6,12 @@ import numpy as np
 
 from numflow.cuda.weights.pack import stored_bytes
 from numflow.formats.types import TYPES, to_f32
+from numflow.learn.cases.build import VOCABULARY, FakeWeights
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES, decode, encode, find
 from numflow.quant.grids import GRIDS
 from numflow.quant.stored import STORED
-from tests.ops.build import VOCABULARY, Builder, FakeWeights
 
 QUANTISED = tuple(name for name, row in STORED.items() if not row.kind.is_float)
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from numflow.cuda.bind import BINDERS
-from tests.ops.attention_cases import SHORT
-from tests.ops.cases import CASES as ALL
+from numflow.learn.cases.attention_cases import SHORT
+from numflow.learn.cases.cases import CASES as ALL
 
 SLOW = {"attention-long": (((0, 70),), ((0, 1),)), "attention-window-long": (((0, 110),), ((0, 1),)),
         "linear-130x256-33-rows": (((0, 9),),)}

@@ -12,12 +12,12 @@ from numflow.cuda.program import Program
 from numflow.cuda.state.cache_host import on_host
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape, random_network
+from numflow.learn.cases.build import run_case
+from numflow.learn.cases.cases import CASES
 from numflow.network import WeightSource
 from numflow.ops import Batch
 from tests.cuda.fake_driver import OK, fake_binary
 from tests.cuda.lazy_driver import Event, LazyDriver
-from tests.ops.build import run_case
-from tests.ops.cases import CASES
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them

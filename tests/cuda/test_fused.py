@@ -10,10 +10,11 @@ from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.lab.shapes import Shape, random_network
+from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.ops import Batch, View
 from tests.cuda.matrices import Stored, stored, values
-from tests.ops.build import Builder, error, run_case
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them

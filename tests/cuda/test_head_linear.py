@@ -5,10 +5,10 @@ import pytest
 from numflow import network
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
+from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import heads_case
-from tests.ops.build import error, run_case
 from tests.specs.case import gguf_checkpoint, load_case, relative_error, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")

@@ -5,9 +5,9 @@ import pytest
 
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
+from numflow.learn.cases.build import error, run_case
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import QUANTISED, linear_case
-from tests.ops.build import error, run_case
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them

@@ -14,11 +14,11 @@ from numflow.cuda.lang.kernel import REGISTRY
 from numflow.cuda.lang.parameters import IntRows, Rows
 from numflow.cuda.moe.route import route_kernel
 from numflow.cuda.program import Program
+from numflow.learn.cases.build import error, run_case
 from numflow.reference.moe import moe_route
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.matrices import experts_case
-from tests.ops.build import error, run_case
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 KINDS = ("F16", "BF16", "q4", "q3h", "Q6_K")

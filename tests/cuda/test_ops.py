@@ -7,10 +7,10 @@ import pytest
 
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
+from numflow.learn.cases.build import difference, error, run_case
+from numflow.learn.cases.cases import CASES as ALL
 from numflow.reference.program import Program as Reference
 from tests.cuda.small import CASES, ONE_PER_OP
-from tests.ops.build import difference, error, run_case
-from tests.ops.cases import CASES as ALL
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them

@@ -15,6 +15,8 @@ from numflow.cuda.weights.outliers import slots_of
 from numflow.cuda.weights.pack import upload
 from numflow.formats.types import tensor_type, to_f32
 from numflow.lab.shapes import Shape, random_network
+from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.build import FakeWeights, error, run_case
 from numflow.network import WeightSource
 from numflow.network.weights.columns import stored_columns
 from numflow.network.weights.source import RawMatrix
@@ -24,7 +26,6 @@ from numflow.quant.apart import take_apart
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
 from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, values
-from tests.ops.build import Builder, FakeWeights, error, run_case
 from tests.partition.plans import placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")

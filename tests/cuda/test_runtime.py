@@ -18,13 +18,13 @@ from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.cuda.weights.pack import upload
 from numflow.errors import DeviceError, DeviceFaultError
+from numflow.learn.cases.build import run_case
+from numflow.learn.cases.cases import CASES
 from numflow.network.weights.source import RawMatrix
 from tests.cuda.attention_shapes import attention_case
 from tests.cuda.fake_driver import OK, Code, FakeDriver, fake_binary
 from tests.cuda.matrices import experts_case
 from tests.engine.tiny import write_checkpoint
-from tests.ops.build import run_case
-from tests.ops.cases import CASES
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 BY_NAME = {case.name: case for case in CASES}

@@ -12,11 +12,12 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.tasks.embedding_recipe import Dense, EmbeddingRecipe
 from numflow.errors import RequestError
+from numflow.learn.cases.build import VOCABULARY
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.reference.program import Program
 from numflow.tokenizer.wrapping import around
 from tests.conftest import real_model
 from tests.engine.fake import used_blocks
-from tests.ops.build import VOCABULARY, Builder
 
 CLS, SEP, WIDTH = 90, 91, 6
 TOKENIZER = SimpleNamespace(  # letters are tokens

@@ -10,10 +10,11 @@ from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.warmup import warm_up
 from numflow.errors import RequestError
+from numflow.learn.cases.build import VOCABULARY
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.reference.program import Program
 from tests.conftest import shared
 from tests.engine.fake import fake_model, used_blocks
-from tests.ops.build import VOCABULARY, Builder
 
 
 def translator(facts=None):

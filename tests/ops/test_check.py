@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from numflow.errors import NetworkError
-from tests.ops.build import Builder, difference
+from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.build import difference
 
 
 def test_a_clamped_gate_needs_two_inputs():

@@ -5,10 +5,10 @@ import pytest
 
 from numflow.cpu.bind import BINDERS
 from numflow.cpu.program import Program
+from numflow.learn.cases.build import difference, error, run_case
+from numflow.learn.cases.cases import CASES
 from numflow.ops import OPS
 from numflow.reference.program import Program as Reference
-from tests.ops.build import difference, error, run_case
-from tests.ops.cases import CASES
 
 
 def _ids(case):

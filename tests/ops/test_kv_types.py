@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from numflow.cpu.program import Program
+from numflow.learn.cases.attention_cases import attention_cases
+from numflow.learn.cases.build import VOCABULARY, error, run_case
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.ops import Batch
 from numflow.quant.kv import CODED, KV_TYPES, stored
 from numflow.reference.program import Program as Reference
-from tests.ops.attention_cases import attention_cases
-from tests.ops.build import VOCABULARY, Builder, error, run_case
 
 # Causal with grouped heads, a head that no block of 32 columns divides, a window, both ways with a window, values of
 # another size than keys, an encoder's memory, and more keys than a span.

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from numflow.errors import NetworkError, RequestError
+from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.build import error, run_case
+from numflow.learn.cases.cases import CASES
 from numflow.network.t5_buckets import bucket
 from numflow.ops import EXCHANGES, LOCAL, OPS, Batch, View, param
 from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
-from tests.ops.build import Builder, error, run_case
-from tests.ops.cases import CASES
 
 BY_NAME = {case.name: case for case in CASES}
 ATTENTION = [case for case in CASES if any(s.op == "attention" for s in case.network.entries["main"])]

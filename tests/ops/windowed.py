@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from numflow.learn.cases.build import VOCABULARY
+from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.network.windows import first_key
 from numflow.ops import Batch
-from tests.ops.build import VOCABULARY, Builder
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM = 32, 4, 2, 16
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from numflow.errors import NetworkError
+from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.ops import OPS, View
 from numflow.partition.cut.choose import _Chooser, choose
 from numflow.partition.cut.cut import partition
 from numflow.partition.run.program import PlanProgram
 from numflow.reference import program as reference
-from tests.ops.build import Builder, error, run_case
 from tests.partition.plans import model_of
 
 WIDTH, INNER = 16, 32

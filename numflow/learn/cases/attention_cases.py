@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.ops.build import Builder
+from numflow.learn.cases.build import CaseBuilder as Builder
 
 # Three sequences: one prefilled in two pieces beside the others, one of a single token, one that decodes early.
 SCHEDULE = (((0, 37), (1, 1), (2, 5)), ((2, 1), (0, 4)), ((0, 1), (1, 1), (2, 1)))

@@ -1,9 +1,12 @@
-"""The op case list: `CASES`, one or more for every row of OPS. Every executor runs the same ones (`run_case`)."""
+"""The op case list: `CASES`, one or more for every row of OPS. Every executor runs the same ones (`run_case`).
+
+The package has it, not its tests, because labs check with it: nothing of `tests` is imported here.
+"""
 
 import numpy as np
 
-from tests.ops.attention_cases import attention_cases
-from tests.ops.build import Builder
+from numflow.learn.cases.attention_cases import attention_cases
+from numflow.learn.cases.build import CaseBuilder as Builder
 
 ONE, FIVE = (((0, 1),),), (((0, 5),),)
 RAGGED = (((0, 3), (1, 1), (2, 9)),)

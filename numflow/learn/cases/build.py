@@ -32,7 +32,7 @@ class FakeWeights:
 
 
 @dataclass(frozen=True)
-class Run:
+class CaseRun:
     """One call of Program.run; `sequences[b]` says which sequence row group b of the batch belongs to."""
 
     batch: Batch
@@ -72,7 +72,7 @@ class Case:
     def cross_blocks(self, block_size):
         return sum(len(t) for t in self._tables(dict(enumerate(self.encoder)), block_size)) + 3
 
-    def runs(self, block_size) -> list[Run]:
+    def runs(self, block_size) -> list[CaseRun]:
         """The batches for a program of this block size. Block tables are shuffled."""
         rng = np.random.default_rng(len(self.name))
         # The encoder's own sequences use the same self blocks as the decoder's; their caches are different ones.
@@ -103,7 +103,7 @@ class Case:
             cross_lengths=np.array([self.encoder[s] for s in sequences], np.int32) if self.encoder else None,
             limits=np.array([self.limits[s] for s in sequences], np.int32) if self.limits else None,
         )
-        return Run(batch, entry, "logits" if entry == "main" else None, sequences)
+        return CaseRun(batch, entry, "logits" if entry == "main" else None, sequences)
 
     def _totals(self):
         totals = dict(enumerate(self.encoder))
@@ -128,7 +128,7 @@ class Case:
 
 
 @dataclass
-class Builder:
+class CaseBuilder:
     """Collects the parts of a tiny network; weights are drawn from a generator seeded by the name."""
 
     name: str
@@ -209,7 +209,7 @@ def error(actual, expected):
 
 
 def difference(actual, expected, bound):
-    """Where two arrays first differ by more than `bound` (as `error` counts), both numbers, and how far it reaches."""
+    """The place where two arrays first differ by more than `bound` (as `error` counts), both numbers, the extent."""
     off = np.abs(actual - expected) / max(np.std(expected), 1e-3)
     wrong = ~(off < bound)
     if not wrong.any():

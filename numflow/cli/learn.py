@@ -1,0 +1,163 @@
+"""`numflow learn`: the labs of the course."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from numflow.cli import options
+from numflow.cli.failures import guarded
+from numflow.cli.running import print_json
+from numflow.cli.tables import print_table, printable
+
+if TYPE_CHECKING:
+    from numflow.learn.catalogue import LabFile
+
+app = typer.Typer(help="The course: labs, checked and run.",
+                  no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="LAB", show_default=False, help="A number or a name that `list` shows.")]
+Folder = Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", show_default="labs/NN-NAME",
+                                             help="Where your file is.")]
+Labs = Annotated[Path | None, typer.Option("--labs", metavar="FOLDER", show_default=False,
+                                           help="Labs of your own in place of the course's.")]
+Limit = Annotated[float, typer.Option("--limit", metavar="SECONDS", min=1.0, help="Time that your code has.")]
+
+
+@app.command("list")
+@guarded
+def list_(json: options.Json = False, labs: Labs = None) -> None:
+    """List the labs, and how far you are."""
+    from numflow.learn import catalogue, progress
+
+    rows: list[dict[str, Any]] = [
+        {"number": lab.number, "name": lab.name, "title": lab.title, "minutes": lab.facts["minutes"],
+         "needs": lab.facts.get("needs", []), **progress.state(lab.name)} for lab in catalogue.labs(labs)]
+    if json:
+        print_json(rows)
+        return
+    print_table([">lab", "name", "title", ">minutes", "state"],
+                [[row[key] for key in ("number", "name", "title", "minutes", "state")] for row in rows])
+
+
+@app.command()
+@guarded
+def start(
+    name: Name,
+    folder: Folder = None,
+    again: Annotated[bool, typer.Option("--again", help="Begin anew; what is there is kept beside it.")] = False,
+    labs: Labs = None,
+) -> None:
+    """Put a lab's file, whose functions you write, into a folder."""
+    from numflow.learn import catalogue, folders, progress
+
+    lab = catalogue.lab_of(name, labs)
+    path = folders.start(lab, folders.folder_of(lab, folder), again)
+    if progress.state(lab.name)["state"] == progress.NEW:
+        _note(lab, state=progress.STARTED)
+    print(f"{printable(path)}: {lab.title}, about {lab.facts['minutes']} minutes")
+    print(f"then: numflow learn check {lab.number}{_dir(folder)}")
+
+
+@app.command()
+@guarded
+def check(
+    name: Name,
+    folder: Folder = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", show_default=False,
+                                              help="A model that writes with your code when it is right.")] = None,
+    limit: Limit = 60.0,
+    json: options.Json = False,
+    labs: Labs = None,
+) -> None:
+    """Check your file: exit code 0 if it is right, 1 if not.
+
+    Of what is wrong: the first case, where, how far off, and the cause where it is a known one.
+    """
+    from numflow.learn import catalogue, folders, progress, show
+    from numflow.learn.check import check as run
+
+    lab = catalogue.lab_of(name, labs)
+    facts = run(lab, folders.folder_of(lab, folder), limit, model)
+    before = progress.state(lab.name)
+    _note(lab, attempts=before["attempts"] + 1,
+          state=progress.PASSED if facts["passed"] or before["state"] == progress.PASSED else progress.STARTED)
+    facts["attempts"] = before["attempts"] + 1
+    if json:
+        print_json(facts)
+    else:
+        for line in show.verdict_lines(facts):
+            print(printable(line, keep="\n\t"))
+    if not facts["passed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def bench(name: Name, folder: Folder = None, limit: Limit = 120.0, json: options.Json = False,
+          labs: Labs = None) -> None:
+    """Measure your code beside numflow's own."""
+    from numflow.errors import RequestError
+    from numflow.learn import catalogue, folders, show
+    from numflow.learn.check import bench as run
+
+    lab = catalogue.lab_of(name, labs)
+    facts = run(lab, folders.folder_of(lab, folder), limit)
+    if not facts["passed"]:
+        raise RequestError(facts["message"])
+    if json:
+        print_json(facts)
+        return
+    print(f"lab {lab.number}, {lab.title}: {facts['what']}")
+    for line in show.bar_lines(facts["bars"], facts["unit"]):
+        print(line)
+
+
+@app.command()
+@guarded
+def hint(
+    name: Name,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, show_default="the next one",
+                                                 help="Which one.")] = None,
+    labs: Labs = None,
+) -> None:
+    """Give a hint; the next one at every call."""
+    from numflow.errors import RequestError
+    from numflow.learn import catalogue, progress
+
+    lab = catalogue.lab_of(name, labs)
+    hints, seen = lab.facts["hints"], progress.state(lab.name)["hints"]
+    wanted = min(seen + 1, len(hints)) if number is None else number
+    if not 1 <= wanted <= len(hints):
+        raise RequestError(f"lab {lab.number} has hints 1 to {len(hints)}, not {wanted}")
+    _note(lab, hints=max(seen, wanted))
+    print(f"hint {wanted} of {len(hints)}: {hints[wanted - 1]}")
+
+
+@app.command()
+@guarded
+def solution(name: Name, folder: Folder = None, labs: Labs = None) -> None:
+    """Put a lab's solution into your folder; your file is kept beside it."""
+    from numflow.learn import catalogue, folders
+
+    lab = catalogue.lab_of(name, labs)
+    path, kept = folders.solve(lab, folders.folder_of(lab, folder))
+    print(f"{printable(path)}: solved" + (f"; what was there is {printable(kept.name)}" if kept else ""))
+
+
+def _note(lab: "LabFile", **changes: Any) -> None:
+    """Keep progress; where that cannot be, the command goes on."""
+    import sys
+
+    from numflow.learn import progress
+
+    try:
+        progress.note(lab.name, **changes)
+    except OSError as error:
+        print(f"progress is not kept: {printable(error)}", file=sys.stderr)
+
+
+def _dir(folder: Path | None) -> str:
+    import shlex
+
+    return "" if folder is None else f" --dir {shlex.quote(str(folder))}"

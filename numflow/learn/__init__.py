@@ -1,0 +1,1 @@
+"""The course: labs whose blank functions the engine then runs, and what checks them (docs/teaching/)."""

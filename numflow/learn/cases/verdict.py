@@ -1,0 +1,123 @@
+"""The result of a check: right or not, and of what is not right the case, the place, the size and the cause."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class Wrong(Exception):
+    """A function gave something that cannot be compared: nothing, another shape, another kind of numbers."""
+
+
+@dataclass
+class Verdict:
+    """A check's result.
+
+    case:     the first case that fails, `number` of `of`; of a check that passes, the number of cases.
+    message:  one line.
+    place:    of a number that is wrong: run, row, column, got, expected, off, allowed, and how many are wrong.
+    cause:    the known mistake that gives the same wrong numbers.
+    error:    the exception that the function raised.
+    evidence: what the function gave in that case; mistakes that give the same are its cause.
+    """
+
+    passed: bool
+    message: str
+    case: str = ""
+    number: int = 0
+    of: int = 0
+    place: dict[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    error: BaseException | None = None
+    evidence: Any = None
+
+    def facts(self) -> dict[str, Any]:
+        """The part of it that JSON can hold."""
+        facts = asdict(self)
+        del facts["evidence"], facts["error"]
+        return facts
+
+
+def right(count: int, what: str = "cases") -> Verdict:
+    """The verdict on a function that passes."""
+    return Verdict(True, f"right: {count} {what} pass", number=count, of=count)
+
+
+def wrong(case: str, number: int, of: int, said: str, evidence: Any = None, place: dict | None = None) -> Verdict:
+    """The verdict on a function that fails in a case."""
+    return Verdict(False, f"case {case} ({number} of {of}): {said}", case, number, of, place or {}, evidence=evidence)
+
+
+def raised(case: str, number: int, of: int, error: BaseException) -> Verdict:
+    """The verdict on a function that raises something."""
+    said = " ".join(str(error).split()) or "no more is said"
+    told = said if isinstance(error, Wrong) else f"{type(error).__name__}: {said}"
+    verdict = wrong(case, number, of, told, (type(error).__name__, said))
+    verdict.error = None if isinstance(error, Wrong) else error
+    return verdict
+
+
+def furthest(actual: np.ndarray, expected: np.ndarray, bound: float, heads: int = 0) -> dict[str, Any]:
+    """The first number that is off by more than `bound` times the spread of what is expected, and how many are; {} if
+    none is. heads: columns are named by head and place in it.
+    """
+    scale = max(float(np.std(expected)), 1e-3)
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(np.asarray(actual, np.float64) - expected)
+    off = np.where(np.isfinite(off), off, np.inf)
+    bad = off > bound * scale
+    if not bad.any():
+        return {}
+    at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    rows = bad.reshape(len(bad), -1).any(axis=1)
+    place: dict[str, Any] = {"row": int(at[0])}
+    if bad.ndim > 1:
+        place["column"] = int(at[-1])
+    if heads and bad.ndim > 1:
+        place["head"], place["place"] = divmod(int(at[-1]), bad.shape[1] // heads)
+    numbers = {"got": float(actual[at]), "expected": float(expected[at]), "off": float(off[at]),
+               "allowed": bound * scale}
+    return place | numbers | {"wrong": int(bad.sum()), "numbers": bad.size, "wrong_rows": int(rows.sum()),
+                              "rows": len(bad)}
+
+
+def described(place: Mapping[str, Any]) -> str:
+    """A place of `furthest` in words."""
+    where = f"row {place['row']}"
+    if "head" in place:
+        where += f", head {place['head']}, place {place['place']}"
+    elif "column" in place:
+        where += f", column {place['column']}"
+    rows = f", in {place['wrong_rows']} of {place['rows']} rows" if "column" in place else ""
+    return (f"{where}: got {place['got']:.6g}, expected {place['expected']:.6g}, off by {place['off']:.2g} (allowed "
+            f"{place['allowed']:.1g}); {place['wrong']} of {place['numbers']} numbers are wrong{rows}")
+
+
+def same(one: Any, other: Any, bound: float = 1e-4) -> bool:
+    """Whether two pieces of evidence are the same: numbers nearly, all else exactly."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.shape != other.shape:
+            return False
+        finite = other[np.isfinite(other)] if other.dtype.kind == "f" else other
+        spread = max(float(np.std(finite)), 1e-3) if finite.size else 1.0
+        return bool(np.allclose(one, other, rtol=bound, atol=bound * spread, equal_nan=True))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(same(a, b, bound) for a, b in zip(one, other, strict=True))
+    return type(one) is type(other) and bool(one == other)
+
+
+def cause_of(verdict: Verdict, mistakes: list[tuple[str, str, Callable]], solution: Functions,
+             grade: Callable[[Functions], Verdict]) -> str:
+    """The sentence of the first mistake (function's name, sentence, function) that fails in the same case with the
+    same evidence; "" if none does."""
+    if verdict.evidence is None:
+        return ""
+    for name, sentence, function in mistakes:
+        other = grade({**solution, name: function})
+        if not other.passed and other.case == verdict.case and same(other.evidence, verdict.evidence):
+            return sentence
+    return ""

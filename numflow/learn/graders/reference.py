@@ -1,0 +1,168 @@
+"""Functions in the place of ops of the reference executor: their cases, the model, and the time they take."""
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from numflow.learn.cases.build import Case, CaseBuilder, run_case
+from numflow.learn.cases.cases import CASES
+from numflow.learn.cases.verdict import Functions, Verdict, Wrong, described, furthest, raised, right, wrong
+from numflow.ops import OPS
+from numflow.reference import program
+
+ROUNDS = 5  # of a measurement
+
+_expected: dict[str, list[np.ndarray]] = {}  # of cases, by the reference
+
+
+def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
+    """The functions named by ops on the lab's cases."""
+    return grade_cases(lab["cases"], lambda: installed(functions, lab), lab["parameters"])
+
+
+def grade_cases(patterns: list[str], inside: Callable, parameters: Mapping[str, list[str]]) -> Verdict:
+    """The cases that `patterns` name, in that order, run within `inside()`. parameters: of ops that are learned."""
+    cases = chosen(patterns, parameters)
+    for number, case in enumerate(cases, 1):
+        expected = _truth(case)
+        try:
+            with inside(), np.errstate(all="ignore"):
+                found = run_case(case, program.Program)
+        except Exception as error:
+            return raised(str(case), number, len(cases), error)
+        heads = _heads(case, parameters)
+        for run, (y, e) in enumerate(zip(found, expected, strict=True)):
+            if place := furthest(y, e, case.bound, heads):
+                return wrong(str(case), number, len(cases), f"run {run}, {described(place)}", found,
+                             {"run": run, **place})
+    return right(len(cases))
+
+
+def chosen(patterns: list[str], parameters: Mapping[str, list[str]]) -> list[Case]:
+    """Cases by patterns of names: in the order of the patterns, of each the smallest first. Those that ask an op of
+    `parameters` for more than these are left out: ops grow, labs do not."""
+    found: dict[str, Case] = {}
+    for pattern in patterns:
+        matching = [case for case in CASES if fnmatch.fnmatchcase(case.name, pattern)
+                    and _fits(case, parameters)]
+        found |= {case.name: case for case in sorted(matching, key=_size) if case.name not in found}
+    return list(found.values())
+
+
+@contextmanager
+def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False) -> Iterator[None]:
+    """The functions do the ops of the reference executor inside."""
+    table: dict[str, Callable] = program.KERNELS  # type: ignore[assignment]
+    before = {op: table[op] for op in functions if op in table}
+    table.update({op: adapted(op, functions[op], truth, model) for op, truth in before.items()})
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+def adapted(op: str, function: Callable, truth: Callable, model: bool = False) -> Callable:
+    """`function` as the executor calls an op: inputs cannot be written, results have the op's shape and kind.
+
+    A parameter that the function does not take is left out where it has the op's default. In a model, which may ask for
+    more than a lab does, `truth` does the steps where it has not.
+    """
+    taken = inspect.signature(function).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+
+    def run(*inputs, **given):
+        extra = {name for name in given if name not in taken and not anything}
+        left = {name for name in extra if name in OPS[op].params and given[name] == OPS[op].params[name]}
+        expected = truth(*inputs, **given)
+        if model and extra - left:
+            return expected
+        kept = {name: _read_only(value) for name, value in given.items() if name not in left}
+        return _checked(op, function(*map(_read_only, inputs), **kept), expected)
+
+    return run
+
+
+def _checked(op: str, result: Any, expected: Any) -> Any:
+    if isinstance(expected, tuple):
+        if not isinstance(result, tuple) or len(result) != len(expected):
+            found = f"{len(result)} results" if isinstance(result, tuple) else type(result).__name__
+            raise Wrong(f"{op} should return {len(expected)} arrays, and returns {found}")
+        return tuple(_checked(op, r, e) for r, e in zip(result, expected, strict=True))
+    if result is None:
+        raise Wrong(f"{op} returns nothing: is a return missing?")
+    if not isinstance(result, np.ndarray):
+        raise Wrong(f"{op} should return an array, and returns {type(result).__name__}")
+    if result.shape != expected.shape:
+        raise Wrong(f"{op} returns the shape {list(result.shape)}, and {list(expected.shape)} is expected")
+    wanted = "iu" if expected.dtype.kind in "iu" else "f"
+    if result.dtype.kind not in wanted:
+        raise Wrong(f"{op} returns numbers of type {result.dtype}, and {expected.dtype} is expected")
+    return result
+
+
+def _read_only(value: Any) -> Any:
+    """A view that cannot be written: what is an input of this op is another op's too."""
+    if not isinstance(value, np.ndarray):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
+def _truth(case: Case) -> list[np.ndarray]:
+    if case.name not in _expected:
+        _expected[case.name] = run_case(case, program.Program)
+    return _expected[case.name]
+
+
+def _size(case: Case) -> int:
+    """Numbers that a case looks at."""
+    tokens = sum(count for parts in case.schedule for _, count in parts)
+    return tokens * sum(buffer.width for buffer in case.network.buffers.values())
+
+
+def _heads(case: Case, ops: Any) -> int:
+    steps = [step for entry in case.network.entries.values() for step in entry if step.op in ops]
+    return next((step.params["heads"] for step in steps if "heads" in step.params), 0)
+
+
+def bars(functions: Functions, lab: Mapping[str, Any], build: Callable, tokens: int, moved: int) -> dict[str, Any]:
+    """Microseconds of the lab's ops on so many tokens: by the functions, by numflow, and at least.
+
+    build: makes the steps with a builder of cases. moved: bytes that have to be read or written once at least.
+    """
+    from numflow.cpu.measure.roofline import measure_limits
+    from numflow.cpu.program import Program as Compiled
+
+    builder = CaseBuilder("bench")
+    case = builder.case(build(builder), (((0, tokens),),))
+    with installed(functions, lab):
+        yours = _microseconds(case, program.Program, functions)
+    own = _microseconds(case, program.Program, functions)
+    compiled = _microseconds(case, Compiled, functions, threads=1, activations="f32")
+    least = moved / measure_limits(1, repeat=3).read_gb_s / 1e3
+    return {"what": f"{tokens} tokens, one thread; the limit is the time to read {moved / 1e6:.1f} MB", "unit": "µs",
+            "bars": [("yours", yours), ("numflow, NumPy", own), ("numflow, compiled", compiled), ("limit", least)]}
+
+
+def _microseconds(case: Case, program_class: Any, ops: Any, **options: Any) -> float:
+    """The time of the ops among a case's steps: the least of some rounds, after one that does not count."""
+    running = program_class(case.network, case.weights, **options)
+    try:
+        running.reserve(case.blocks(running.block_size))
+        totals = []
+        for _ in range(ROUNDS + 1):
+            rows = [row for run in case.runs(running.block_size) for row in running.trace(run.batch, run.entry)]
+            totals.append(sum(row.microseconds for row in rows if row.op in ops))
+        return min(totals[1:])
+    finally:
+        running.close()
+
+
+def _fits(case: Case, parameters: Mapping[str, list[str]]) -> bool:
+    return all({*step.weights, *step.params} <= {*parameters[step.op]}
+               for entry in case.network.entries.values() for step in entry if step.op in parameters)

@@ -1,0 +1,188 @@
+"""Lab 3: attention.
+
+Each query looks at the keys of its sequence and takes a mean of their values, weighted by how well they fit:
+
+    y = softmax(softcap(scale * q k^T) + bias, over the keys that it may see) v
+
+Keys and values lie in a cache, in blocks. For sequence b of the batch, whose rows are batch.starts[b] to
+batch.starts[b + 1],
+
+    length = cache.lengths(batch)[b]                         keys so far, those of this batch included
+    k, v = cache.read(cache.table(batch)[b], length)         [length, G, E] and [length, G, E_v]
+    cache.value_dim                                          E_v
+    distance = np.arange(length) - batch.positions[rows, None]      key position minus query position
+
+A query of head h uses key head h // (H / G) (grouped queries). It sees keys at distances up to 0 if `causal`, all if
+not; with a window w > 0 only those with |distance| < w; and where cache.shape.kind is "cross" all keys of the
+encoder, neither causal nor window count. Four things that some models have:
+
+    softcap c > 0       scores become c * tanh(scores / c)
+    slopes [H]          bias slope * distance (ALiBi)
+    buckets [n, H]      bias buckets[bucket(distance, n, bucket_distance, causal)]
+    sinks [H]           one more logit of each head, which takes probability and has no value
+
+Begin with causal attention, and let the checker tell which of the others come next.
+
+    numflow learn check 3        numflow learn hint 3        numflow learn bench 3
+"""
+
+import numpy as np
+
+from numflow.network.t5_buckets import bucket
+
+LAB = {
+    "number": 3, "title": "Attention", "minutes": 60, "functions": ["attention"], "grader": "reference",
+    "needs": [1, 2], "cases": ["attention", "attention-grouped", "attention-scale", "attention-*"],
+    "hints": [
+        "Draw the scores of one head as a table, a row for each query and a column for each key. Cross out what a "
+        "causal query does not see when 3 tokens come behind 5 cached ones.",
+        "Arrays by head make it short: q as [H, n, E], k as [H, L, E] (np.repeat(k, H // G, axis=1).transpose(1, 0, "
+        "2)), scores [H, n, L]. What is not seen becomes -inf before the softmax.",
+        "peak = max over keys (and the sink); e = exp(scores - peak); y = e @ v / (sum(e) + exp(sink - peak)); then "
+        "[H, n, E_v] back to [n, H * E_v] by transpose(1, 0, 2).reshape(n, -1)."],
+}
+
+
+def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
+              bucket_distance):
+    """q [T, H * E] -> y [T, H * E_v]; slopes [H], sinks [H], buckets [n, H] or None each."""
+    y = np.empty((len(q), heads * cache.value_dim), np.float32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, v = cache.read(cache.table(batch)[b], length)
+        k, v = (np.repeat(a, heads // a.shape[1], axis=1).transpose(1, 0, 2) for a in (k, v))
+        distance = np.arange(length) - batch.positions[rows, None]
+        scores = np.float32(scale) * (q[rows].reshape(-1, heads, k.shape[2]).transpose(1, 0, 2) @ k.transpose(0, 2, 1))
+        if softcap:
+            scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+        if slopes is not None:
+            scores = scores + slopes[:, None, None] * distance.astype(np.float32)
+        if buckets is not None:
+            scores = scores + buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
+        if cache.shape.kind == "self":
+            hidden = distance > 0 if causal else np.zeros(distance.shape, bool)
+            scores[:, hidden | (np.abs(distance) >= window) if window else hidden] = -np.inf
+        sink = np.full(heads, -np.inf, np.float32) if sinks is None else sinks
+        peak = np.maximum(scores.max(axis=2, keepdims=True), sink[:, None, None])
+        e = np.exp(scores - peak)
+        p = e / (e.sum(axis=2, keepdims=True) + np.exp(sink[:, None, None] - peak))
+        y[rows] = (p @ v).transpose(1, 0, 2).reshape(p.shape[1], -1)
+    return y
+
+
+def attention__no_scale(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores that are not multiplied by scale"""
+    return attention(q, slopes, sinks, buckets, **{**given, "scale": 1.0})
+
+
+def attention__own_scale(q, slopes=None, sinks=None, buckets=None, **given):
+    """a scale of 1 / sqrt(head size) where another one is given"""
+    return attention(q, slopes, sinks, buckets, **{**given, "scale": (q.shape[1] // given["heads"]) ** -0.5})
+
+
+def attention__not_causal(q, slopes=None, sinks=None, buckets=None, **given):
+    """queries that see what comes after them: causal is ignored"""
+    return attention(q, slopes, sinks, buckets, **{**given, "causal": False})
+
+
+def attention__always_causal(q, slopes=None, sinks=None, buckets=None, **given):
+    """a causal mask where causal is False"""
+    return attention(q, slopes, sinks, buckets, **{**given, "causal": True})
+
+
+def attention__no_window(q, slopes=None, sinks=None, buckets=None, **given):
+    """queries that look back beyond their window: window is ignored"""
+    return attention(q, slopes, sinks, buckets, **{**given, "window": 0})
+
+
+def attention__wide_window(q, slopes=None, sinks=None, buckets=None, **given):
+    """a window one key too wide"""
+    return attention(q, slopes, sinks, buckets, **{**given, "window": given["window"] and given["window"] + 1})
+
+
+def attention__no_softcap(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores without softcap"""
+    return attention(q, slopes, sinks, buckets, **{**given, "softcap": 0.0})
+
+
+def attention__late_softcap(q, slopes=None, sinks=None, buckets=None, **given):
+    """a softcap that multiplies by the cap and does not divide by it"""
+    cap = given["softcap"]
+    return attention(q, slopes, sinks, buckets, **{**given, "scale": given["scale"] * (cap or 1.0)})
+
+
+def attention__no_slopes(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores without the slopes' bias"""
+    return attention(q, None, sinks, buckets, **given)
+
+
+def attention__steep_slopes(q, slopes=None, sinks=None, buckets=None, **given):
+    """slopes of the wrong sign: distance is key position minus query position, which is negative"""
+    return attention(q, None if slopes is None else -slopes, sinks, buckets, **given)
+
+
+def attention__no_sinks(q, slopes=None, sinks=None, buckets=None, **given):
+    """a softmax without the sinks"""
+    return attention(q, slopes, None, buckets, **given)
+
+
+def attention__no_buckets(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores without the buckets' bias"""
+    return attention(q, slopes, sinks, None, **given)
+
+
+def attention__heads_in_turn(q, slopes=None, sinks=None, buckets=None, **given):
+    """key heads in turn: query head h uses key head h // (H / G), and not h % G"""
+    heads, groups = given["heads"], given["cache"].shape.kv_heads
+    order = np.argsort(np.arange(heads) % groups, kind="stable")
+    mixed = attention(q.reshape(len(q), heads, -1)[:, order].reshape(q.shape),
+                      *(None if a is None else a[..., order] for a in (slopes, sinks, buckets)), **given)
+    y = np.empty_like(mixed).reshape(len(q), heads, -1)
+    y[:, order] = mixed.reshape(y.shape)
+    return y.reshape(mixed.shape)
+
+
+def attention__one_sequence(q, slopes=None, sinks=None, buckets=None, *, batch, cache, **given):
+    """keys of the first sequence for all: each sequence of the batch has its own row of the block table"""
+    class First:
+        shape, value_dim, lengths, read = cache.shape, cache.value_dim, cache.lengths, cache.read
+
+        @staticmethod
+        def table(batch):
+            return cache.table(batch)[[0] * len(cache.table(batch))]
+
+    return attention(q, slopes, sinks, buckets, batch=batch, cache=First, **given)
+
+
+def attention__self_unseen(q, slopes=None, sinks=None, buckets=None, *, batch, cache, **given):
+    """a causal mask that hides a query's own key: distance 0 is seen"""
+    class Shifted:
+        starts, positions = batch.starts, batch.positions - 1
+
+    class Known:
+        shape, value_dim, read = cache.shape, cache.value_dim, cache.read
+
+        @staticmethod
+        def lengths(_):
+            return cache.lengths(batch)
+
+        @staticmethod
+        def table(_):
+            return cache.table(batch)
+
+    return attention(q, slopes, sinks, buckets, batch=Shifted, cache=Known, **given)
+
+
+def bench(functions):
+    """The prompt of 256 tokens, 8 heads of 64 columns, 2 heads of keys."""
+    from numflow.learn.graders.reference import bars
+
+    def build(b):
+        q, k, v = b.inputs(512, 128, 128)
+        cache = b.cache(kv_heads=2, k_dim=64)
+        y = b.buffer(512)
+        b.step("cache_write", (k, v), (), cache=cache)
+        b.step("attention", (q,), (y,), cache=cache, heads=8, scale=0.125)
+        return y
+
+    return bars(functions, LAB, build, 256, moved=4 * 256 * (512 + 512 + 128 + 128))

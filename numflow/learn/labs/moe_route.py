@@ -1,0 +1,146 @@
+"""Lab 13: choosing experts.
+
+A layer of a mixture of experts has X feed-forward networks, and each token goes through the S that fit it best. A
+router gives each token a logit for every expert; `moe_route` turns them into the experts' numbers and the gates that
+their results are multiplied with.
+
+1. scores: softmax over the experts ("softmax"), the sigmoid of each ("sigmoid"), or the logits ("softmax_topk").
+2. a bias [X], if there is one, is added for the choice alone: it balances the load of the experts.
+3. groups: experts lie in `groups` equal groups of neighbours. If top_groups < groups, each group is worth the sum of
+its
+   `group_best` best values (bias included), and experts outside the best `top_groups` groups are not chosen.
+4. the S = `width` largest values are chosen; among equal ones the lower number goes first, of groups too.
+5. gates are the scores, without bias, of the chosen ones. "softmax_topk" takes a softmax over those S logits;
+   `normalize` makes the gates of a token sum to 1; at last they are multiplied by `scale`.
+
+Write `moe_route`. ids are int32, gates float32.
+
+    numflow learn check 13       numflow learn hint 13       numflow learn bench 13
+"""
+
+import numpy as np
+
+LAB = {
+    "number": 13, "title": "Choosing experts", "minutes": 30, "functions": ["moe_route"], "grader": "reference",
+    "cases": ["moe_route-softmax", "moe_route-softmax-not*", "moe_route-softmax_topk", "moe_route-*",
+              "moe-feed-forward*"],
+    "hints": [
+        "Draw a row of 8 scores, 4 groups of 2. Circle the best group by the sum of its two, then its best experts.",
+        "Ties are the hard part: np.argsort(-values, kind=\"stable\") keeps the order of equal ones, "
+        "argsort(values)[::-1] turns it around.",
+        "ids = np.argsort(-choice, axis=1, kind=\"stable\")[:, :width]; gates = np.take_along_axis(scores, ids, "
+        "axis=1). For groups: choice.reshape(T, groups, -1), np.sort(...)[:, :, -group_best:].sum(axis=2)."],
+}
+
+
+def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_groups, group_best):
+    """logits [T, X], bias [X] or None -> ids i32 [T, width], gates f32 [T, width]."""
+    scores = {"softmax": _softmax, "sigmoid": _sigmoid, "softmax_topk": lambda x: x}[score](logits)
+    choice = scores if bias is None else scores + bias
+    if top_groups < groups:
+        grouped = choice.reshape(len(choice), groups, -1)
+        worth = np.sort(grouped, axis=2)[:, :, -group_best:].sum(axis=2)
+        best = np.argsort(-worth, axis=1, kind="stable")[:, :top_groups]
+        outside = np.ones(worth.shape, bool)
+        np.put_along_axis(outside, best, False, axis=1)
+        choice = np.where(outside[:, :, None], -np.inf, grouped).reshape(choice.shape)
+    ids = np.argsort(-choice, axis=1, kind="stable")[:, :width]
+    gates = np.take_along_axis(scores, ids, axis=1)
+    if score == "softmax_topk":
+        gates = _softmax(gates)
+    if normalize:
+        gates = gates / gates.sum(axis=1, keepdims=True)
+    return ids.astype(np.int32), gates * np.float32(scale)
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def moe_route__not_normalized(logits, bias=None, **given):
+    """gates that do not sum to 1 where normalize asks for it"""
+    return moe_route(logits, bias, **{**given, "normalize": False})
+
+
+def moe_route__always_normalized(logits, bias=None, **given):
+    """gates that sum to 1 though normalize is False"""
+    return moe_route(logits, bias, **{**given, "normalize": True})
+
+
+def moe_route__no_scale(logits, bias=None, **given):
+    """gates that are not multiplied by scale"""
+    return moe_route(logits, bias, **{**given, "scale": 1.0})
+
+
+def moe_route__scaled_first(logits, bias=None, **given):
+    """gates that are normalised after they were multiplied by scale, which so is lost"""
+    return moe_route(logits, bias, **{**given, "scale": 1.0 if given["normalize"] else given["scale"]})
+
+
+def moe_route__always_softmax(logits, bias=None, **given):
+    """a softmax over all experts: the score is another one"""
+    return moe_route(logits, bias, **{**given, "score": "softmax"})
+
+
+def moe_route__no_bias(logits, bias=None, **given):
+    """a choice without the bias"""
+    return moe_route(logits, None, **given)
+
+
+def moe_route__bias_in_gates(logits, bias=None, **given):
+    """gates with the bias in them: it is for the choice alone"""
+    ids, gates = moe_route(logits, bias, **{**given, "normalize": False, "scale": 1.0})
+    gates = gates if bias is None else gates + bias[ids]
+    if given["normalize"]:
+        gates = gates / gates.sum(axis=1, keepdims=True)
+    return ids, gates * np.float32(given["scale"])
+
+
+def moe_route__no_groups(logits, bias=None, **given):
+    """a choice among all groups: experts outside the best top_groups are not to be chosen"""
+    return moe_route(logits, bias, **{**given, "groups": 1, "top_groups": 1})
+
+
+def moe_route__best_of_group(logits, bias=None, **given):
+    """groups by their best expert: the sum of the group_best best counts"""
+    return moe_route(logits, bias, **{**given, "group_best": 1})
+
+
+def moe_route__whole_groups(logits, bias=None, **given):
+    """groups by the sum of all their experts: only the group_best best count"""
+    return moe_route(logits, bias, **{**given, "group_best": logits.shape[1] // given["groups"]})
+
+
+def moe_route__last_of_equal(logits, bias=None, **given):
+    """the higher number of two experts or groups that are equal: the lower one goes first"""
+    ids, gates = moe_route(logits[:, ::-1], None if bias is None else bias[::-1], **given)
+    return (logits.shape[1] - 1 - ids).astype(np.int32), gates
+
+
+def moe_route__worst(logits, bias=None, **given):
+    """the experts with the smallest scores"""
+    ids, _ = moe_route(-logits, None if bias is None else -bias, **{**given, "score": "softmax_topk"})
+    everything = moe_route(logits, bias, **{**given, "width": logits.shape[1], "normalize": False, "groups": 1,
+                                            "top_groups": 1})
+    scores = np.zeros(logits.shape, np.float32)
+    np.put_along_axis(scores, everything[0], everything[1], axis=1)
+    gates = np.take_along_axis(scores, ids, axis=1)
+    return ids, gates / gates.sum(axis=1, keepdims=True) if given["normalize"] else gates
+
+
+def bench(functions):
+    """256 tokens, 128 experts in 8 groups, 8 chosen."""
+    from numflow.learn.graders.reference import bars
+
+    def build(b):
+        (logits,) = b.inputs(128)
+        ids, gates = b.buffer(8, dtype="i32"), b.buffer(8)
+        b.step("moe_route", (logits,), (ids, gates), score="sigmoid", normalize=True, groups=8, top_groups=4)
+        return gates
+
+    return bars(functions, LAB, build, 256, moved=256 * 4 * (128 + 2 * 8))

@@ -1,0 +1,124 @@
+"""Lab 4: online softmax.
+
+Attention over 100,000 keys needs no row of 100,000 scores. Walk over the keys in chunks and keep three things of each
+query and head:
+
+    m   largest score so far                        [H, n, 1], -inf at first
+    l   sum of exp(score - m) so far                [H, n, 1], 0 at first
+    o   sum of exp(score - m) * value so far        [H, n, E], 0 at first
+
+After the last chunk o / l is the result. `merge` takes what is known and a chunk, scores s [H, n, C] and values v
+[H, C, E], and returns the new m, l, o. If the chunk has a score above m, all that was summed up before is relative to
+the wrong m, and has to be put right first. Chunks come in any order and any size: the rule has to be associative, and
+so several processors can share the keys of one query. That is how FlashAttention and numflow's kernels work.
+
+A key that a query does not see has the score -inf. A chunk may have none that is seen, and nothing may have been seen
+before: then m stays -inf, l and o stay 0, and no NaN comes up. A sink (a logit without a value) is another start: m =
+sink, l = 1.
+
+    numflow learn check 4        numflow learn hint 4        numflow learn bench 4
+"""
+
+import numpy as np
+
+LAB = {
+    "number": 4, "title": "Online softmax", "minutes": 45, "functions": ["merge"], "grader": "online", "needs": [3],
+    "cases": ["attention", "attention-*"],
+    "hints": [
+        "Take the scores 1, 3 and then 2, 5 with values 10, 20, 30, 40. Work out m, l, o after the first two, and "
+        "after all four in one go. What do you have to multiply l and o with to get from one to the other?",
+        "The hard line is the case that nothing was seen: m' = -inf, and exp(m - m') = exp(-inf + inf) is NaN. "
+        "Subtract 0 in place of m' where m' is not finite.",
+        "m' = max(m, max(s)); a = exp(m - m'); p = exp(s - m'); l' = l a + sum(p); o' = o a + p @ v."],
+}
+
+
+def merge(m, l, o, s, v):  # noqa: E741
+    """m [H, n, 1], l [H, n, 1], o [H, n, E], scores s [H, n, C], values v [H, C, E] -> m, l, o."""
+    m2 = np.maximum(m, s.max(axis=2, keepdims=True))
+    seen = np.where(np.isfinite(m2), m2, np.float32(0))
+    a, p = np.exp(m - seen), np.exp(s - seen)
+    return m2, l * a + p.sum(axis=2, keepdims=True), o * a + p @ v
+
+
+def merge__no_rescale(m, l, o, s, v):  # noqa: E741
+    """sums that are not put right when m grows: l and o are to be multiplied by exp(m - m')"""
+    m2, _, _ = merge(m, l, o, s, v)
+    p = np.exp(s - np.where(np.isfinite(m2), m2, np.float32(0)))
+    return m2, l + p.sum(axis=2, keepdims=True), o + p @ v
+
+
+def merge__stale_o(m, l, o, s, v):  # noqa: E741
+    """an o that is not multiplied by exp(m - m'), while l is"""
+    m2, l2, _ = merge(m, l, o, s, v)
+    return m2, l2, o + np.exp(s - np.where(np.isfinite(m2), m2, np.float32(0))) @ v
+
+
+def merge__stale_l(m, l, o, s, v):  # noqa: E741
+    """an l that is not multiplied by exp(m - m'), while o is"""
+    m2, _, o2 = merge(m, l, o, s, v)
+    return m2, l + np.exp(s - np.where(np.isfinite(m2), m2, np.float32(0))).sum(axis=2, keepdims=True), o2
+
+
+def merge__upside_down(m, l, o, s, v):  # noqa: E741
+    """a factor of exp(m' - m) in place of exp(m - m')"""
+    m2, l2, o2 = merge(m, np.zeros_like(l), np.zeros_like(o), s, v)
+    a = np.exp(m2 - m)
+    return m2, l2 + l * a, o2 + o * a
+
+
+def merge__chunk_only(m, l, o, s, v):  # noqa: E741
+    """the maximum of the chunk alone: the largest score so far may be larger"""
+    m2 = s.max(axis=2, keepdims=True)
+    seen = np.where(np.isfinite(m2), m2, np.float32(0))
+    a, p = np.exp(m - seen), np.exp(s - seen)
+    return m2, l * a + p.sum(axis=2, keepdims=True), o * a + p @ v
+
+
+def merge__no_maximum(m, l, o, s, v):  # noqa: E741
+    """exponentials of the scores themselves: m is subtracted so that they do not overflow"""
+    p = np.exp(s)
+    return np.maximum(m, s.max(axis=2, keepdims=True)), l + p.sum(axis=2, keepdims=True), o + p @ v
+
+
+def merge__not_a_number(m, l, o, s, v):  # noqa: E741
+    """exp(-inf + inf), which is NaN: a query that has seen nothing yet has m' = -inf"""
+    m2 = np.maximum(m, s.max(axis=2, keepdims=True))
+    a, p = np.exp(m - m2), np.exp(s - m2)
+    return m2, l * a + p.sum(axis=2, keepdims=True), o * a + p @ v
+
+
+def merge__divided(m, l, o, s, v):  # noqa: E741
+    """an o that is divided by l already: that is for the end"""
+    m2, l2, o2 = merge(m, l, o, s, v)
+    return m2, l2, o2 / l2
+
+
+def bench(functions):
+    """The scores that have to be in memory: 8 heads, 64 queries, 4096 keys."""
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 64, 64), (8, 4096, 64), (8, 4096, 64)))
+
+    def whole():
+        s = q @ k.transpose(0, 2, 1) * np.float32(0.125)
+        e = np.exp(s - s.max(axis=2, keepdims=True))
+        return e @ v / e.sum(axis=2, keepdims=True)
+
+    def chunks():
+        m = np.full((8, 64, 1), -np.inf, np.float32)
+        l, o = np.zeros_like(m), np.zeros((8, 64, 64), np.float32)  # noqa: E741
+        for at in range(0, 4096, 64):
+            s = q @ k[:, at:at + 64].transpose(0, 2, 1) * np.float32(0.125)
+            m, l, o = functions["merge"](m, l, o, s, v[:, at:at + 64])  # noqa: E741
+        return o / l
+
+    peaks = []
+    for run in (whole, chunks):
+        tracemalloc.start()
+        run()
+        peaks.append(tracemalloc.get_traced_memory()[1] / 1e6)
+        tracemalloc.stop()
+    return {"what": "memory at 4096 keys, 64 queries, 8 heads", "unit": "MB",
+            "bars": [("all scores at once", peaks[0]), ("chunks of 64, yours", peaks[1])]}

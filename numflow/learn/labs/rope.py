@@ -1,0 +1,154 @@
+"""Lab 2: rotary positions (RoPE).
+
+Attention compares a query with keys by dot products, which do not know where a token stands. RoPE turns pairs of
+columns by an angle that grows with the position: the product of two turned pairs depends on the distance alone.
+
+    angle of token t, pair i:   positions[t] * inv_freq[i]
+    (a, b)  ->  (a cos - b sin,  b cos + a sin)
+
+`rope_angles` makes the table of all angles of a batch once: first the F cosines, then the F sines, all times `scale`.
+`batch.positions` (int32 [T]) has the position of each token in its own sequence; a batch may hold several sequences.
+
+`rope` turns the columns [start, start + 2F) of each head; all others are copied. Two conventions are about which
+columns are a pair, and a model trained with one writes nonsense with the other:
+
+    pairing "half":       (start + i,      start + i + F)
+    pairing "adjacent":   (start + 2 i,    start + 2 i + 1)
+
+    numflow learn check 2        numflow learn hint 2        numflow learn bench 2
+"""
+
+import numpy as np
+
+LAB = {
+    "number": 2, "title": "Rotary positions", "minutes": 30, "functions": ["rope_angles", "rope"],
+    "grader": "reference",
+    "cases": ["rope_angles", "rope-half-in-place", "rope-adjacent-in-place", "rope-half*", "rope-adj*"],
+    "hints": [
+        "Draw one head of 8 columns, and lines between the columns of a pair: once for \"half\", once for "
+        "\"adjacent\". Mark which columns F, start and head_dim reach.",
+        "The hard part is to read a and b before either is written. y = x.reshape(T, heads, head_dim).copy() and two "
+        "arrays of column numbers, first and second, do: y[:, :, first] is a copy.",
+        "first = start + arange(F) * (1 or 2), second = first + (F or 1); cos = angles[:, None, :F], sin = "
+        "angles[:, None, F:]; y[:, :, first], y[:, :, second] = a * cos - b * sin, b * cos + a * sin."],
+}
+
+
+def rope_angles(inv_freq, *, batch, scale):
+    """inv_freq [F] -> [T, 2F]: cosines, then sines."""
+    angle = batch.positions.astype(np.float32)[:, None] * inv_freq
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * np.float32(scale)
+
+
+def rope(x, angles, *, heads, head_dim, pairing, start):
+    """x [T, heads * head_dim], angles [T, 2F] -> [T, heads * head_dim]. pairing: "half" or "adjacent"."""
+    half = angles.shape[1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    first = start + np.arange(half) * (1 if pairing == "half" else 2)
+    second = first + (half if pairing == "half" else 1)
+    y = x.reshape(len(x), heads, head_dim).copy()
+    a, b = y[:, :, first], y[:, :, second]
+    y[:, :, first] = a * cos - b * sin
+    y[:, :, second] = b * cos + a * sin
+    return y.reshape(x.shape)
+
+
+def rope_angles__sines_first(inv_freq, *, batch, scale):
+    """a table with the sines first"""
+    return np.roll(rope_angles(inv_freq, batch=batch, scale=scale), len(inv_freq), axis=1)
+
+
+def rope_angles__no_scale(inv_freq, *, batch, scale):
+    """a table that was not multiplied by scale"""
+    return rope_angles(inv_freq, batch=batch, scale=1.0)
+
+
+def rope_angles__scaled_angle(inv_freq, *, batch, scale):
+    """angles that are multiplied by scale: cosines and sines are to be"""
+    return rope_angles(inv_freq * np.float32(scale), batch=batch, scale=1.0)
+
+
+def rope_angles__from_one(inv_freq, *, batch, scale):
+    """positions that begin at 1"""
+    angle = (batch.positions + 1).astype(np.float32)[:, None] * inv_freq
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * np.float32(scale)
+
+
+def rope_angles__rows(inv_freq, *, batch, scale):
+    """positions that are places in the batch: batch.positions has those in each sequence"""
+    angle = np.arange(len(batch.positions), dtype=np.float32)[:, None] * inv_freq
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * np.float32(scale)
+
+
+def rope_angles__divided(inv_freq, *, batch, scale):
+    """positions that are divided by inv_freq: it is the inverse already"""
+    return rope_angles(1 / inv_freq, batch=batch, scale=scale)
+
+
+def rope__always_half(x, angles, *, heads, head_dim, pairing, start):
+    """the pairing "half" where "adjacent" is asked for"""
+    return rope(x, angles, heads=heads, head_dim=head_dim, pairing="half", start=start)
+
+
+def rope__always_adjacent(x, angles, *, heads, head_dim, pairing, start):
+    """the pairing "adjacent" where "half" is asked for"""
+    return rope(x, angles, heads=heads, head_dim=head_dim, pairing="adjacent", start=start)
+
+
+def rope__backwards(x, angles, *, heads, head_dim, pairing, start):
+    """a turn the other way round: the signs of the sines are exchanged"""
+    half = angles.shape[1] // 2
+    return rope(x, np.concatenate([angles[:, :half], -angles[:, half:]], axis=1), heads=heads, head_dim=head_dim,
+                pairing=pairing, start=start)
+
+
+def rope__no_minus(x, angles, *, heads, head_dim, pairing, start):
+    """a cos + b sin where a cos - b sin is to be: nothing is turned so"""
+    half = angles.shape[1] // 2
+    flipped = np.concatenate([angles[:, :half], -angles[:, half:]], axis=1)
+    there, back = (rope(x, table, heads=heads, head_dim=head_dim, pairing=pairing, start=start).reshape(
+        len(x), heads, head_dim) for table in (angles, flipped))
+    first = start + np.arange(half) * (1 if pairing == "half" else 2)
+    there[:, :, first] = back[:, :, first]
+    return there.reshape(x.shape)
+
+
+def rope__overwritten(x, angles, *, heads, head_dim, pairing, start):
+    """a second column that is made from the first one's new value: read both before one is written"""
+    half = angles.shape[1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    first = start + np.arange(half) * (1 if pairing == "half" else 2)
+    second = first + (half if pairing == "half" else 1)
+    y = x.reshape(len(x), heads, head_dim).copy()
+    y[:, :, first] = y[:, :, first] * cos - y[:, :, second] * sin
+    y[:, :, second] = y[:, :, second] * cos + y[:, :, first] * sin
+    return y.reshape(x.shape)
+
+
+def rope__no_start(x, angles, *, heads, head_dim, pairing, start):
+    """columns from 0 on: start is ignored"""
+    return rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=0)
+
+
+def rope__zeros(x, angles, *, heads, head_dim, pairing, start):
+    """zeros in the columns that are not turned: they are to be copied"""
+    y = rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=start).reshape(len(x), heads, head_dim)
+    turned = np.zeros(head_dim, bool)
+    turned[start:start + angles.shape[1]] = True
+    return np.where(turned, y, np.float32(0)).reshape(x.shape)
+
+
+def bench(functions):
+    """64 tokens, 32 heads of 128 columns."""
+    from numflow.learn.graders.reference import bars
+
+    def build(b):
+        (x,) = b.inputs(4096)
+        angles = b.buffer(128)
+        inv_freq = (10000.0 ** (-np.arange(0, 128, 2) / 128)).astype(np.float32)
+        b.step("rope_angles", (), (angles,), {"inv_freq": b.weight("inv_freq", inv_freq)})
+        y = b.buffer(4096)
+        b.step("rope", (x, angles), (y,), heads=32, head_dim=128)
+        return y
+
+    return bars(functions, LAB, build, 64, moved=2 * 64 * 4096 * 4)

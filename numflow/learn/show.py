@@ -1,0 +1,26 @@
+"""Verdicts and measurements in words and bars."""
+
+from collections.abc import Mapping
+from typing import Any
+
+WIDTH = 30  # of the longest bar, in characters
+
+
+def verdict_lines(facts: Mapping[str, Any]) -> list[str]:
+    """A check's facts, a line each."""
+    lines = [f"lab {facts['lab']}, {facts['title']}: {'passed' if facts['passed'] else 'not yet'}", facts["message"]]
+    if facts.get("cause"):
+        lines.append(f"This is the result of {facts['cause']}.")
+    if facts.get("text"):
+        lines.append(f"With your code the model writes: {facts['text']}")
+    if facts.get("printed"):
+        lines.append(f"Your code printed: {facts['printed'].rstrip()}")
+    return lines
+
+
+def bar_lines(bars: list[tuple[str, float]], unit: str) -> list[str]:
+    """Values as bars beside each other."""
+    most = max((value for _, value in bars), default=0) or 1
+    wide = max((len(label) for label, _ in bars), default=0)
+    return [f"{label.ljust(wide)}  {('█' * max(1, round(WIDTH * value / most))).ljust(WIDTH)}  {value:.4g} {unit}"
+            for label, value in bars]

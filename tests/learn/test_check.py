@@ -1,0 +1,103 @@
+"""Students' files that are wrong, late, loud or hostile: each ends in a verdict of one line."""
+
+import re
+
+import pytest
+
+from numflow.learn.catalogue import lab_of
+from numflow.learn.check import KEPT, check
+from numflow.learn.child import Unusable, checked
+
+LAB = lab_of("1")
+HEAD = "import numpy as np\n\n\ndef rms_norm(x, weight=None, *, eps, groups):\n"
+
+
+def verdict(tmp_path, source, seconds=60.0):
+    (tmp_path / LAB.file_name).write_text(source, encoding="utf-8")
+    facts = check(LAB, tmp_path, seconds)
+    assert "\n" not in facts["message"]
+    assert facts["lab"] == 1 and facts["name"] == "rms-norm"
+    return facts
+
+
+def test_a_right_file(tmp_path):
+    facts = verdict(tmp_path, LAB.solution())
+    assert facts["passed"] and facts["message"] == "right: 7 cases pass" and facts["printed"] == ""
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    facts = check(LAB, tmp_path)
+    assert not facts["passed"] and facts["message"].startswith("no rms_norm.py in ")
+
+
+def test_a_wrong_file_names_case_place_size_and_cause(tmp_path):
+    facts = verdict(tmp_path, HEAD + "    return x / np.sqrt((x * x).mean(-1, keepdims=True)) * weight\n")
+    assert not facts["passed"]
+    assert re.fullmatch(r"case rms_norm-tiny-values \(1 of 7\): run 0, row 0, column 0: got \S+, expected \S+, off by "
+                        r"\S+ \(allowed \S+\); 320 of 320 numbers are wrong, in 5 of 5 rows", facts["message"])
+    assert facts["cause"] == "a norm without eps"
+    assert facts["place"]["wrong_rows"] == 5 and facts["case"] == "rms_norm-tiny-values"
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("def rms_norm(x:\n", r"rms_norm\.py, line 1: SyntaxError: .+"),
+    ("x = '\0'", r"rms_norm\.py.*: (SyntaxError|ValueError): .+"),
+    ("def other():\n    pass\n", r"rms_norm\.py has no function rms_norm"),
+    ("rms_norm = 3\n", r"rms_norm\.py: rms_norm should be a function, is of type int"),
+    ("import nothing_of_that_name\n", r"rms_norm\.py fails before .*: ModuleNotFoundError: .* \(line 1\)"),
+    ("raise SystemExit(0)\n", r"rms_norm\.py fails before anything is called: SystemExit: 0 \(line 1\)"),
+    (HEAD + "    return None\n", r"case \S+ \(1 of 7\): rms_norm returns nothing: is a return missing\?"),
+    (HEAD + "    return x[:, 0]\n", r"case .*: rms_norm returns the shape \[5\], and \[5, 64\] is expected"),
+    (HEAD + "    return x.astype(int)\n", r"case .*: rms_norm returns numbers of type int64, and float32 is expected"),
+    (HEAD + "    return [1.0]\n", r"case .*: rms_norm should return an array, and returns list"),
+    (HEAD + "    return x / nothing\n", r"case .*: NameError: name 'nothing' is not defined \(line 5\)"),
+    (HEAD + "    x *= 2\n    return x\n", r"case .*: ValueError: .*read-only.* \(line 5\)"),
+    (HEAD + "    return rms_norm(x, weight, eps=eps, groups=groups)\n", r"case .*: RecursionError: .* \(line 5\)"),
+    ("def rms_norm(x, weight):\n    return x\n", r"case .*: TypeError: .*unexpected keyword argument 'eps'")])
+def test_messages(source, message, tmp_path):
+    """In this process, as the child does it in its own."""
+    file = tmp_path / LAB.file_name
+    file.write_text(source, encoding="utf-8")
+    facts = said(file)
+    assert not facts["passed"] and re.fullmatch(message, facts["message"]), facts["message"]
+
+
+def said(file):
+    try:
+        return checked(LAB, file, None)
+    except Unusable as error:
+        return {"passed": False, "message": str(error)}
+
+
+def test_the_blank_is_still_blank(tmp_path):
+    assert verdict(tmp_path, LAB.blank())["message"] == "rms_norm.py is still blank: rms_norm is to be written"
+    file = tmp_path / LAB.file_name
+    file.write_text(LAB.blank().replace("    raise", "    y = 0\n    raise"), encoding="utf-8")
+    assert said(file)["message"] == "rms_norm is still blank: it is to be written"
+
+
+def test_a_loop_that_does_not_end_is_ended(tmp_path):
+    facts = verdict(tmp_path, HEAD + "    while True:\n        pass\n", seconds=3)
+    assert not facts["passed"] and facts["message"].startswith("no end after 3 seconds")
+
+
+def test_a_flood_of_prints_is_cut(tmp_path):
+    facts = verdict(tmp_path, HEAD + "    print('flood ' * 4_000_000)\n    return x\n")
+    assert not facts["passed"] and facts["case"] == "rms_norm-tiny-values"
+    assert facts["printed"].startswith("flood flood") and len(facts["printed"]) <= KEPT
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("    import ctypes\n    ctypes.string_at(0)\n", "the code crashed Python: SIGSEGV"),
+    ("    import os\n    os._exit(0)\n", "the code ended Python with exit code 0"),
+    ("    return np.ones((1 << 20, 1 << 20))\n", "Memory")])
+def test_a_crash_is_a_verdict(body, message, tmp_path):
+    facts = verdict(tmp_path, HEAD + body)
+    assert not facts["passed"] and message in facts["message"]
+
+
+def test_processes_that_the_code_leaves_are_ended(tmp_path):
+    source = ("import subprocess, sys\n" + HEAD
+              + "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n    return x\n")
+    facts = verdict(tmp_path, source, seconds=30)
+    assert not facts["passed"] and facts["case"]
