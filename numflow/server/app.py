@@ -15,9 +15,11 @@ from starlette.routing import Route, Router
 
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
+from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
 from numflow.server.protocols import openai_texts as texts
+from numflow.server.protocols import responses
 from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.openai_chat import chat
 from numflow.server.protocols.openai_completions import completions
@@ -35,11 +37,12 @@ PAGE_POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsaf
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route: its handler's docstring tells what it does. body: schema of the request."""
+    """One route. about: a line for the documentation. body: schema of the request."""
 
     method: str
     paths: tuple[str, ...]
     handler: Handler
+    about: str = ""
     body: type[BaseModel] | None = None
 
 
@@ -56,22 +59,37 @@ async def schema(service: Service, request: Request) -> Json:
 
 
 ENDPOINTS = (
-    Endpoint("POST", ("/",), native, schemas.NativeRequest),
-    Endpoint("POST", ("/v1/chat/completions", "/chat/completions"), chat, schemas.ChatRequest),
-    Endpoint("POST", ("/v1/completions", "/completions"), completions, schemas.CompletionRequest),
-    Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, schemas.EmbeddingRequest),
-    Endpoint("GET", ("/v1/models", "/models"), status.models),
-    Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model),
-    Endpoint("POST", ("/tokenize",), texts.tokenize, schemas.TokenizeRequest),
-    Endpoint("POST", ("/detokenize",), texts.detokenize, schemas.DetokenizeRequest),
-    Endpoint("POST", ("/apply-template",), texts.apply_template, schemas.TemplateRequest),
-    Endpoint("POST", ("/translate",), texts.translate, schemas.TranslateRequest),
-    Endpoint("POST", ("/fill-mask",), texts.fill_mask, schemas.FillMaskRequest),
-    Endpoint("GET", ("/health",), status.health),
-    Endpoint("GET", ("/status",), status.status),
-    Endpoint("GET", ("/metrics",), status.metrics),
-    Endpoint("GET", ("/openapi.json",), schema),
-    Endpoint("GET", ("/",), page),
+    Endpoint("POST", ("/v1/chat/completions", "/chat/completions"), chat, "OpenAI: conversations; streams, tools, "
+             "structured output, log-probabilities, several answers", schemas.ChatRequest),
+    Endpoint("POST", ("/v1/completions", "/completions"), completions, "OpenAI: texts continued; text or ids, one or "
+             "many; `echo` and `logprobs` for evaluation harnesses", schemas.CompletionRequest),
+    Endpoint("POST", ("/v1/responses", "/responses"), responses.responses, "OpenAI: conversations of items; streams, "
+             "tools, thinking, structured output, `previous_response_id`", ResponsesRequest),
+    Endpoint("POST", ("/v1/responses/input_tokens",), responses.count, "tokens of a response's input", ResponsesInput),
+    Endpoint("GET", ("/v1/responses/{id}", "/responses/{id}"), responses.stored, "a response of before"),
+    Endpoint("DELETE", ("/v1/responses/{id}", "/responses/{id}"), responses.forget, "forget a response"),
+    Endpoint("GET", ("/v1/responses/{id}/input_items",), responses.input_items, "what a response of before answered"),
+    Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
+             "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`",
+             schemas.EmbeddingRequest),
+    Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
+    Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
+    Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
+    Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
+             "browser"),
+    Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "
+             "`max_tokens`; encoder-decoders", schemas.TranslateRequest),
+    Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",
+             schemas.FillMaskRequest),
+    Endpoint("POST", ("/tokenize",), texts.tokenize, "text or messages to ids", schemas.TokenizeRequest),
+    Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", schemas.DetokenizeRequest),
+    Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
+             schemas.TemplateRequest),
+    Endpoint("GET", ("/health",), status.health, "200 when ready; 503 while models load, while the service ends, and "
+             "from a device's death until its model is loaded again, with the reason; never asks for a key"),
+    Endpoint("GET", ("/status",), status.status, "engines and requests now, as JSON"),
+    Endpoint("GET", ("/metrics",), status.metrics, "counters and histograms for Prometheus"),
+    Endpoint("GET", ("/openapi.json",), schema, "the fields of every route"),
 )
 
 
@@ -96,7 +114,7 @@ def make_app(service: Service, routes: Sequence[Endpoint] | None = None) -> Guar
                    methods=list(methods)) for path, methods in by_path.items()]
     router = Router(table, redirect_slashes=False, lifespan=lambda app: _lifespan(service))
     inner = router if not config.cors_origins else CORSMiddleware(
-        router, allow_origins=config.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+        router, allow_origins=config.cors_origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"],
         expose_headers=["x-request-id", HEADER])
     hosts = (*config.allowed_hosts, *OWN_NAMES) if config.allowed_hosts or config.host in LOOPBACK else ()
     return Guard(inner, config.api_keys, hosts, config.cors_origins, service)

@@ -22,17 +22,31 @@ def openapi(endpoints: Sequence) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         for path in endpoint.paths:
-            shown = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+            shown = _shown(path)
             paths.setdefault(shown, {})[endpoint.method.lower()] = _operation(endpoint, shown)
     return {"openapi": "3.1.0", "info": {"title": "numflow", "version": numflow.__version__}, "paths": paths,
             "components": {"schemas": {**schemas.get("$defs", {}), "Error": ERROR}}}
+
+
+def routes_table(endpoints: Sequence) -> str:
+    """The table of routes in docs/server.md."""
+    def row(endpoint) -> str:
+        paths = "`, `".join(map(_shown, endpoint.paths))
+        return f"| `{endpoint.method} {paths}` | {endpoint.about} |"
+
+    return "\n".join(["| Route | What |", "|---|---|", *map(row, endpoints)])
+
+
+def _shown(path: str) -> str:
+    """A path without the kinds of its parameters."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
 
 
 def _operation(endpoint, path: str) -> dict[str, Any]:
     failure = {"description": "An error, in OpenAI's shape.",
                "content": {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}}
     name = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{path}").strip("_")
-    operation: dict[str, Any] = {"operationId": name, "summary": (endpoint.handler.__doc__ or "").strip(),
+    operation: dict[str, Any] = {"operationId": name, "summary": endpoint.about,
                                  "responses": {"200": {"description": "The answer."}, "default": failure}}
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
                   for name in re.findall(r"\{(\w+)\}", path)]

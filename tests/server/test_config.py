@@ -5,10 +5,12 @@ import re
 import pytest
 
 from numflow.errors import RequestError
+from numflow.server.app import ENDPOINTS
 from numflow.server.config.config import make_config, read_config
 from numflow.server.config.options import MODEL, SERVICE
 from numflow.server.messages.settings import with_defaults
 from numflow.server.messages.tool_formats import ALIASES, FORMATS
+from numflow.server.openapi import routes_table
 from tests.conftest import REPO
 
 MODELS = {"a": {"path": "x"}}
@@ -88,6 +90,12 @@ def test_the_documentation_has_every_tool_format():
     with pytest.raises(RequestError, match="there is no tool format 'hermess'; did you mean 'hermes'.*formats: "
                        "tag_parameters, tag_json.*other names: hermes"):
         make_config({"models": {"a": {"path": "x", "tool_format": "hermess"}}})
+
+
+def test_the_documentation_has_every_route():
+    """The table is what `numflow.server.openapi.routes_table` writes: put that in where this fails."""
+    assert routes_table(ENDPOINTS) in (REPO / "docs/server.md").read_text(encoding="utf-8")
+    assert all(endpoint.about for endpoint in ENDPOINTS)
 
 
 def test_every_option_has_its_place():

@@ -10,6 +10,7 @@ from tests.server.processes import ServerProcess  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of the library's own
 OPERATIONS = ["POST /", "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings",
+              "POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}",
               "GET /v1/models/{id}", "POST /tokenize", "POST /detokenize", "POST /apply-template", "POST /translate",
               "POST /fill-mask"]
 

@@ -22,6 +22,7 @@ class Generation:
     score:         of a beam search: the ids' log-probability (with the end token's) / length ** length_penalty.
     logprobs:      of each of the ids, if they were asked for. prompt_logprobs: of each token of the prompt, None for
                    the first. prompt: its text, if an echo was asked for.
+    stop_string:   the stop string that ended the text.
     choices:       all results of a request for n of them, this one first.
     ignored:       settings that were left out, as they have no effect beside the others -> why.
     """
@@ -34,6 +35,7 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     prompt: str | None = None
+    stop_string: str | None = None
     choices: list["Generation"] = field(default_factory=list, repr=False, compare=False)
     ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
@@ -62,14 +64,19 @@ class Piece(str):
 class TextStream:
     """Ids to text: holds back what may be the start of a stop string; `decoder` holds back incomplete UTF-8.
 
-    decoder: what tokenizer.stream() returns, or None without a tokenizer. stopped: a stop string was found.
+    decoder: what tokenizer.stream() returns, or None without a tokenizer. stop: the stop string that was found.
     """
 
     def __init__(self, decoder, stops: tuple[str, ...] = ()):
         self._decoder = decoder
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.stop is not None
 
     def push(self, id: int) -> str:
         """Text that is certain now."""
@@ -85,10 +92,9 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            cut = min(found)
+            cut, self.stop = min(found)
         else:
             cut = len(self._held) - held_back(self._held, self._stops)
         certain, self._held = self._held[:cut], "" if self.stopped else self._held[cut:]

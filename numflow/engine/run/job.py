@@ -114,6 +114,7 @@ class Sample:
             result.prompt, result.prompt_logprobs = request.echo, request.prompt_logprobs
             result.ignored = request.ignored
             self._emit(result.add(Piece(self.text.flush(), None, self.index)))
+            result.stop_string = self.text.stop
             result.finish_reason = reason or ("stop_string" if self.text.stopped else reason_of(best, request))
             result.stats = self.timing.stats(result)
             if self.drafts:

@@ -113,6 +113,9 @@ SERVICE = {
     "max_bias": Option(COUNT, Budget.max_bias, "Entries of logit_bias."),
     "max_stops": Option(COUNT, Budget.max_stops, "Stop strings."),
     "max_grammar": Option(_bytes, Budget.max_grammar, "Bytes of a JSON schema, a regular expression or a grammar."),
+    "max_responses": Option(FROM_ZERO, 1000, "Answers of /v1/responses that are kept, for previous_response_id; 0: "
+                            "none. Replicas keep none."),
+    "responses_memory": Option(_bytes, 64 * 2**20, "Bytes of kept answers and their conversations together."),
     "request_timeout": Option(_seconds, 600, "Seconds that a request may take, waiting included."),
     "body_timeout": Option(_seconds, 30, "Seconds for a request to arrive."),
     "write_timeout": Option(_seconds, 60, "Seconds until a client that reads nothing is given up."),

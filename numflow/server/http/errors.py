@@ -23,6 +23,10 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 NATIVE_CODES = {429: "error.busy", 413: "error.too_long_request", 503: "error.busy"}
 
 
+# Types of errors as Anthropic has them.
+MESSAGES_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+                  413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+
 MOST = 2000  # characters of a message
 
 
@@ -49,11 +53,30 @@ class ApiError(Exception):
         """The JSON object to answer with."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def shaped(self, method: str, path: str) -> dict[str, Any]:
+        """The JSON object that the clients of a route look at."""
+        return {"native": self.native_body, "messages": self.messages_body, "ollama": lambda: {"error": self.message},
+                "openai": self.body}[shape_of(method, path)]()
+
+    def messages_body(self) -> dict[str, Any]:
+        """As Anthropic's clients know errors."""
+        return {"type": "error", "error": {**self.body()["error"], "type": MESSAGES_TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "api_error")}}
+
     def native_body(self) -> dict[str, Any]:
         """The same beside the fields that Inferflow's clients look at."""
         code = "error.too_long_request" if self.code == "context_length_exceeded" else NATIVE_CODES.get(
             self.status, "error.invalid_request_format" if self.status < 500 else "error.processing")
         return {**self.body(), "text": "", "ret_code": code, "error_text": self.message, "is_end": 1}
+
+
+def shape_of(method: str, path: str) -> str:
+    """The protocol that a route belongs to, as far as errors are concerned."""
+    if path.startswith("/api/"):
+        return "ollama"
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return "messages"
+    return "native" if (method, path) == ("POST", "/") else "openai"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -70,6 +70,11 @@ class Splitter:
         self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
         self._trim = False  # line ends that come next are dropped
 
+    @property
+    def thinks(self) -> bool:
+        """Whether what comes next is thinking."""
+        return self._mode == "reasoning"
+
     def feed(self, text: str, end: bool = False) -> list[ReplyPart]:
         """Parts of the reply that more text cannot change. end: no more text comes."""
         self._held += text

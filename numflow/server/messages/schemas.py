@@ -84,6 +84,10 @@ class Open(CheckedFields):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
+class Settled(Open):
+    """A body that asks for a text: its further fields are settings of numflow's (top_k, min_p, regex, ...)."""
+
+
 class Without(Strict):
     """Fields that clients send and that can have no effect on an answer."""
 
@@ -137,7 +141,7 @@ class Message(Open):
 class Function(Strict):
     """A function that the model may call. parameters: a JSON schema."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -179,8 +183,8 @@ class ResponseFormat(Open):
     json_schema: JsonSchema | None = None
 
 
-class GeneratingBody(Without, Open):
-    """Fields of both generating routes. Further ones are settings of numflow's (top_k, min_p, regex, ...)."""
+class GeneratingBody(Without, Settled):
+    """Fields of both generating routes."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -294,8 +298,8 @@ class NativeHeader(Strict):
     passcode: str | None = None
 
 
-class NativeRequest(Open):
-    """POST /: Inferflow's request. Further fields are settings of numflow's."""
+class NativeRequest(Settled):
+    """POST /: Inferflow's request."""
 
     text: Annotated[str, Field(min_length=1)] | None = None
     system_prompt: str | None = None

@@ -118,8 +118,9 @@ def _call_of(value: Any) -> ToolCall:
         raise ValueError("no name")
     given: Any = next((value[key] for key in ("arguments", "parameters", "args") if key in value), {})
     if isinstance(given, str):
-        _arguments(_DECODER.decode(given))
-        return ToolCall(value["name"], given)
+        values = _DECODER.decode(given)
+        arguments = _arguments(values)
+        return ToolCall(value["name"], arguments if values is None else given)
     return ToolCall(value["name"], _arguments(given))
 
 

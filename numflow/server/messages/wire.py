@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from numflow.errors import did_you_mean
-from numflow.server.http.errors import ApiError, bad_request, of_error, one_line
+from numflow.server.http.errors import ApiError, bad_request, of_error, one_line, shape_of
 from numflow.server.http.ignored import Ignored
 from numflow.server.http.jobs import ClientGone, Jobs
 from numflow.server.messages.constraints import refuse, refuse_inside
-from numflow.server.messages.schemas import GeneratingBody, NativeRequest, Open
+from numflow.server.messages.schemas import Open, Settled
 
 Body = TypeVar("Body", bound=BaseModel)
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -33,6 +33,11 @@ def dump(value: Any) -> bytes:
 def event(value: Any) -> bytes:
     """A server-sent event with a JSON value."""
     return b"data: " + dump(value) + b"\n\n"
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """A server-sent event that has a name beside its JSON value."""
+    return b"event: " + name.encode() + b"\n" + event(value)
 
 
 def dump_long(value: Any) -> bytes:
@@ -55,9 +60,17 @@ class Json(Response):
         return content if isinstance(content, bytes) else dump(content)
 
 
-def error_response(error: ApiError, native: bool = False) -> Json:
-    """An ApiError as an answer."""
-    return Json(error.native_body() if native else error.body(), error.status, error.headers)
+def error_response(error: ApiError, method: str, path: str) -> Json:
+    """An ApiError as an answer, in the shape that the clients of a route look at."""
+    return Json(error.shaped(method, path), error.status, error.headers)
+
+
+def error_part(error: ApiError, method: str, path: str) -> bytes:
+    """An ApiError as the last part of a stream."""
+    body, kind = error.shaped(method, path), shape_of(method, path)
+    if kind == "messages":
+        return named_event("error", body)
+    return event(body) if kind == "openai" else dump(body) + (b"\n\n" if kind == "native" else b"\n")
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
@@ -104,7 +117,7 @@ def parse(kind: type[Body], data: bytes, ignored: Ignored | None = None) -> Body
         how: Any = {} if ignored.strict else {"extra": "allow", "context": "open"}
         body = kind.model_validate_json(data or b"{}", **how)
     except ValidationError as error:
-        raise _explained(kind, error.errors(include_url=False, include_context=False)) from None
+        raise explained(kind, error) from None
     except RecursionError:
         raise bad_request("the request's JSON is nested too deeply", code="invalid_json") from None
     _leave_out(body, ignored)
@@ -124,15 +137,16 @@ def _leave_out(body: Any, ignored: Ignored, path: str = "") -> None:
             refuse(name, value, path)
             ignored.unknown(path + name, known)
         body.model_extra.clear()
-    elif isinstance(body, (GeneratingBody, NativeRequest)):  # whoever reads the others knows them; not what is in them
+    elif isinstance(body, Settled):  # whoever reads the others knows them; not what is in them
         for name, value in (body.model_extra or {}).items():
             refuse_inside(name, value)
     for name in type(body).model_fields:
         _leave_out(getattr(body, name), ignored, f"{path}{name}.")
 
 
-def _explained(kind: type[BaseModel], faults: Sequence[Mapping[str, Any]]) -> ApiError:
+def explained(kind: type[BaseModel], error: ValidationError) -> ApiError:
     """The first fault that pydantic found, in words for the sender."""
+    faults: Sequence[Mapping[str, Any]] = error.errors(include_url=False, include_context=False)
     # A field of several types has a fault for each: the one that got furthest is what was meant.
     fault = max((other for other in faults if other["loc"][:1] == faults[0]["loc"][:1]),
                 key=lambda other: _path(other["loc"]).count("["))

@@ -46,7 +46,7 @@ class Served:
             self.prompts = self._prompts()
             self.chat_template = self._chat_template()
             found = find_format(self.chat_template, config.prompt.get("tool_format"))
-            self.tool_format, self.template_tools = found or GENERIC, found is not None and self._has(
+            self.tool_format, self.template_tools = found or GENERIC, found is not None and self.mentions(
                 "tools") and not self.prompts.holds_one_question
             self.engine = Engine(self.model, max_queue=queue, budget=config.budget, **config.engine) \
                 if self.generates else None
@@ -124,12 +124,12 @@ class Served:
 
     def knows(self, name: str, field: str, ignored: Ignored) -> bool:
         """Whether the chat template has a name; if not, the field that is for it is ignored."""
-        if self._has(name):
+        if self.mentions(name):
             return True
         ignored.add(field, f"the chat template of {self.name} knows no {name!r:.80}", "unsupported")
         return False
 
-    def _has(self, name: str) -> bool:
+    def mentions(self, name: str) -> bool:
         """Whether a name stands in the chat template."""
         return name in self._template_words
 

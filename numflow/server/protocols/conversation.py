@@ -31,10 +31,11 @@ class ChatPrompt:
         return Splitter(**self.splitter)
 
 
-def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored) -> ChatPrompt:
+def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored, begun: str = "") -> ChatPrompt:
     """The prompt of a chat request.
 
-    thinking: text between <think> marks is told apart. ignored: takes what the template does not know.
+    thinking: text between <think> marks is told apart. ignored: takes what the template does not know. begun: text that
+    the answer goes on from.
 
     Raises:
         ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
@@ -45,9 +46,12 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored)
     settings: dict[str, Any] = {}
     tools, forced = wanted(body)
     ids = render(served, messages_of(body.messages), tools, variables)
+    if forced and begun:
+        raise bad_request("an answer that is begun already cannot be a call that has to be made: leave out the last "
+                          "message or tool_choice", "tool_choice")
+    if opening := served.tool_format.opening if forced else begun:
+        ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)])
     if forced:
-        opening = served.tool_format.opening
-        ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)] if opening else ids)
         settings["json_schema"] = call_schema(forced)
     end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
     return ChatPrompt(ids, settings, {
@@ -104,4 +108,6 @@ def _call(call, place: str) -> dict[str, Any]:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         raise bad_request(f"{place}.tool_calls: arguments are no JSON", f"{place}.tool_calls") from None
+    if not isinstance(arguments, dict):
+        raise bad_request(f"{place}.tool_calls: arguments are no object", f"{place}.tool_calls")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

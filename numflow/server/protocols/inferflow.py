@@ -35,8 +35,7 @@ async def native(service: Service, request: Request) -> Response:
         answer = _Answer(service, running, body)
         await running.start(answer.make)
         if body.is_streaming_mode:
-            return service.stream(request, answer.stream(), running.close, media_type="application/json",
-                                  failed=lambda error: dump(error.native_body()) + b"\n\n")
+            return service.stream(request, answer.stream(), running.close, media_type="application/json")
         await running.finish()
         reply = answer.whole()
     except BaseException:

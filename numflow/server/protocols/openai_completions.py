@@ -20,7 +20,7 @@ from numflow.server.messages.settings import completion_settings
 from numflow.server.messages.wire import DONE, event
 from numflow.server.models.served import Served
 from numflow.server.protocols.openai_chat import finish_reason
-from numflow.server.service.service import Generating, Service
+from numflow.server.service.service import Answer, Generating, Service
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -28,7 +28,7 @@ async def completions(service: Service, request: Request) -> Response:
     return await service.answer(request, CompletionRequest, _Answer)
 
 
-class _Answer:
+class _Answer(Answer):
     """The reply to one request."""
 
     def __init__(self, service: Service, running: Generating, body: CompletionRequest):

@@ -13,9 +13,8 @@ from numflow.partition.cluster.connect import connected
 from numflow.server import listen
 from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
 from numflow.server.config.config import Config
-from numflow.server.http.errors import ApiError
 from numflow.server.http.ignored import HEADER
-from numflow.server.messages.wire import Json, dump, event, read_body
+from numflow.server.messages.wire import Json, read_body
 from numflow.server.replicas.merge import merged
 from numflow.server.replicas.replica import Head, ReplicaCall
 from numflow.server.replicas.replicas import Replicas
@@ -74,13 +73,8 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Re
 
 def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None], head: Head) -> Response:
     """An answer that goes on piece by piece. A replica that is lost is told in its last piece."""
-    native = request.url.path == "/"
-
-    def failed(error: ApiError) -> bytes:
-        return dump(error.native_body()) + b"\n\n" if native else event(error.body())
-
     kind = (head.get(b"content-type") or "").partition(";")[0]
-    reply = service.stream(request, answer, lambda: None, failed, kind)
+    reply = service.stream(request, answer, lambda: None, media_type=kind)
     if (ignored := head.get(HEADER.encode())) is not None:
         reply.headers[HEADER] = ignored
     return reply

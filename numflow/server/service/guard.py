@@ -31,7 +31,8 @@ _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 class Guard:
     """The outermost ASGI layer.
 
-    keys:    if there are any, one of them is needed, as a bearer token or as the password of a browser.
+    keys:    if there are any, one of them is needed, as a bearer token, as x-api-key or as the password
+             of a browser.
     hosts:   names that the Host header may have; none: any. It keeps web pages from reaching a service on loopback
              by a name of their own (DNS rebinding).
     origins: web pages of these origins, besides the service's own, may call it.
@@ -75,8 +76,8 @@ class Guard:
                 state["error"] = error
                 if sent["status"]:
                     raise
-                native = scope["method"] == "POST" and scope["path"] == "/"  # Inferflow's clients look at its fields
-                await error_response(_as_api(error), native)(scope, receive, send_marked)
+                answer = error_response(_as_api(error), scope["method"], scope["path"])
+                await answer(scope, receive, send_marked)
         finally:
             self._record(scope, sent, time.perf_counter() - begin)
 
@@ -92,17 +93,20 @@ class Guard:
         if origin is not None and origin not in self._origins and _place(origin) != headers.get("host"):
             raise ApiError(403, "pages of other origins may not call this service; cors_origins lists those that may",
                            code="origin_not_allowed")
-        owner = self._owner(headers.get("authorization", "")) if self._keys else scope["state"].get("owner", "")
+        owner = self._owner(headers) if self._keys else scope["state"].get("owner", "")
         if owner is None:
-            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key",
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+                           code="invalid_api_key",
                            headers={"WWW-Authenticate": 'Basic realm="numflow", charset="UTF-8"'})
         scope["state"]["owner"] = owner  # clients with different keys share no keys and values (prefix cache)
         if self._service.draining:
             raise shutting_down()
 
-    def _owner(self, authorization: str) -> str | None:
+    def _owner(self, headers: Headers) -> str | None:
         """A name for the key that was given, which tells nothing of it; None if it is none of ours."""
-        kind, _, value = authorization.partition(" ")
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        if not kind and "x-api-key" in headers:  # as Anthropic's clients send it
+            kind, value = "bearer", headers["x-api-key"]
         given = value.strip().encode("utf-8", "replace")
         if kind.lower() == "basic":
             try:

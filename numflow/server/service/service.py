@@ -20,10 +20,11 @@ from numflow.server.http.errors import ApiError, bad_request
 from numflow.server.http.event_loop import Hub, Run
 from numflow.server.http.ignored import Ignored
 from numflow.server.http.jobs import Jobs
-from numflow.server.messages.wire import EventStream, Json, dump_long, event, parse, read_body
+from numflow.server.messages.wire import EventStream, Json, dump_long, error_part, parse, read_body
 from numflow.server.models.pool import Lease, ModelPool
 from numflow.server.models.served import Served
 from numflow.server.service.metrics import Metrics, Watch
+from numflow.server.service.store import ResponseStore
 
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
@@ -45,6 +46,7 @@ class Service:
         self.pool = pool or ModelPool(config)
         self.jobs = Jobs(config.request_timeout)
         self.metrics = Metrics(self.pool)
+        self.responses = ResponseStore(0 if config.replicas else config.max_responses, config.responses_memory)
         self.started = time.time()
         self.draining = False
         self.failure: BaseException | None = None
@@ -120,7 +122,7 @@ class Service:
             answer = make(self, running, body)
             await answer.start()
             if body.stream:
-                return self.stream(request, answer.stream(), running.close)
+                return self.stream(request, answer.stream(), running.close, answer.failed, answer.media_type)
             await answer.finish()
             long = running.usage()["total_tokens"] > LONG_ANSWER
             reply = await asyncio.to_thread(lambda: dump_long(answer.whole())) if long else answer.whole()
@@ -131,15 +133,26 @@ class Service:
         return Json(reply)
 
     def stream(self, request: Request, parts: AsyncGenerator[bytes, None], closed: Callable[[], None],
-               failed: Callable[[ApiError], bytes] = lambda error: event(error.body()),
+               failed: Callable[[ApiError], bytes | None] = lambda error: None,
                media_type: str = "text/event-stream") -> EventStream:
-        """An answer that is sent piece by piece."""
-        return EventStream(self.jobs, request, parts, closed, failed=failed, media_type=media_type,
+        """An answer that is sent piece by piece. failed: its last part where there is an error; None: as all routes of
+        the protocol have it."""
+        def last(error: ApiError) -> bytes:
+            part = failed(error)
+            return error_part(error, request.method, request.url.path) if part is None else part
+
+        return EventStream(self.jobs, request, parts, closed, failed=last, media_type=media_type,
                            keep_alive=self.config.keep_alive)
 
 
 class Answer(Protocol):
     """A route's answer to a request, made of the generated pieces."""
+
+    media_type = "text/event-stream"  # of its stream
+
+    def failed(self, error: ApiError) -> bytes | None:
+        """The last part of a stream that cannot go on; None: as the protocol tells any error."""
+        return None
 
     async def start(self) -> None:
         """Check the request and queue it."""

@@ -1,0 +1,260 @@
+"""Items of OpenAI's Responses: input items to messages, tools to functions, parts of a reply to items and events."""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numflow.errors import quoted
+from numflow.server.http.errors import bad_request
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.reply import ReplyCall, ReplyPart
+from numflow.server.messages.responses_schemas import Content, ResponsesInput, ResponsesItem, ResponsesTool
+from numflow.server.messages.schemas import ContentPart
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
+         "additionalProperties": False}  # of a custom tool, which takes a text
+Event = tuple[str, dict[str, Any]]  # its type, and its fields beside type and sequence number
+
+
+def messages_of_items(items: Sequence[ResponsesItem]) -> list[dict[str, Any]]:
+    """Messages of a chat request.
+
+    Raises:
+        ApiError: an item that is not complete, or of a type that models here cannot read.
+    """
+    turns = _Turns()
+    for at, item in enumerate(items):
+        turns.take(item, f"input[{at}]")
+    return turns.messages
+
+
+class _Turns:
+    """Messages as they grow: calls, and thinking before them, belong to one message of the assistant."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._thoughts = ""
+
+    def take(self, item: ResponsesItem, place: str) -> None:
+        kind = item.type or ("message" if item.role is not None else "")
+        if kind == "message":
+            self._message(item, place)
+        elif kind in ("function_call", "custom_tool_call"):
+            self._call(item, kind, place)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._thoughts = ""
+            self.messages.append({"role": "tool", "tool_call_id": _needed(item.call_id, f"{place}.call_id"),
+                                  "content": _text(_needed(item.output, f"{place}.output"), f"{place}.output")})
+        elif kind == "reasoning":
+            self._thoughts += _text(item.content or item.summary or "", f"{place}.content")
+        elif not kind:
+            raise bad_request(f"{place} has no type", f"{place}.type", "missing_field")
+        else:
+            raise bad_request(f"{place} is of type {quoted(kind)}, which models here cannot read", f"{place}.type",
+                              "unsupported")
+
+    def _message(self, item: ResponsesItem, place: str) -> None:
+        if item.role not in ROLES:
+            raise bad_request(f"{place}.role should be one of {', '.join(ROLES)}", f"{place}.role", "invalid_value")
+        content = _text(_needed(item.content, f"{place}.content"), f"{place}.content")
+        self.messages.append({"role": item.role, "content": content,
+                              **(self._thinking() if item.role == "assistant" else {})})
+        self._thoughts = ""
+
+    def _call(self, item: ResponsesItem, kind: str, place: str) -> None:
+        arguments = item.arguments or "{}" if kind == "function_call" else json.dumps({"input": item.input or ""})
+        call = {"id": _needed(item.call_id, f"{place}.call_id"), "type": "function",
+                "function": {"name": shown_name(_needed(item.name, f"{place}.name"), item.namespace),
+                             "arguments": arguments}}
+        if not self.messages or self.messages[-1]["role"] != "assistant" or self._thoughts:
+            self.messages.append({"role": "assistant", "content": None, **self._thinking()})
+        self.messages[-1].setdefault("tool_calls", []).append(call)
+
+    def _thinking(self) -> dict[str, str]:
+        thoughts, self._thoughts = self._thoughts, ""
+        return {"reasoning_content": thoughts} if thoughts else {}
+
+
+def _needed(value: Any, place: str) -> Any:
+    if value is None:
+        raise bad_request(f"{place} is missing", place, "missing_field")
+    return value
+
+
+def _text(content: Content, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_part(part, f"{place}[{at}]") for at, part in enumerate(content))
+
+
+def _part(part: ContentPart, place: str) -> str:
+    text = (part.model_extra or {}).get("refusal") if part.type == "refusal" else part.text
+    if part.type not in TEXTS or not isinstance(text, str):
+        raise bad_request(f"{place} is of type {quoted(part.type)}; models here read text only", place, "unsupported")
+    return text
+
+
+@dataclass(frozen=True)
+class KnownTool:
+    """A tool as the client knows it: its name, the namespace that it is in, whether it takes a text."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+@dataclass
+class Tools:
+    """Tools of a request: functions for the model, and what the client knows each of them as."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, KnownTool] = field(default_factory=dict)
+    choice: str | dict[str, Any] | None = None
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """A function's name as the model sees it."""
+    return name if namespace is None else f"{namespace}.{name}"[:128]
+
+
+def tools_of(body: ResponsesInput, ignored: Ignored) -> Tools:
+    """The tools of a request. Those that OpenAI's own service would run are left out, unless one has to be called.
+
+    Raises:
+        ApiError: a tool without a name, two of one name, or a choice that cannot be met.
+    """
+    found = Tools()
+    for at, tool in enumerate(body.tools or []):
+        _add(found, tool, f"tools[{at}]", None, ignored)
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        found.choice = choice if found.functions or choice == "required" else None
+        return found
+    if choice.type == "allowed_tools":
+        names = {_choice_name(found, one.type, one.name, "tool_choice.tools") for one in choice.tools or []}
+        found.functions = [one for one in found.functions if one["function"]["name"] in names]
+        found.choice = choice.mode or "auto"
+    else:
+        name = _choice_name(found, choice.type, choice.name, "tool_choice")
+        found.choice = {"type": "function", "function": {"name": name}}
+    return found
+
+
+def _add(found: Tools, tool: ResponsesTool, place: str, namespace: str | None, ignored: Ignored) -> None:
+    if tool.type == "namespace" and namespace is None:
+        for at, one in enumerate(tool.tools or []):
+            _add(found, one, f"{place}.tools[{at}]", _needed(tool.name, f"{place}.name"), ignored)
+        return
+    form = (tool.format or {}).get("type", "text")
+    if tool.type not in ("function", "custom") or form != "text":
+        what = f"of type {quoted(tool.type)}" if form == "text" else f"with a format of type {quoted(form)}"
+        ignored.add(place, f"{place} is a tool {what}, which this service does not have", "unsupported")
+        return
+    name, custom = _needed(tool.name, f"{place}.name"), tool.type == "custom"
+    shown = shown_name(name, namespace)
+    if shown in found.known:
+        raise bad_request(f"{place}: two tools go by the name {shown!r}", f"{place}.name", "invalid_value")
+    found.known[shown] = KnownTool(name, namespace, custom)
+    function = {"name": shown, "description": tool.description, "strict": tool.strict,
+                "parameters": INPUT if custom else tool.parameters}
+    found.functions.append({"type": "function", "function": {
+        key: value for key, value in function.items() if value is not None}})
+
+
+def _choice_name(found: Tools, kind: str, name: str | None, place: str) -> str:
+    shown = next((shown for shown, tool in found.known.items() if name in (tool.name, shown)), None)
+    if kind not in ("function", "custom") or shown is None:
+        raise bad_request(f"{place} names {quoted(name or kind)}, which is none of the tools that this service has",
+                          place, "unsupported")
+    return shown
+
+
+def new_id(kind: str) -> str:
+    """An id of a kind of thing, such as msg or fc."""
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+class ResponseOutput:
+    """Items of a response as they grow. `take` and `end` give the events that tell of it.
+
+    tools: what the client knows the functions as.
+    """
+
+    def __init__(self, tools: Mapping[str, KnownTool]):
+        self.items: list[dict[str, Any]] = []
+        self._tools = tools
+        self._open: str | None = None  # kind of the last item, which grows
+
+    def take(self, part: ReplyPart, logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
+        """One more part. logprobs: of the tokens of its text."""
+        if part.call is not None:
+            yield from self._end("completed")
+            yield from self._call(part.call)
+            return
+        if self._open != part.kind:
+            yield from self._end("completed")
+            yield from self._begin(part.kind)
+        content = self.items[-1]["content"][0]
+        content["text"] += part.text
+        more = {}
+        if part.kind == "content":
+            content["logprobs"] = [*content["logprobs"], *logprobs]
+            more = {"logprobs": list(logprobs)}
+        yield f"response.{content['type']}.delta", {**self._place(), "content_index": 0, "delta": part.text, **more}
+
+    def end(self, status: str) -> Iterator[Event]:
+        """No more parts come. status: completed or incomplete. A reply of nothing is an empty message."""
+        if not self.items:
+            yield from self._begin("content")
+        yield from self._end(status)
+
+    def _begin(self, kind: str) -> Iterator[Event]:
+        self._open = kind
+        if kind == "reasoning":
+            item: dict[str, Any] = {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": []}
+            content: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        else:
+            item = {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant"}
+            content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.items.append(item | {"content": [content]})
+        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": item | {"content": []}}
+        yield "response.content_part.added", {**self._place(), "content_index": 0, "part": dict(content)}
+
+    def _end(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        self._open, item = None, self.items[-1]
+        content, place = item["content"][0], {**self._place(), "content_index": 0}
+        more = {"logprobs": content["logprobs"]} if "logprobs" in content else {}
+        yield f"response.{content['type']}.done", {**place, "text": content["text"], **more}
+        yield "response.content_part.done", {**place, "part": content}
+        item["status"] = status
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
+
+    def _call(self, made: ReplyCall) -> Iterator[Event]:
+        tool = self._tools.get(made.call.name, KnownTool(made.call.name))
+        kind, key, event = ("custom_tool_call", "input", "response.custom_tool_call_input") if tool.custom else (
+            "function_call", "arguments", "response.function_call_arguments")
+        text = custom_input(made.call.arguments) if tool.custom else made.call.arguments
+        item: dict[str, Any] = {"id": new_id("ctc" if tool.custom else "fc"), "type": kind, "status": "in_progress",
+                                "call_id": made.id, "name": tool.name}
+        if tool.namespace is not None:
+            item["namespace"] = tool.namespace
+        self.items.append(item | {key: text, "status": "completed"})
+        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": item | {key: ""}}
+        yield f"{event}.delta", {**self._place(), "delta": text}
+        yield f"{event}.done", {**self._place(), key: text, **({} if tool.custom else {"name": tool.name})}
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a custom tool is called with; arguments without one are the text themselves."""
+    value = json.loads(arguments)
+    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments

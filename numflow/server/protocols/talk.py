@@ -1,0 +1,152 @@
+"""A conversation on its way through the engine: a chat request in, parts of the reply out. All protocols share it."""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from numflow.decoding.logprobs import TokenLogprob
+from numflow.decoding.structured import KINDS
+from numflow.engine.engine import Engine
+from numflow.engine.request.prompt import ConversationIds
+from numflow.engine.request.request import Request as Checked
+from numflow.engine.run.generation import Generation, Piece
+from numflow.server.http.errors import bad_request
+from numflow.server.http.event_loop import Run
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.constraints import refuse
+from numflow.server.messages.reply import ReplyPart
+from numflow.server.messages.schemas import ChatRequest, Settled
+from numflow.server.messages.settings import chat_settings
+from numflow.server.messages.wire import explained
+from numflow.server.models.served import Served
+from numflow.server.protocols.conversation import ChatPrompt, prepare
+from numflow.server.service.service import Generating, Service
+
+# Fields of a chat request that mean the same in other protocols, where they are no field of those.
+SHARED = {"temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
+          "chat_template_kwargs", "reasoning_effort"}
+
+
+def chat_request(body: Settled, ignored: Ignored, fields: Mapping[str, Any]) -> ChatRequest:
+    """A request of another protocol as one for a chat.
+
+    fields: what the protocol's own fields mean; None: not given. The body's further fields stay what they are.
+
+    Raises:
+        ApiError: what comes out is none, or a field is a constraint and unknown.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name, value in (body.model_extra or {}).items():
+        if name in ChatRequest.model_fields and (name not in SHARED or name in given):
+            refuse(name, value)
+            ignored.unknown(name, type(body).model_fields)
+        else:
+            given[name] = value
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise explained(ChatRequest, error) from None
+
+
+class ReplyChoice:
+    """A choice as it grows. entries: log-probabilities of its tokens, of which the first `told` were sent. thought:
+    tokens that it was thinking for."""
+
+    def __init__(self, served: Served, prompt: ChatPrompt, run: Run, index: int):
+        self.index, self.splitter = index, prompt.make_splitter()
+        self.entries: list[TokenLogprob] = []
+        self.told = self.thought = 0
+        self.last: list[ReplyPart] = []
+        self._marks, self._run = served.marks, run
+
+    def feed(self, piece: Piece) -> list[ReplyPart]:
+        """Take a piece, with the marks of tool calls and thinking, which decoding leaves out."""
+        if piece.logprob is not None:
+            self.entries.append(piece.logprob)
+        thinks = self.splitter.thinks
+        parts = self.splitter.feed(("" if piece.id is None else self._marks.get(piece.id, "")) + piece)
+        self.thought += piece.id is not None and (thinks or self.splitter.thinks)
+        return parts
+
+    def end(self) -> "ReplyChoice":
+        """No more pieces come."""
+        self.last = self.splitter.feed("", end=True)
+        return self
+
+    def untold(self) -> Sequence[TokenLogprob]:
+        """Log-probabilities of the tokens that came since the last time."""
+        begin, self.told = self.told, len(self.entries)
+        return self.entries[begin:]
+
+    @property
+    def result(self) -> Generation:
+        """Its generation."""
+        return self._run.results[self.index]
+
+
+class Talk:
+    """One request for an answer to a conversation.
+
+    body: what is asked for, as a chat request. begun: text that the answer goes on from. make: the prompt, made in a
+    thread, of a request that has no messages.
+    """
+
+    def __init__(self, service: Service, running: Generating, body: ChatRequest, begun: str = "",
+                 make: Callable[[], ChatPrompt] | None = None):
+        self.running, self.body, self.served = running, body, running.served
+        self._thinking, self._begun = service.config.reasoning == "separate", begun
+        self._make, self._prompt = make or self._rendered, ChatPrompt(ConversationIds(), {}, {})
+        self._choices: list[ReplyChoice] = []
+
+    def _rendered(self) -> ChatPrompt:
+        return prepare(self.served, self.body, self._thinking, self.running.ignored, self._begun)
+
+    async def start(self) -> None:
+        """Check the request and queue it."""
+        settings = chat_settings(self.body, self.served.defaults, self.running.ignored) | {"chat": True}
+
+        def make(engine: Engine) -> list[Checked]:
+            self._prompt = self._make()
+            self.running.check(self._prompt.ids, "messages")
+            if self._prompt.settings and (constraint := next((kind for kind in KINDS if kind in settings), None)):
+                raise bad_request(f"{constraint} contradicts a tool that has to be called: leave out one of them",
+                                  "tool_choice")
+            return [engine.request(self._prompt.ids, **settings, **self._prompt.settings)]
+
+        await self.running.start(make)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Token ids of the prompt."""
+        return self._prompt.ids
+
+    @property
+    def choices(self) -> list[ReplyChoice]:
+        """One for each answer, made when they are first looked at; those that did not come to be are left out."""
+        run, = self.running.runs
+        if not self._choices:
+            self._choices = [ReplyChoice(self.served, self._prompt, run, index) for index in range(len(run.results))]
+        return self._choices[:len(run.results)]
+
+    async def finish(self, take: Callable[[ReplyChoice, list[ReplyPart]], Any] = lambda choice, parts: None) -> None:
+        """Wait for all of it. take: called with parts of the reply as they come."""
+        choices = self.choices
+
+        def feed(run: Run, pieces: list[Piece]) -> None:
+            for piece in pieces:
+                take(choices[piece.index], choices[piece.index].feed(piece))
+
+        await self.running.finish(feed)
+
+    async def parts(self) -> AsyncGenerator[Iterator[tuple[ReplyChoice, list[ReplyPart]]], None]:
+        """Parts of the reply as they come, for streams, each made when it is looked at; `ended` has the rest."""
+        run, = self.running.runs
+        choices = self.choices
+        async for pieces in run:
+            self.running.came(run, pieces)
+            yield ((choices[piece.index], choices[piece.index].feed(piece)) for piece in pieces)
+
+    def ended(self) -> list[ReplyChoice]:
+        """Every choice, when all of it has come; `last` are the parts that only the end made certain."""
+        return [choice.end() for choice in self.choices]

@@ -1,0 +1,60 @@
+"""Responses that clients may come back to: the latest ones, within a number and a size."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response as it was answered, and the items of its conversation: those before the answer, then the answer's."""
+
+    response: dict[str, Any]
+    before: tuple[dict[str, Any], ...]
+    size: int
+
+    @property
+    def items(self) -> tuple[dict[str, Any], ...]:
+        """The whole conversation."""
+        return (*self.before, *self.response["output"])
+
+
+class ResponseStore:
+    """Stored responses by owner and id. Used by several threads.
+
+    most: how many are kept; 0: none. most_bytes: bytes of their JSON texts together.
+    """
+
+    def __init__(self, most: int, most_bytes: int):
+        self._most, self._most_bytes = most, most_bytes
+        self._found: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._size, self._lock = 0, Lock()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return self._most > 0
+
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        """Keep a response; those that were not asked for the longest make room."""
+        with self._lock:
+            self._found[owner, stored.response["id"]] = stored
+            self._size += stored.size
+            while self._found and (len(self._found) > self._most or self._size > self._most_bytes):
+                self._size -= self._found.popitem(last=False)[1].size
+
+    def get(self, owner: str, id: str) -> StoredResponse | None:
+        """A response of this owner's; None if there is none any more."""
+        with self._lock:
+            found = self._found.get((owner, id))
+            if found is not None:
+                self._found.move_to_end((owner, id))
+            return found
+
+    def delete(self, owner: str, id: str) -> bool:
+        """Whether there was one to forget."""
+        with self._lock:
+            found = self._found.pop((owner, id), None)
+            self._size -= found.size if found is not None else 0
+            return found is not None

@@ -1,0 +1,96 @@
+"""Bodies that are nearly right, for the routes of every protocol: no answer is a 500."""
+
+import copy
+import json
+import random
+
+import httpx
+import pytest
+
+from tests.server.processes import ServerProcess
+
+pytestmark = pytest.mark.slow
+ROUNDS = 400
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TEXT = [{"type": "input_text", "text": "hi"}, {"type": "output_text", "text": "é\U0001f642"}]
+BODIES = {
+    "/v1/responses": {
+        "model": "org/chat", "instructions": "Be brief.", "max_output_tokens": 3, "temperature": 0.5, "top_p": 0.9,
+        "input": [{"role": "user", "content": TEXT}, {"type": "reasoning", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"city": "Rome"}'},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "sunny"}]},
+            {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "ls"}],
+        "tools": [{"type": "function", "name": "f", "parameters": WEATHER, "strict": True},
+                  {"type": "custom", "name": "g", "format": {"type": "text"}},
+                  {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "store": True, "metadata": {"a": "b"},
+        "truncation": "auto", "stream": False, "previous_response_id": None},
+}
+ODD = [None, True, False, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, "", "x", "\x00", "é\U0001f642", "{", "null", "auto",
+       "<tool_call>", "text", "function", [], {}, [[]], [None], [""], {"": None}, {"type": "text"}, {"type": "x"},
+       {"type": "json_schema", "schema": {"type": "nonsense"}}, ["a"] * 20, {"a": {"b": {"c": [1, {}]}}}]
+
+
+def places(value, path=()):
+    """Paths of everything inside a value."""
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def damaged(body, chance: random.Random):
+    """A body with one to three places changed, dropped, doubled or added."""
+    body = copy.deepcopy(body)
+    for _ in range(chance.randint(1, 3)):
+        found = list(places(body))
+        *above, last = chance.choice(found)
+        inside = body
+        for key in above:
+            inside = inside[key]
+        how = chance.randrange(5)
+        if how == 0:
+            del inside[last]
+        elif how == 1 and isinstance(inside, list):
+            inside.insert(last, copy.deepcopy(inside[last]))
+        elif how == 2 and isinstance(inside, dict):
+            inside[chance.choice(["stream", "type", "content", "stop", "n", "format", "x", "regex", "seed"])] = \
+                chance.choice(ODD)
+        elif how == 3:
+            *others, key = chance.choice(found)
+            value = body
+            for step in (*others, key):
+                value = value[step]
+            inside[last] = copy.deepcopy(value)
+        else:
+            inside[last] = chance.choice(ODD)
+        if not body:
+            break
+    return body
+
+
+@pytest.fixture(scope="module")
+def fuzzed(config_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "service.toml"
+    path.write_text(config_file.read_text().replace("[service]", "[service]\nrequest_timeout = 5\nmax_choices = 4"))
+    with ServerProcess("-c", str(path)) as server:
+        yield server
+        assert server.wait_idle()["kv_blocks_used"] == 0
+        assert "Traceback" not in "".join(server.log), next(line for line in server.log if "Traceback" in line)
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_no_server_errors(fuzzed, route):
+    chance, seen = random.Random(route), set()
+    with httpx.Client(base_url=fuzzed.url, timeout=60) as http:
+        assert http.post(route, json=BODIES[route]).status_code == 200
+        for _ in range(ROUNDS):
+            body = damaged(BODIES[route], chance)
+            text = json.dumps(body)
+            reply = http.post(route, content=text)
+            seen.add(reply.status_code)
+            assert reply.status_code < 500, (text, reply.text[:500])
+            assert "internal_error" not in reply.text, (text, reply.text[:500])
+    assert {200, 400} <= seen
