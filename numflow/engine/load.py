@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network, registry
+from numflow.engine.adapters.given import expanded, to_merge, with_adapters
 from numflow.engine.model import Model
 from numflow.engine.options import LoadOptions, changed, check, described, rows
 from numflow.engine.request.ahead import check_draft
@@ -48,7 +49,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     weights compute in float32 in any case. `context` is at most the model's own, unless its positions stretch as a text
     needs it (dynamic scaling). `weights`: the next start finds them quantised (network/quantise/kept.py). `threads` are
     those of each device where there are several. `draft` may be a Model; one that is named is loaded with the same
-    backend, activations and threads, and closed with the model.
+    backend, activations and threads, and closed with the model. `adapters` is {"name": folder} or {"name": (folder,
+    scale)}; those that `merge` names are part of the weights then, at that scale.
 
     Raises:
         ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be had or read.
@@ -61,10 +63,11 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
                       **{name: given.pop(name) for name in ours & given.keys()})
     program_class = _executor(backend)
     options = _program_options(program_class, how, given)
-    several = _several(how)
+    several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
     place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
     checkpoint = formats.open_checkpoint(place)
     chosen = network.choose_spec(checkpoint, spec)
+    checkpoint = _merged(checkpoint, chosen, merging, how)
     tokenizer, defaults = _tokenizer_of(checkpoint, chosen), chosen.section("generation")
     texts, headers = (defaults.get("template", ""), defaults.get("system_prompt", "")), None
     if before is not None or _is_named(how.draft):
@@ -77,7 +80,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
         if how.weights is not None:
             from numflow.engine.requantise import requantised
 
-            checkpoint, headers = requantised(checkpoint, chosen, how.weights, how.imatrix, threads, told), None
+            checkpoint, headers = requantised(checkpoint, chosen, how.weights, how.imatrix, threads, told,
+                                              not merging), None
         built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
@@ -86,8 +90,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
             from numflow.engine.placed import FileWeights, placed_program
 
             program = placed_program(built, backend, BACKENDS, how.devices, checkpoint,
-                                     FileWeights(checkpoint.path, chosen, how.weights, how.imatrix), how.transport,
-                                     cpu_layers=how.cpu_layers, options=options)
+                                     FileWeights(checkpoint.path, chosen, how.weights, how.imatrix, merging),
+                                     how.transport, cpu_layers=how.cpu_layers, options=options)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
@@ -100,6 +104,15 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     model.core.plan(plan_memory(program, free if backend in OF_HOST and how.transport != "ray" else None, model.runner))
     model.load_s = time.perf_counter() - begin
     return model
+
+
+def _merged(checkpoint, spec, adapters, how: LoadOptions):
+    """The checkpoint with adapters merged; tells of matrices that are larger by that."""
+    found = with_adapters(checkpoint, spec, adapters)
+    if how.progress and how.weights is None and (line := expanded(checkpoint, found)):
+        with closing(reporter()) as told:
+            told.note(line)
+    return found
 
 
 def _add_draft(model: Model, draft, load_it) -> None:

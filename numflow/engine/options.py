@@ -45,6 +45,9 @@ def one_of(*known: str) -> Check:
 
 TEXT = Check(str, "text", bool)
 PATH = Check(object, "text", lambda value: (isinstance(value, str) and value) or hasattr(value, "__fspath__"))
+TEXTS = Check((str, list, tuple), "a text, or a list of them",
+              lambda value: value and all(isinstance(one, str) and one for one in value))
+TABLE = Check(dict, "a table")  # whoever reads it checks what is in it
 FLAG = Check(bool, "true or false")
 WHOLE = Check(int, "a whole number")
 COUNT = Check(int, "a whole number from 1", lambda value: value >= 1)
@@ -103,6 +106,13 @@ class LoadOptions:
         None, "Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a recipe file.",
         "NAME", PATH, ("device_weight_data_type",), shown="as stored")
     imatrix: str | None = opt(None, "With {weights}: what `numflow imatrix` has measured.", "FILE", PATH)
+    adapter: list[str] | None = opt(  # noqa: RUF009  the default is None
+        None, "An adapter (LoRA) to merge: PEFT's folder, or a GGUF file; DIR=0.5 is half of it; may be repeated. "
+        "Matrices that it changes become float32, unless {weights} says otherwise.", "DIR[=SCALE]", TEXTS)
+    adapters: dict | None = opt(  # noqa: RUF009
+        None, "Adapters by name: a folder or file each, or [folder, scale].", "TABLE", TABLE, places=(CONFIG,))
+    merge: str | list[str] | None = opt(  # noqa: RUF009
+        None, "Names of adapters to merge when the model is loaded.", "NAME", TEXTS, places=(CONFIG,))
     kv: str | None = opt(
         None, f"How keys and values are cached: {', '.join(KV[:-1])} or {KV[-1]}.", "TYPE", KV_TYPE,
         ("device_kv_cache_data_type",), shown="f16, or f32 with float32 arithmetic")

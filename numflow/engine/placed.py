@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network
+from numflow.engine.adapters.given import GivenAdapter, with_adapters
 from numflow.engine.requantise import requantised
 from numflow.errors import DeviceError, option
 from numflow.formats.checkpoint import Checkpoint
@@ -33,18 +34,20 @@ class SharedWeights:
 class FileWeights:
     """The weights of a device from the model's files, which its process opens for itself.
 
-    weights, imatrix: quantised as they are read, as by `numflow.load`.
+    weights, imatrix: quantised as they are read, as by `numflow.load`. adapters: merged before that.
     """
 
     path: Path
     spec: Spec
     weights: str | Path | None = None
     imatrix: str | Path | None = None
+    adapters: tuple[GivenAdapter, ...] = ()
 
     def __call__(self, part: Network) -> network.WeightSource:
-        checkpoint = formats.open_checkpoint(self.path)
+        checkpoint = with_adapters(formats.open_checkpoint(self.path), self.spec, self.adapters)
         if self.weights is not None:
-            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, Silent())
+            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, Silent(),
+                                     kept=not self.adapters)
         return network.WeightSource(part, checkpoint)
 
 

@@ -14,12 +14,13 @@ from numflow.registry.progress import Silent
 
 
 def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str | Path | None, threads: int | None,
-                reporter: Silent) -> Checkpoint:
+                reporter: Silent, kept: bool = True) -> Checkpoint:
     """The checkpoint with its matrices in the types that a recipe says; each is quantised when it is read, or read from
     what an earlier start has kept of it.
 
     weights: a scheme, a preset or a recipe file. imatrix: a calibration file (`numflow imatrix`).
     reporter: told which matrices stay as they are, and why, and how far quantising is; closed by the caller.
+    kept: whether the next start may find what is quantised: the checkpoint has what its files have.
 
     Raises:
         RequestError: no such recipe, or a calibration of another model. FormatError: a calibration file that is none.
@@ -35,9 +36,10 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
         check_calibration(calibration, plan, checkpoint)
     sizes = {name: tensor_type(scheme).row_bytes(tensor.columns) * tensor.rows
              for name, scheme in plan.schemes.items() for tensor in [checkpoint.tensors[name]]}
-    kept = KeptTensors.open(original, None if imatrix is None else Path(imatrix), sum(sizes.values()))
-    what = f"quantising to {recipe.name}" + (", kept for the next start" if kept is not None else "")
-    return quantised(checkpoint, plan, calibration, threads, kept, _Told(reporter, what, sizes))
+    tensors = KeptTensors.open(original, None if imatrix is None else Path(imatrix),
+                               sum(sizes.values())) if kept else None
+    what = f"quantising to {recipe.name}" + (", kept for the next start" if tensors is not None else "")
+    return quantised(checkpoint, plan, calibration, threads, tensors, _Told(reporter, what, sizes))
 
 
 class _Told:

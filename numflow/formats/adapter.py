@@ -1,0 +1,122 @@
+"""Adapters: what to add to tensors of a base model, or to put in their places (LoRA, arXiv 2106.09685).
+
+    adapter = open_adapter(path)        # PEFT's folder, or a GGUF file
+
+A change goes by the name of the base's tensor that it is for, as the adapter's files have it; which tensor of a
+checkpoint that is, network/adapters finds out. Tensors are read when they are asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import FormatError, ModelNotFoundError
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.types import TYPES
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """factor * B A, to be added to a matrix [..., N, K] of the base.
+
+    a, b:      [..., r, K] and [..., N, r].
+    magnitude: [N], the length that each row of the sum gets (DoRA, arXiv 2402.09353); None: as it comes.
+    """
+
+    a: Tensor
+    b: Tensor
+    factor: float
+    magnitude: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[-2]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix that it is for."""
+        return (*self.a.shape[:-2], self.b.shape[-2], self.a.shape[-1])
+
+    def matrices(self) -> tuple[np.ndarray, np.ndarray]:
+        """A and B as float32."""
+        return self.a.f32(), self.b.f32()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The content of an adapter's files.
+
+    naming:   "hf" or "gguf": whose names of tensors it has. architecture: the base's, as GGUF files call it, or "".
+    added:    name of a matrix -> what is added to it.
+    offsets:  name of a matrix -> (vector [N], factor) that is added to its bias, which need not be there.
+    replaced: name of a tensor -> the one in its place.
+    repeated: tensors of the base that the files have once more.
+    head_too: whether an output matrix that is the embedding table gets what is added to that table.
+    """
+
+    path: Path
+    naming: str
+    added: Mapping[str, LowRank]
+    offsets: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    repeated: Mapping[str, Tensor] = field(default_factory=dict)
+    architecture: str = ""
+    head_too: bool = False
+
+
+def open_adapter(path: str | Path) -> Adapter:
+    """An adapter: a folder as PEFT writes it, the weights in one, a GGUF file, or a folder with one.
+
+    Raises:
+        ModelNotFoundError: nothing there, or no adapter.
+        FormatError: what is there is damaged, or does something else than its format's plain formula.
+    """
+    place = Path(path).expanduser()
+    try:
+        return _open(place)
+    except OSError as error:
+        raise FormatError(f"{place}: cannot be opened: {error}") from None
+
+
+def _open(place: Path) -> Adapter:
+    from numflow.formats import adapter_gguf, adapter_peft, detect
+
+    if not place.exists():
+        raise ModelNotFoundError(f"{place}: no such file or folder; an adapter is a folder with "
+                                 f"{adapter_peft.CONFIG}, or a GGUF file")
+    if place.is_file():
+        if detect(place) == "gguf":
+            return adapter_gguf.read(place)
+        place = place.parent
+    if (place / adapter_peft.CONFIG).is_file():
+        return adapter_peft.read(place)
+    files = sorted(place.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelNotFoundError(f"{place}: no adapter: expected {adapter_peft.CONFIG} in it, or one GGUF file, found "
+                                 f"{len(files)}")
+    return adapter_gguf.read(files[0])
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The transpose of a matrix, as float32."""
+    def read() -> np.ndarray:
+        return np.ascontiguousarray(tensor.f32().T, np.float32).view(np.uint8)
+
+    return Tensor(tensor.name, tensor.shape[::-1], TYPES["F32"], read)
+
+
+def check_pair(where: str, a: Tensor | None, b: Tensor | None, dimensions: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Both matrices of a pair, which must fit together. where: file and name, for messages.
+
+    Raises:
+        FormatError: one is missing, has other than so many dimensions, or they have different ranks.
+    """
+    if a is None or b is None:
+        raise FormatError(f"{where}: matrix {'A' if a is None else 'B'} of the pair is missing")
+    if len(a.shape) != len(b.shape) or len(a.shape) not in dimensions or a.shape[:-2] != b.shape[:-2]:
+        raise FormatError(f"{where}: A {list(a.shape)} and B {list(b.shape)} should be [r, K] and [N, r]")
+    if a.shape[-2] != b.shape[-1] or not a.shape[-2]:
+        raise FormatError(f"{where}: A {list(a.shape)} has rank {a.shape[-2]}, B {list(b.shape)} {b.shape[-1]}")
+    return a, b

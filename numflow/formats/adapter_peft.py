@@ -1,0 +1,152 @@
+"""Adapters as PEFT writes them: adapter_config.json, and adapter_model.safetensors or adapter_model.bin beside it.
+
+A pair NAME.lora_A.weight [r, K] and NAME.lora_B.weight [N, r] is for NAME.weight, with the factor alpha / r, or
+alpha / sqrt(r) (rsLoRA). Patterns of the configuration give single modules another alpha and r. What has no part of a
+pair in its name replaces the base's tensor of that name (modules_to_save, trained biases).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import FormatError, ModelNotFoundError, quoted
+from numflow.formats import pickle, safetensors
+from numflow.formats.adapter import Adapter, LowRank, check_pair, turned
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import read_json, show
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = {"adapter_model.safetensors": safetensors.read, "adapter_model.bin": pickle.read}
+_PREFIX = "base_model.model."
+_PART = re.compile(r"(.+)\.(lora_(?:embedding_)?[AB]|lora_magnitude_vector)((?:\.\w+){0,2})")
+_COPY = re.compile(r"(.+)\.base_layer(\.(?:weight|bias))")
+# What changes the formula where it is set; a file with one of them is another kind of adapter.
+_OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config",
+                "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config")
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # the others change the base's weights too
+# Patterns come from a file, and Python's matcher may take exponential time for some.
+_PATTERN_LENGTH, _PATTERN_REPEATS = 300, 3
+_NESTED = re.compile(r"\([^()]*[*+{][^()]*\)[*+{]")
+
+
+def read(folder: Path) -> Adapter:
+    """The adapter in a folder.
+
+    Raises:
+        ModelNotFoundError: no weights. FormatError: damaged, or another kind of adapter, by name.
+    """
+    config = read_json(folder / CONFIG)
+    _check_kind(folder / CONFIG, config)
+    name = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if name is None:
+        raise ModelNotFoundError(f"{folder}: {CONFIG}, but neither {' nor '.join(_WEIGHTS)} beside it")
+    found = _Parts(folder, name, config, _WEIGHTS[name](folder / name))
+    added = found.added()
+    offsets = found.offsets(added)
+    if not (added or offsets or found.replaced):
+        raise FormatError(f"{folder / name}: an adapter without tensors")
+    return Adapter(folder, "hf", added, offsets, found.replaced, found.repeated,
+                   head_too=bool(config.get("ensure_weight_tying")))
+
+
+def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse what is no LoRA, or one with another formula."""
+    kind = config.get("peft_type")
+    if not isinstance(kind, str) or kind.upper() != "LORA":
+        raise FormatError(f"{path}: peft_type: expected 'LORA', found {quoted(kind)}: such adapters are not read")
+    for key in _OTHER_KINDS:
+        if config.get(key):
+            raise FormatError(f"{path}: {key} is set ({quoted(config[key])}), which changes the formula of LoRA: such "
+                              f"adapters are not read")
+    start = config.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise FormatError(f"{path}: init_lora_weights {quoted(start)} has changed the base's weights as well: save the "
+                          f"adapter as a plain LoRA first")
+
+
+class _Parts:
+    """The tensors of an adapter's file, sorted by the module that they are for.
+
+    pairs: module -> part ("lora_A", "lora_B.bias", "lora_embedding_A", ...) -> tensor.
+    """
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]):
+        self.path, self.config, self.settings = folder / name, folder / CONFIG, config
+        self.pairs: dict[str, dict[str, Tensor]] = {}
+        self.replaced: dict[str, Tensor] = {}
+        self.repeated: dict[str, Tensor] = {}
+        for full, tensor in tensors.items():
+            self._sort(full.removeprefix(_PREFIX), tensor)
+
+    def _sort(self, name: str, tensor: Tensor) -> None:
+        if part := _PART.fullmatch(name):
+            module, kind, rest = part.groups()
+            kind += ".bias" if rest.endswith(".bias") else ""
+            if self.pairs.setdefault(module, {}).setdefault(kind, tensor) is not tensor:
+                raise FormatError(f"{self.path}: tensor {show(tensor.name)}: there are two of {kind} of {show(module)}")
+        elif copy := _COPY.fullmatch(name):
+            self.repeated[copy[1] + copy[2]] = tensor
+        elif "lora_" in name or "trainable_tokens" in name:
+            raise FormatError(f"{self.path}: tensor {show(tensor.name)}: of a kind of adapter that is not read")
+        elif not name.endswith(".original_module.weight"):
+            self.replaced[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = tensor
+
+    def added(self) -> dict[str, LowRank]:
+        """Changes of matrices, by name."""
+        return {f"{module}.weight": self._pair(module, parts) for module, parts in self.pairs.items()}
+
+    def offsets(self, added: Mapping[str, LowRank]) -> dict[str, tuple[Tensor, float]]:
+        """Vectors for biases, by the name of the matrix (lora_bias)."""
+        found = {}
+        for module, parts in self.pairs.items():
+            if (bias := parts.get("lora_B.bias")) is not None:
+                if len(bias.shape) != 1:
+                    raise FormatError(f"{self.path}: tensor {show(bias.name)}: a bias should be a vector, is "
+                                      f"{list(bias.shape)}")
+                found[f"{module}.weight"] = bias, added[f"{module}.weight"].factor
+        return found
+
+    def _pair(self, module: str, parts: Mapping[str, Tensor]) -> LowRank:
+        where = f"{self.path}: {show(module)}"
+        if {"lora_embedding_A", "lora_embedding_B"} & parts.keys():
+            a, b = check_pair(where, parts.get("lora_embedding_A"), parts.get("lora_embedding_B"), (2,))
+            a, b = turned(b), turned(a)  # the table is [V, D], and A is for its rows
+        else:
+            a, b = check_pair(where, parts.get("lora_A"), parts.get("lora_B"), (2,))
+        magnitude = parts.get("lora_magnitude_vector")
+        if magnitude is not None and magnitude.rows * magnitude.columns != b.shape[0]:
+            raise FormatError(f"{where}: lora_magnitude_vector {list(magnitude.shape)} should have "
+                              f"{b.shape[0]} numbers")
+        if magnitude is None and self.settings.get("use_dora"):
+            raise FormatError(f"{where}: {CONFIG} says use_dora, but there is no lora_magnitude_vector")
+        rank = self._stated("r", "rank_pattern", module)
+        if rank is not None and rank != a.shape[0]:
+            raise FormatError(f"{where}: rank {a.shape[0]}, but {CONFIG} says {quoted(rank)}")
+        return LowRank(a, b, self._factor(module, a.shape[0]), magnitude)
+
+    def _factor(self, module: str, rank: int) -> float:
+        alpha = self._stated("lora_alpha", "alpha_pattern", module)
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+            raise FormatError(f"{self.config}: lora_alpha of {show(module)}: expected a number, found {quoted(alpha)}")
+        return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+    def _stated(self, key: str, patterns: str, module: str) -> Any:
+        """A number for a module: of the first pattern that matches the end of its name, else of all modules."""
+        given = self.settings.get(patterns) or {}
+        if not isinstance(given, Mapping):
+            raise FormatError(f"{self.config}: {patterns}: expected an object, found {quoted(given)}")
+        return next((value for pattern, value in given.items() if self._matches(pattern, module, patterns)),
+                    self.settings.get(key))
+
+    def _matches(self, pattern: str, module: str, key: str) -> bool:
+        if module == pattern or module.endswith(f".{pattern}"):
+            return True
+        repeats = sum(map(pattern.count, "*+{"))
+        if len(pattern) > _PATTERN_LENGTH or repeats > _PATTERN_REPEATS or _NESTED.search(pattern):
+            raise FormatError(f"{self.config}: {key}: the pattern {quoted(pattern)} may take too long to match")
+        try:
+            return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+        except re.error as error:
+            raise FormatError(f"{self.config}: {key}: {quoted(pattern)} is no regular expression: {error}") from None

@@ -1,0 +1,1 @@
+"""Adapters (LoRA) on a checkpoint and its network: found, checked, merged."""

@@ -1,0 +1,184 @@
+"""An adapter held against a checkpoint: which stored tensor each of its changes is for, and whether shapes agree.
+
+Names go through the spec: its prefixes may be there or not on either side, and its name of the output matrix is known
+where a model has none of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from numflow import network
+from numflow.errors import FormatError
+from numflow.formats.adapter import Adapter, turned
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.build.names import TensorNames
+from numflow.ops import Network
+from numflow.spec.reader import Spec
+
+_TIED = "tie_word_embeddings"  # the key of config.json that all such models have
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An adapter under the names of a checkpoint's tensors, all shapes checked.
+
+    checkpoint: with an output matrix of its own where the adapter parts it from the embedding table.
+    transposed: tensors that are stored as [..., K, N].
+    """
+
+    adapter: Adapter
+    checkpoint: Checkpoint
+    transposed: frozenset[str]
+
+
+def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
+    """The adapter on this checkpoint.
+
+    Raises:
+        FormatError: it is for another model, in one line that names the first tensor that says so.
+    """
+    _check_kind(adapter, checkpoint)
+    built = network.build(spec, checkpoint, fuse=False)
+    names = _Names(adapter, checkpoint, spec)
+    own = names.stored()
+    if (table := tied_table(built)) is not None and names.parts(own, table):
+        checkpoint = _untied(own, checkpoint, spec, built, names.head(own))
+    transposed = frozenset(part.tensor for weight in built.weights.values() for part in weight.parts if part.transpose)
+    _check_shapes(own, checkpoint, transposed)
+    return Fitted(own, checkpoint, transposed)
+
+
+def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
+    if adapter.naming != checkpoint.naming:
+        kinds = {"hf": "safetensors", "gguf": "a GGUF file"}
+        raise FormatError(f"{adapter.path}: an adapter for a base in {kinds[adapter.naming]}, but {checkpoint.path} is "
+                          f"in {kinds.get(checkpoint.naming, checkpoint.format)}: take the other form of either")
+    found = checkpoint.config.get("general.architecture")
+    if adapter.architecture and found is not None and adapter.architecture != found:
+        raise FormatError(f"{adapter.path}: made for another model: general.architecture is {adapter.architecture!r}, "
+                          f"that of {checkpoint.path} is {found!r}")
+
+
+def tied_table(built: Network) -> str | None:
+    """The tensor that is both the embedding table and the output matrix; None where there are two, or no head."""
+    steps, logits = built.entries["main"], built.outputs.get("logits")
+
+    def tensors(role: str, found: Any) -> set[str]:
+        return {part.tensor for step in steps if found(step) for part in built.weights[step.weights[role]].parts}
+
+    table = tensors("table", lambda step: step.op == "embed")
+    head = tensors("weight", lambda step: step.op == "linear" and step.outputs == (logits,))
+    return next(iter(table), None) if table == head else None
+
+
+class _Names:
+    """Names of an adapter as names of a checkpoint's tensors."""
+
+    def __init__(self, adapter: Adapter, checkpoint: Checkpoint, spec: Spec):
+        self._adapter, self._checkpoint = adapter, checkpoint
+        names = TensorNames(spec, checkpoint)
+        self._prefixes = [prefix for prefix in names.prefixes if prefix]
+        stack = "decoder" if spec.type == "encoder-decoder" else ""
+        self._heads = [name for name in names.candidates("output", "weight", None, stack) if name.endswith(".weight")]
+        self._short: dict[str, str] = {}
+        for name in (*checkpoint.tensors, *self._heads):
+            self._short.setdefault(self._shortened(name), name)
+
+    def stored(self) -> Adapter:
+        """The adapter under stored names."""
+        own = self._adapter
+        return replace(own, added=self._all(own.added), offsets=self._all(own.offsets),
+                       replaced=self._all(own.replaced), repeated=self._all(own.repeated))
+
+    def parts(self, own: Adapter, table: str) -> bool:
+        """Whether the adapter makes an output matrix and the table that it is differ."""
+        changed = {*own.added, *own.replaced}
+        return bool(changed & {*self._heads}) or (table in changed and not (own.head_too and table in own.added))
+
+    def head(self, own: Adapter) -> str | None:
+        """The name that an output matrix of its own has, or would have."""
+        known = [name for name in self._heads if name in self._checkpoint.tensors or name in own.added
+                 or name in own.replaced]
+        return next(iter(known or self._heads), None)
+
+    def _all(self, given: Mapping[str, T]) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for name, value in given.items():
+            place = self._place(name)
+            if place in found:
+                raise FormatError(f"{self._adapter.path}: {name!r} is changed twice")
+            found[place] = value
+        return found
+
+    def _place(self, name: str) -> str:
+        if name in self._checkpoint.tensors:
+            return name
+        if (place := self._short.get(self._shortened(name))) is not None:
+            return place
+        if name.endswith(".bias") and (matrix := self._short.get(self._shortened(f"{name[:-5]}.weight"))) is not None:
+            return f"{matrix.removesuffix('.weight')}.bias"
+        raise FormatError(f"{self._adapter.path}: made for another model: {self._checkpoint.path} has no tensor "
+                          f"{name!r}")
+
+    def _shortened(self, name: str) -> str:
+        return next((name.removeprefix(prefix) for prefix in self._prefixes if name.startswith(prefix)), name)
+
+
+def _untied(own: Adapter, checkpoint: Checkpoint, spec: Spec, built: Network, head: str | None) -> Checkpoint:
+    """The checkpoint with an output matrix of its own, equal to the embedding table."""
+    table = tied_table(built)
+    if head is None or table is None:
+        raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
+                          f"{checkpoint.path}, and spec {spec.name!r} has no name for the second")
+    tensors = {**checkpoint.tensors}
+    tensors.setdefault(head, replace(tensors[table], name=head))
+    config = dict(checkpoint.config)
+    if checkpoint.naming == "hf":
+        config = {key: {**value, _TIED: False} if isinstance(value, dict) and _TIED in value else value
+                  for key, value in config.items()} | {_TIED: False}
+    parted = replace(checkpoint, tensors=tensors, config=config)
+    found = network.build(spec, parted, fuse=False)
+    if tied_table(found) is not None or _steps(found) != _steps(built):
+        raise FormatError(f"{own.path}: changes the embedding table or the output matrix alone, which are one in "
+                          f"{checkpoint.path}, and with spec {spec.name!r} they cannot be parted")
+    return parted
+
+
+def _steps(built: Network) -> list[tuple]:
+    return [(step.op, step.inputs, step.outputs, dict(step.params)) for steps in built.entries.values()
+            for step in steps]
+
+
+def _check_shapes(own: Adapter, checkpoint: Checkpoint, transposed: frozenset[str]) -> None:
+    for name, change in own.added.items():
+        tensor = _there(own, checkpoint, name)
+        shape = (*tensor.shape[:-2], *tensor.shape[:-3:-1]) if name in transposed else tensor.shape
+        _expect(own, checkpoint, name, change.shape, shape)
+    for name, (vector, _) in own.offsets.items():
+        tensor = _there(own, checkpoint, name)
+        _expect(own, checkpoint, name, vector.shape, tensor.shape[-1:] if name in transposed else tensor.shape[:-1])
+    for name, tensor in (*own.replaced.items(), *own.repeated.items()):
+        base = checkpoint.tensors.get(name)
+        if base is None and name.endswith(".bias"):
+            continue  # a matrix whose bias is the adapter's
+        base = _there(own, checkpoint, name)
+        _expect(own, checkpoint, name, as_stored(tensor, base).shape, base.shape)
+
+
+def as_stored(tensor: Tensor, base: Tensor) -> Tensor:
+    """A tensor in the orientation that the base's has in its file."""
+    return turned(tensor) if base.turned and len(tensor.shape) == 2 else tensor
+
+
+def _there(own: Adapter, checkpoint: Checkpoint, name: str) -> Tensor:
+    if name not in checkpoint.tensors:
+        raise FormatError(f"{own.path}: made for another model: {checkpoint.path} has no tensor {name!r}")
+    return checkpoint.tensors[name]
+
+
+def _expect(own: Adapter, checkpoint: Checkpoint, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if tuple(found) != tuple(expected):
+        raise FormatError(f"{own.path}: made for another model: {name!r} is for {list(found)}, and is {list(expected)} "
+                          f"in {checkpoint.path}")

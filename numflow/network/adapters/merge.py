@@ -1,0 +1,80 @@
+"""A checkpoint with adapters merged into its tensors, each of which is computed when it is read.
+
+    merged(checkpoint, spec, [(adapter, scale), ...])
+
+What an adapter changes becomes float32, whatever the type it is stored in: added in float32, nothing is rounded. To
+have such matrices in few bits, the merged checkpoint is quantised (network/quantise).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from numflow.formats.adapter import Adapter, LowRank
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TYPES
+from numflow.network.adapters.fit import Fitted, as_stored, fitted
+from numflow.spec.reader import Spec
+
+_ROWS = 4096  # of a product that is in memory at a time
+
+
+def merged(checkpoint: Checkpoint, spec: Spec, adapters: Sequence[tuple[Adapter, float]]) -> Checkpoint:
+    """The checkpoint with every adapter added at its scale, one after the other; what they replace has no scale.
+
+    Raises:
+        FormatError: an adapter is for another model.
+    """
+    for adapter, scale in adapters:
+        checkpoint = _merged(fitted(adapter, checkpoint, spec), scale)
+    return checkpoint
+
+
+def _merged(fit: Fitted, scale: float) -> Checkpoint:
+    own, tensors = fit.adapter, dict(fit.checkpoint.tensors)
+    last: dict[str, np.ndarray] = {}  # the tensor that was read last: its parts are asked for one by one
+
+    def computed(base: Tensor, values: Callable[[], np.ndarray]) -> Tensor:
+        def read() -> np.ndarray:
+            if base.name not in last:
+                last.clear()
+                found = np.ascontiguousarray(values(), np.float32)
+                last[base.name] = found.reshape(base.rows, base.columns).view(np.uint8)
+            return last[base.name]
+
+        return replace(base, type=TYPES["F32"], read=read)
+
+    for name, tensor in own.replaced.items():
+        there = tensors.get(name)
+        tensors[name] = replace(tensor, name=name) if there is None else replace(
+            as_stored(tensor, there), name=name, turned=there.turned)
+    for name, change in own.added.items():
+        base = tensors[name]
+        tensors[name] = computed(base, partial(_changed, base, change, scale, name in fit.transposed))
+    for name, (vector, factor) in own.offsets.items():
+        bias = f"{name.removesuffix('.weight')}.bias"
+        old = tensors.get(bias)
+        tensors[bias] = computed(old or replace(vector, name=bias), partial(_moved, old, vector, factor * scale))
+    return replace(fit.checkpoint, tensors=tensors)
+
+
+def _changed(base: Tensor, change: LowRank, scale: float, transposed: bool) -> np.ndarray:
+    """W + scale * factor * B A, its rows as long as the magnitude says where there is one."""
+    values = np.array(base.f32(), np.float32)
+    weight = np.swapaxes(values, -1, -2) if transposed else values
+    a, b = change.matrices()
+    b = b * np.float32(change.factor * scale)
+    for begin in range(0, weight.shape[-2], _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        weight[..., rows, :] += b[..., rows, :] @ a
+    if change.magnitude is not None:
+        lengths = np.linalg.norm(weight, axis=-1)
+        weight *= (change.magnitude.f32().reshape(-1) / np.where(lengths > 0, lengths, 1))[..., None]
+    return values
+
+
+def _moved(base: Tensor | None, vector: Tensor, factor: float) -> np.ndarray:
+    added = vector.f32() * np.float32(factor)
+    return added if base is None else base.f32() + added

@@ -1,0 +1,35 @@
+"""Published adapters on tiny bases, against the logits of the libraries that they are made for."""
+
+import pytest
+
+import numflow
+from tests.conftest import SHARED
+from tests.golden.fixtures import TOLERANCE, load_case, relative_error
+
+FOLDERS = sorted(path.parent for path in (SHARED / "fixtures_quantised").glob("*/case.json")
+                 if (path.parent / "adapter").is_dir())
+IDS = [folder.name for folder in FOLDERS]
+
+if not FOLDERS:
+    pytest.skip("no fixtures_quantised; NUMFLOW_SHARED names its folder", allow_module_level=True)
+
+
+def matches(model, case, expected, greedy, kind="", **more):
+    for i, ids in enumerate(case["prompts"]):
+        assert relative_error(model.logits(ids, **more), expected[f"{kind}logits_{i}"]) < TOLERANCE
+        if greedy is None:
+            continue
+        assert model.generate(ids, max_tokens=len(greedy[i]), ignore_eos=True, **more).ids == greedy[i]
+        steps = model.logits([*ids, *greedy[i]], **more)[len(ids) - 1:-1]
+        assert relative_error(steps, expected[f"{kind}step_logits_{i}"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+def test_merged(folder, backend):
+    case, expected = load_case(folder)
+    adapter = folder / case["adapter"]["path"]
+    with numflow.load(folder, backend, activations="f32", adapters={"a": adapter}, merge="a") as model:
+        matches(model, case, expected, case["adapter"]["greedy"], "adapter_")
+    with numflow.load(folder, backend, activations="f32", adapter=[f"{adapter}=0.5"]) as model:
+        matches(model, case, expected, None, "half_")

@@ -1,0 +1,184 @@
+"""Adapters on checkpoints of all layouts: merged weights against sums worked out here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.errors import FormatError
+from numflow.formats.adapter import Adapter, LowRank
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.formats.types import TYPES
+from numflow.network.adapters.fit import fitted, tied_table
+from numflow.network.adapters.merge import merged
+from numflow.network.weights.source import WeightSource
+from tests.network.toy import CONFIG, checkpoint, shapes
+from tests.specs.case import gguf_checkpoint, load_case, memory_checkpoint
+
+PATH = Path("adapter")
+RANK, FACTOR = 3, 0.5
+
+
+def tensor(name: str, values: np.ndarray) -> Tensor:
+    values = np.ascontiguousarray(values, np.float32)
+    return Tensor(name, values.shape, TYPES["F32"], lambda: values.reshape(-1, values.shape[-1]).view(np.uint8))
+
+
+def low_rank(name: str, shape: tuple[int, ...], magnitude: bool = False) -> LowRank:
+    """A change of a matrix [..., N, K]."""
+    rng, (*stack, n, k) = np.random.default_rng(len(name)), shape
+    a, b = rng.standard_normal((*stack, RANK, k)), rng.standard_normal((*stack, n, RANK))
+    return LowRank(tensor("a", a), tensor("b", b), FACTOR, tensor("m", 1 + rng.random(n)) if magnitude else None)
+
+
+def own_matrices(found: Checkpoint) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Shapes [..., N, K] of all matrices that a network multiplies with or looks up; those stored as [..., K, N]."""
+    built = network.build(network.choose_spec(found), found, fuse=False)
+    used = {step.weights[role] for steps in built.entries.values() for step in steps for role in ("weight", "table")
+            if role in step.weights and step.op in ("linear", "expert_linear", "head_linear", "embed")}
+    parts = [part for name in used for part in built.weights[name].parts]
+    turned = {part.tensor for part in parts if part.transpose}
+    whole = {part.tensor: found.tensors[part.tensor].shape for part in parts}
+    return {name: (*shape[:-2], shape[-1], shape[-2]) if name in turned else shape
+            for name, shape in whole.items()}, turned
+
+
+def by_hand(found: Checkpoint, adapter: Adapter, scale: float, turned: set[str]) -> Checkpoint:
+    """The checkpoint with sums made here."""
+    tensors = dict(found.tensors)
+    for name, change in adapter.added.items():
+        a, b = (each.f32().astype(np.float64) for each in (change.a, change.b))
+        added = scale * change.factor * np.einsum("...nr,...rk->...nk", b, a)
+        old = found.tensors[name].f32()
+        tensors[name] = tensor(name, old + (np.swapaxes(added, -1, -2) if name in turned else added))
+    return replace(found, tensors=tensors)
+
+
+CASES = ["llama_biased", "qwen2", "gpt2", "falcon_40b", "phi4_mini", "mixtral", "gpt_oss", "deepseek_v2", "bloom",
+         "gemma3_multimodal", "bert", "t5", "qwen2_moe"]
+
+
+@pytest.mark.parametrize("name, gguf", [*((name, False) for name in CASES), ("llama3_scaled", True), ("mixtral", True)])
+def test_every_matrix_of_a_family(name, gguf):
+    case = load_case(name)
+    found = gguf_checkpoint(case) if gguf else memory_checkpoint(case.configs[0], case.tensors)
+    spec = network.choose_spec(found)
+    wanted, turned = own_matrices(found)
+    built = network.build(spec, found, fuse=False)
+    wanted.pop(tied_table(built), None)
+    adapter = Adapter(PATH, found.naming, {name: low_rank(name, shape) for name, shape in wanted.items()})
+    sums = by_hand(found, adapter, 0.7, turned)
+    both = [WeightSource(network.build(spec, some), some)
+            for some in (merged(found, spec, [(adapter, 0.7)]), sums)]
+    assert [*both[0].network.weights] == [*both[1].network.weights] and wanted
+    for weight in both[0].network.weights:
+        ours, expected = (source.f32(weight) for source in both)
+        assert np.allclose(ours, expected, atol=1e-5), weight
+        if len(ours.shape) == 2:
+            assert np.array_equal(both[0].raw(weight).f32(), ours)
+
+
+def toy(tied: bool = False, **more):
+    config = {**CONFIG, "tie_word_embeddings": tied, **more}
+    wanted = shapes(config)
+    if tied:
+        del wanted["lm_head.weight"]
+    found = checkpoint(config, wanted)
+    return found, network.choose_spec(found)
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def test_several_adapters_and_scales_add_up():
+    found, spec = toy()
+    first, second = (Adapter(PATH, "hf", {Q: low_rank(name, (32, 32))}) for name in ("one", "another"))
+    both = merged(found, spec, [(first, 2.0), (second, -1.0)]).tensors[Q].f32()
+    once = by_hand(by_hand(found, first, 2.0, set()), second, -1.0, set()).tensors[Q].f32()
+    assert np.allclose(both, once, atol=1e-5)
+
+
+def test_rows_are_as_long_as_a_magnitude_says():
+    found, spec = toy()
+    change = low_rank(Q, (32, 32), magnitude=True)
+    row = merged(found, spec, [(Adapter(PATH, "hf", {Q: change}), 0.5)]).tensors[Q].f32()
+    plain = by_hand(found, Adapter(PATH, "hf", {Q: change}), 0.5, set()).tensors[Q].f32()
+    assert np.allclose(np.linalg.norm(row, axis=1), change.magnitude.f32(), atol=1e-5)
+    assert np.allclose(row / np.linalg.norm(row, axis=1, keepdims=True),
+                       plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.parametrize("stored, given", [("model.", ""), ("", "model."), ("model.", "model.")])
+def test_prefixes_on_either_side(stored, given):
+    found, _ = toy()
+    tensors = {name.replace("model.", stored, 1): replace(one, name=name.replace("model.", stored, 1))
+               for name, one in found.tensors.items()}
+    found = replace(found, tensors=tensors)
+    fit = fitted(Adapter(PATH, "hf", {Q.replace("model.", given, 1): low_rank(Q, (32, 32))}), found,
+                 network.choose_spec(found))
+    assert [*fit.adapter.added] == [Q.replace("model.", stored, 1)]
+
+
+def logits_weight(found, spec):
+    built = network.build(spec, found, fuse=False)
+    step = next(step for step in built.entries["main"] if step.outputs == (built.outputs["logits"],))
+    return WeightSource(built, found).f32(step.weights["weight"]), WeightSource(built, found).f32("token_embd.weight")
+
+
+@pytest.mark.parametrize("target", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_table_and_head_part_where_one_is_changed(target):
+    found, spec = toy(tied=True)
+    change = low_rank("x", (40, 32))
+    head, table = logits_weight(merged(found, spec, [(Adapter(PATH, "hf", {target: change}), 1.0)]), spec)
+    base = found.tensors["model.embed_tokens.weight"].f32()
+    added = base + FACTOR * change.b.f32() @ change.a.f32()
+    assert np.allclose(table, added if "embed" in target else base, atol=1e-5)
+    assert np.allclose(head, base if "embed" in target else added, atol=1e-5)
+    new = np.ones((40, 32), np.float32)
+    saved = Adapter(PATH, "hf", {}, replaced={target: tensor("n", new)})
+    head, table = logits_weight(merged(found, spec, [(saved, 0.5)]), spec)
+    assert np.array_equal(table if "embed" in target else head, new)
+    assert np.array_equal(head if "embed" in target else table, base)
+    if "embed" in target:
+        together = Adapter(PATH, "hf", {target: change}, head_too=True)
+        head, table = logits_weight(merged(found, spec, [(together, 1.0)]), spec)
+        assert np.array_equal(head, table) and np.allclose(head, added, atol=1e-5)
+
+
+def test_biases():
+    found, spec = toy()
+    adapter = Adapter(PATH, "hf", {Q: low_rank(Q, (32, 32))}, {Q: (tensor("v", np.ones(32)), 3.0)})
+    once = merged(found, spec, [(adapter, 0.5)])
+    twice = merged(found, spec, [(adapter, 0.5), (adapter, 1.0)])
+    for some, value in ((once, 1.5), (twice, 4.5)):
+        built = network.build(spec, some, fuse=False)
+        assert (WeightSource(built, some).f32("blk.0.attn_q.bias") == value).all()
+    replaced = Adapter(PATH, "hf", {}, replaced={Q.replace(".weight", ".bias"): tensor("v", np.full(32, 9.0))})
+    some = merged(twice, spec, [(replaced, 0.1)])
+    assert (WeightSource(network.build(spec, some), some).f32("blk.0.attn_q.bias") == 9).all()
+
+
+@pytest.mark.parametrize("adapter, words", [
+    (Adapter(PATH, "hf", {"model.layers.9.self_attn.q_proj.weight": low_rank("x", (32, 32))}), "layers.9"),
+    (Adapter(PATH, "hf", {Q: low_rank("x", (32, 64))}), r"\[32, 64\]"),
+    (Adapter(PATH, "hf", {Q: low_rank("x", (2, 32, 32))}), r"\[2, 32, 32\]"),
+    (Adapter(PATH, "hf", {}, replaced={"lm_head.weight": tensor("x", np.ones((41, 32)))}), r"\[41, 32\]"),
+    (Adapter(PATH, "hf", {}, replaced={"score.weight": tensor("x", np.ones((2, 32)))}), "score.weight"),
+    (Adapter(PATH, "hf", {Q: low_rank("x", (32, 32))}, {Q: (tensor("v", np.ones(16)), 1.0)}), r"\[16\]"),
+    (Adapter(PATH, "hf", {Q: low_rank("x", (32, 32))}, repeated={"lm_head.weight": tensor("x", np.ones((50, 32)))}),
+     r"\[50, 32\]"),
+    (Adapter(PATH, "hf", {Q: low_rank("x", (32, 32)), Q.removeprefix("model."): low_rank("x", (32, 32))}), "twice"),
+    (Adapter(PATH, "gguf", {"blk.0.attn_q.weight": low_rank("x", (32, 32))}), "GGUF")])
+def test_adapters_for_other_models(adapter, words):
+    found, spec = toy()
+    with pytest.raises(FormatError, match=words) as error:
+        merged(found, spec, [(adapter, 1.0)])
+    assert str(error.value).startswith("adapter: ") and "\n" not in str(error.value)
+
+
+def test_an_adapter_for_another_architecture():
+    found = gguf_checkpoint(load_case("llama3_scaled"))
+    with pytest.raises(FormatError, match="'qwen2'"):
+        merged(found, network.choose_spec(found), [(Adapter(PATH, "gguf", {}, architecture="qwen2"), 1.0)])
