@@ -102,6 +102,7 @@ def _file_facts(checkpoint) -> list[tuple[str, object]]:
     from numflow.registry.progress import megabytes
 
     return [("path", checkpoint.path), ("format", checkpoint.format),
+            *([("quantised", checkpoint.quantised)] if checkpoint.quantised else []),
             ("tensors", f"{len(checkpoint.tensors)}, {megabytes(checkpoint.nbytes)}")]
 
 
@@ -144,12 +145,17 @@ def _print_tensors(checkpoint) -> None:
                  for t in checkpoint.tensors.values()])
 
 
+def _method(checkpoint) -> dict:
+    return {"quantised": checkpoint.quantised} if checkpoint.quantised else {}
+
+
 def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
     from numflow.cpu.estimate import weight_bytes
     from numflow.network import describe
 
     result = {
-        "path": checkpoint.path, "format": checkpoint.format, "spec": network.name, "facts": dict(network.facts),
+        "path": checkpoint.path, "format": checkpoint.format, **_method(checkpoint), "spec": network.name,
+        "facts": dict(network.facts),
         "stored_bytes": checkpoint.nbytes, "memory_bytes": sum(map(weight_bytes, network.weights.values())),
         "cache_bytes_per_token": describe.cache_bytes_per_token(network),
         "cache_bytes": {str(n): describe.cache_bytes(network, n) for n in _lengths(network.facts.get("context") or 0)},

@@ -106,14 +106,16 @@ def _open_hub(kind: str):
 
         from numflow.formats import folder
         from numflow.formats.mapped import read_json
-        from numflow.formats.quantised import check_plain
+        from numflow.formats.quantised.view import readable
 
         read = import_module(f"numflow.formats.{kind}").read
-        tensors = _merge({p: read(p) for p in paths}, weight_map)
+        shards = {p: read(p) for p in paths}
+        stored = _merge(shards, weight_map)
         files: dict[str, Any] = folder.side_files(paths[0].parent)
         config = read_json(files["config"]) if "config" in files else {}
-        check_plain(config, tensors, paths[0].parent)
-        return Checkpoint(path, kind, "hf", tensors, config, {**files, "weights": paths})
+        tensors, config, method = readable(
+            config, stored, paths[0].parent, lambda name: next(p for p in paths if shards[p].get(name) is stored[name]))
+        return Checkpoint(path, kind, "hf", tensors, config, {**files, "weights": paths}, quantised=method)
 
     return open_files
 

@@ -63,6 +63,7 @@ class Checkpoint:
               "added_tokens", "source.spm", "target.spm", "modules", "pooling", "tokenizer.bin", and "weights" (list of
               weight files). `folder.SIDE_FILES` has the file names.
     unpacked: where the files that came inside the model's file are; None: its files lie where `path` is.
+    quantised: the method by which another program has quantised it, and where that is said; "" for none.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     files: Mapping[str, Any] = field(default_factory=dict)
     unpacked: Path | None = None
+    quantised: str = ""
 
     @property
     def folder(self) -> Path:

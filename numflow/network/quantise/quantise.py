@@ -116,6 +116,9 @@ def _obstacle(network: Network, tensor: Tensor, modules: tuple[str, ...], scheme
 
 def already_quantised(checkpoint: Checkpoint) -> str:
     """One line about matrices of a source that have few bits already, "" if there are none."""
+    if checkpoint.quantised:
+        return (f"{checkpoint.path} is quantised already, by {checkpoint.quantised}: what that lost stays lost, and "
+                "rounding again adds to it; take the float weights where there are any")
     matrices = [tensor for tensor in checkpoint.tensors.values()
                 if len(tensor.shape) > 1 and tensor.rows * tensor.columns >= SMALLEST]
     few = [tensor for tensor in matrices if tensor.type.block > 1 and tensor.nbytes < tensor.rows * tensor.columns]

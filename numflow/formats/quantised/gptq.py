@@ -1,0 +1,140 @@
+"""GPTQ and AWQ: NAME.qweight, qzeros and scales, codes in words of 32 bits.
+
+GPTQ packs along the inputs, qweight [K / p, N], zeros along the outputs, qzeros [groups, N / p], scales [groups, N];
+g_idx [K] is the group of each input, in any order ("act-order"). Stored zeros are the zeros less one, but in gptq_v2.
+AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an order of its own. Neither has scales
+for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
+"""
+
+import numpy as np
+
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
+from numflow.formats.quantised.coded import CodedMatrix, CodedRows
+from numflow.formats.quantised.parts import SCALES, WORDS, StoredParts, integers, scale_values
+from numflow.formats.quantised.words import unpacked, unpacked_stream
+
+_AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # column of 8 that nibble i of a word holds
+_BITS = (2, 3, 4, 5, 6, 7, 8)
+
+
+def gptq_or_awq(parts: StoredParts, name: str) -> CodedMatrix:
+    """The matrix of NAME.qweight.
+
+    Raises:
+        FormatError: a tensor is missing, or types and shapes do not fit together.
+    """
+    stem = name.removesuffix(".qweight")
+    words = parts.need(name, WORDS, beside=name)
+    scales = parts.need(f"{stem}.scales", SCALES, beside=name)
+    if len(words.shape) != 2 or len(scales.shape) != 2 or not scales.rows:
+        raise parts.fail(name, f"is {words.type.name} {show(list(words.shape))} with scales "
+                               f"{show(list(scales.shape))}; both should have two dimensions")
+    _drop_bias(parts, f"{stem}.bias", scales.columns)
+    method = parts.method
+    by_shape = words.columns * 8 == scales.columns and f"{stem}.g_idx" not in parts.tensors
+    is_awq = method.name == "awq" or "awq" in str(method.settings.get("packing_format"))
+    read, outputs = ((_awq, 8 * words.columns) if is_awq or (by_shape and not method.stated)
+                     else (_gptq, words.columns))
+    if scales.columns != outputs:
+        raise parts.fail(scales.name, f"is {scales.type.name} {list(scales.shape)}, expected {[scales.rows, outputs]}, "
+                                      f"as qweight is {list(words.shape)}")
+    return read(parts, stem, words, scales)
+
+
+def _drop_bias(parts: StoredParts, name: str, outputs: int) -> None:
+    """Leave out a bias of zeros, which early writers stored for layers that have none."""
+    bias = parts.tensors.get(name)
+    if bias is not None and bias.shape == (outputs,) and bias.type.name in SCALES and not bias.f32().any():
+        parts.used.add(name)
+
+
+def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    groups, n = scales.shape
+    zeros = parts.need(f"{stem}.qzeros", WORDS, beside=words.name)
+    index = parts.get(f"{stem}.g_idx")
+    bits, k = _size(parts, words, zeros, index, groups, n)
+    size = _group_size(parts, scales, groups, k)
+    stream = words.rows * 32 == k * bits
+    one = np.float32(parts.method.zeros_less_one)
+
+    def order() -> np.ndarray:
+        """The group of each input."""
+        assert index is not None
+        found = integers(index)
+        if found.size and (int(found.min()) < 0 or int(found.max()) >= groups):
+            raise parts.fail(index.name, f"has groups {int(found.min())} .. {int(found.max())}, expected 0 .. "
+                                         f"{groups - 1}, as scales {list(scales.shape)} have")
+        return found
+
+    def rows(begin: int, end: int) -> CodedRows:
+        some = np.ascontiguousarray(integers(words)[:, begin:end].T)
+        codes = (unpacked_stream if stream else unpacked)(some, bits, k)
+        return CodedRows(codes, _columns(scale_values(scales), begin, end), _columns(
+            (unpacked_stream if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n),
+            begin, end) + one)
+
+    in_order = index is None or bool((order() == np.arange(k) // size).all())
+    if not in_order or k % size:
+        by = order if index is not None else lambda: np.arange(k) // size
+        return CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, 1, order=by, turned=True,
+                           sources=(words,))
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, size, turned=True, sources=(words,))
+
+
+def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None, groups: int,
+          n: int) -> tuple[int, int]:
+    """Bits of a code, and the number of inputs: of g_idx, else as many as the words hold."""
+    if zeros.shape[:1] != (groups,):
+        raise parts.fail(f"{words.name.removesuffix('qweight')}scales", f"has {groups} groups, but qzeros is "
+                                                                        f"{show(list(zeros.shape))}")
+    said = parts.method.bits
+    fits = [bits for bits in _BITS if zeros.shape in ((groups, -(-n // (32 // bits))), (groups, n * bits // 32))]
+    if index is not None:
+        parts.need(index.name, ("I32", "I64"), beside=words.name)
+        fits = [bits for bits in fits if len(index.shape) == 1 and words.rows in (
+            -(-index.columns // (32 // bits)), index.columns * bits / 32)]
+    bits = next((b for b in fits if b in said), fits[-1] if fits else None)
+    if bits is None:
+        inputs = "" if index is None else f" and g_idx {show(list(index.shape))}"
+        raise parts.fail(zeros.name, f"is {show(list(zeros.shape))}, which fits no codes of 2 to 8 bits beside "
+                                     f"qweight {list(words.shape)}, scales {[groups, n]}{inputs}")
+    return bits, index.columns if index is not None else words.rows * 32 // bits
+
+
+def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
+    """Inputs of a group: as the configuration says, unless layers have their own."""
+    said = parts.method.number("group_size", "q_group_size")
+    if said is None or "dynamic" in parts.method.settings:
+        said = -(-k // groups)
+    size = k if said == -1 else said
+    if size < 1 or -(-k // size) != groups:
+        raise parts.fail(scales.name, f"has {groups} groups, expected {-(-k // size) if size > 0 else '1 or more'}: "
+                                      f"{k} inputs in groups of {said}")
+    return size
+
+
+def _columns(values: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Columns of [groups, N] as float32 rows [n, groups]."""
+    return np.ascontiguousarray(values[:, begin:end].T, np.float32)
+
+
+def _awq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> CodedMatrix:
+    (groups, n), k = scales.shape, words.rows
+    size = _group_size(parts, scales, groups, k)
+    zeros = parts.need(f"{stem}.qzeros", WORDS, (groups, n // 8), beside=words.name)
+    if k % size:
+        raise parts.fail(scales.name, f"has groups of {size} inputs, which do not divide {k}")
+
+    def codes(packed: np.ndarray) -> np.ndarray:
+        """[rows, N] of words [rows, N / 8]."""
+        found = unpacked(np.ascontiguousarray(packed), 4, 8 * packed.shape[1]).reshape(len(packed), -1, 8)
+        return found[:, :, np.argsort(_AWQ_ORDER)].reshape(len(packed), -1)
+
+    def rows(begin: int, end: int) -> CodedRows:
+        first, last = begin // 8, -(-end // 8)
+        return CodedRows(np.ascontiguousarray(codes(integers(words)[:, first:last]).T),
+                         _columns(scale_values(scales), begin, end),
+                         _columns(codes(integers(zeros)[:, first:last]), 0, end - begin))
+
+    return CodedMatrix(f"{stem}.weight", (n, k), rows, 4, scales.type.name, size, turned=True, sources=(words,))

@@ -1,0 +1,80 @@
+"""Scales of a matrix that lie beside it: one in all, or for each row, column, block or group of columns."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
+from numflow.formats.quantised.parts import StoredParts, scale_values
+
+Rows = Callable[[int, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class ScaleGrid:
+    """rows: scales of a range of rows, f32 [n, groups]. group: columns that share one."""
+
+    rows: Rows
+    group: int
+
+
+def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values=scale_values) -> ScaleGrid:
+    """The grid that a tensor of scales is, over a matrix of a shape [..., N, K].
+
+    values: numbers of the tensor, in its shape.
+
+    Raises:
+        FormatError: its shape fits none of the ways.
+    """
+    *lead, n, k = shape
+    count, found = math.prod(lead), scale.shape
+    block, said = parts.method.block, parts.method.strategies
+    if block and scale.name.endswith("_scale_inv"):
+        return _in_blocks(parts, scale, values, shape, block)
+    if math.prod(found) == 1 and (not said or "tensor" in said):
+        return _blocks(scale, values, (1, 1), (count * n, k), (count * n, k))
+    if block and found == (*lead, -(-n // block[0]), -(-k // block[1])):
+        return _blocks(scale, values, found[-2:], block, (n, k))
+    ways = {(*lead, n, 1): (1, k), (*lead, n): (1, k), (*lead, 1, k): (n, 1)}
+    if lead:
+        ways |= {(*lead, 1, 1): (n, k), (*lead, 1): (n, k), tuple(lead): (n, k)}
+    if found in ways:
+        rows, columns = ways[found]
+        return _blocks(scale, values, (n // rows, k // columns), (rows, columns), (n, k))
+    if len(found) == len(shape) and found[:-1] == (*lead, n) and found[-1] and k % found[-1] == 0:
+        return _blocks(scale, values, found[-2:], (1, k // found[-1]), (n, k))
+    wanted = f", {[*lead, -(-n // block[0]), -(-k // block[1])]} (blocks of {block[0]} x {block[1]})" if block else ""
+    raise parts.fail(scale.name, f"is {scale.type.name} {show(list(found))}; scales of {list(shape)} weights should be "
+                                 f"[1], {[*lead, n, 1]}{wanted} or {[*lead, n]} by groups whose number divides {k}")
+
+
+def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...], block: tuple[int, int]) -> ScaleGrid:
+    *lead, n, k = shape
+    wanted = (*lead, -(-n // block[0]), -(-k // block[1]))
+    if scale.shape != wanted:
+        raise parts.fail(scale.name, f"is {scale.type.name} {show(list(scale.shape))}, expected {list(wanted)}: blocks "
+                                     f"of {block[0]} x {block[1]} of {list(shape)} weights")
+    return _blocks(scale, values, wanted[-2:], block, (n, k))
+
+
+def _blocks(scale: Tensor, values, grid: tuple[int, ...], sizes: tuple[int, int], shape: tuple[int, int]) -> ScaleGrid:
+    """Scales [matrices * grid rows, grid columns], each for `sizes` rows and columns of matrices of a shape."""
+    n, k = shape
+    group = math.gcd(k, sizes[1])
+    columns = np.arange(k // group) * group // sizes[1]
+    whole = bool((columns == np.arange(grid[1])[:len(columns)]).all()) if len(columns) == grid[1] else False
+
+    @functools.cache
+    def all_scales() -> np.ndarray:
+        return values(scale).reshape(-1, grid[1])
+
+    def rows(begin: int, end: int) -> np.ndarray:
+        at = np.arange(begin, end)
+        chosen = all_scales()[at // n * grid[0] + at % n // sizes[0]]
+        return chosen if whole else chosen[:, columns]
+
+    return ScaleGrid(rows, group)

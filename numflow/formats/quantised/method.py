@@ -1,0 +1,197 @@
+"""The method that has quantised a checkpoint: where it is said, and whether it is one that is read.
+
+config.json says it (`quantization_config`, which an object of a part of the model may have), a file of its own beside
+it, or nothing but the names of the tensors. A method, or a format of one, that is not known is refused by its name,
+also where tensors look plain: they may wait for a scale.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numflow.errors import FormatError, quoted
+from numflow.formats.mapped import read_json
+
+KEYS = ("quantization_config", "compression_config")
+# Files beside config.json that older programs wrote, and what they stand for where they do not say it.
+_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+# The last word of a tensor's name, and the method it is a sign of.
+ENDS = {"qweight": "gptq or awq", "qzeros": "gptq or awq", "weight_packed": "compressed-tensors",
+        "weight_scale": "fp8", "weight_scale_inv": "fp8", "weight_scale_2": "modelopt", "absmax": "bitsandbytes",
+        "SCB": "bitsandbytes", "W_q": "hqq", "_weight_qdata": "torchao"}
+_NAMES = {"awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "fbgemm_fp8": "FBGEMM FP8", "mxfp4": "MXFP4", "mxfp8": "MXFP8",
+          "modelopt": "ModelOpt", "gptq or awq": "GPTQ or AWQ", "hqq": "HQQ", "auto-round": "AutoRound"}
+_SAME = {"compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt", "modelopt_fp8": "modelopt",
+         "modelopt_mixed": "modelopt", "auto_round": "auto-round", "autoround": "auto-round"}
+# Formats of a method that are read, by the key that says them; other methods have one.
+_FORMATS = {"compressed-tensors": ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+                                   "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+                                   "mixed-precision"),
+            "gptq": ("gptq", "gptq_v2"), "awq": ("gemm",),
+            "modelopt": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8",
+                         "MIXED_PRECISION"),
+            "auto-round": ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:gptq", "auto_round:awq")}
+METHODS = ("awq", "auto-round", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "hqq", "modelopt",
+           "mxfp4", "mxfp8", "torchao")
+
+
+@dataclass(frozen=True)
+class Method:
+    """The method of a checkpoint. name: one of METHODS, or what tensors' names are a sign of. where: it is said.
+
+    settings: all that is said of it.
+    """
+
+    name: str
+    where: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stated(self) -> bool:
+        """Whether a configuration says it."""
+        return bool(self.settings)
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks that scales are for, where it is said; the usual ones where nothing is."""
+        for weights in (self.settings, *self._groups()):
+            for key in ("weight_block_size", "block_structure"):
+                size = weights.get(key)
+                if isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
+                    return size[0], size[1]
+        return None if self.stated else (128, 128)
+
+    def number(self, *keys: str) -> int | None:
+        """The first of some settings that is a whole number."""
+        return next((value for key in keys if type(value := self.settings.get(key)) is int), None)
+
+    @property
+    def bits(self) -> set[int]:
+        """Bits of codes that some part of the configuration says."""
+        said = [self.settings.get("bits"), self.settings.get("w_bit"), *(w.get("num_bits") for w in self._groups())]
+        return {bits for bits in said if type(bits) is int}
+
+    @property
+    def strategies(self) -> set[str]:
+        """Kinds of scales ("channel", "group", ...), where the configuration says them of groups of layers."""
+        return {said for weights in self._groups() if isinstance(said := weights.get("strategy"), str)}
+
+    @property
+    def zeros_less_one(self) -> bool:
+        """Whether GPTQ's stored zeros are the zeros less one."""
+        return self.settings.get("checkpoint_format") != "gptq_v2"
+
+    def _groups(self) -> Iterator[Mapping[str, Any]]:
+        groups = self.settings.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping):
+                yield group["weights"]
+
+    def __str__(self) -> str:
+        return f"{_NAMES.get(self.name, self.name)} ({self.where})"
+
+
+def method_of(config: Mapping[str, Any], names: Collection[str], folder: Path) -> Method | None:
+    """The method of a checkpoint, None if its weights are plain.
+
+    config: what config.json says. names: of the tensors. folder: where the files are.
+
+    Raises:
+        FormatError: naming a method or a format that is not read, and where it stands.
+    """
+    found = _stated(config, folder) or _beside(folder)
+    if found is None:
+        return _named(names)
+    name = _SAME.get(found.name.lower(), found.name.lower())
+    if name not in METHODS:
+        what = f"quantised by {quoted(found.name)}" if found.name else "quantised by a method that it does not name"
+        raise FormatError(f"{folder}: {what} ({found.where}), which is not read; known: {', '.join(METHODS)}; take the "
+                          f"model in 16 bits, or a GGUF file of it")
+    method = Method(name, found.where, found.settings)
+    _check_formats(method, folder)
+    return method
+
+
+def without_method(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what it says about quantising."""
+    return {key: {inner: said for inner, said in value.items() if inner not in KEYS}
+            if isinstance(value, Mapping) else value for key, value in config.items() if key not in KEYS}
+
+
+def _stated(config: Mapping[str, Any], folder: Path) -> Method | None:
+    """The method that config.json names, for the whole model or for a part of it."""
+    parts = {"": config, **{f"{key}.": part for key, part in config.items() if isinstance(part, Mapping)}}
+    for prefix, part in parts.items():
+        for key in KEYS:
+            stated = part.get(key)
+            if isinstance(stated, Mapping) and stated:
+                return Method(_name(stated, key), f"{prefix}{key} of config.json", stated)
+            if stated not in (None, {}):
+                raise FormatError(f"{folder / 'config.json'}: {prefix}{key}: expected an object with quant_method, "
+                                  f"found {quoted(stated)}")
+    return None
+
+
+def _name(stated: Mapping[str, Any], key: str) -> str:
+    method = stated.get("quant_method")
+    if isinstance(method, str):
+        return method
+    if stated.get("load_in_4bit") or stated.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "compressed-tensors" if key == "compression_config" or "config_groups" in stated else ""
+
+
+def _beside(folder: Path) -> Method | None:
+    for name, usual in _FILES.items():
+        if (folder / name).is_file():
+            said = read_json(folder / name)
+            inner = said.get("quantization")
+            settings = inner if isinstance(inner, Mapping) else said
+            method = said.get("quant_method", usual)
+            return Method(method if isinstance(method, str) else usual, name, settings or {"quant_method": usual})
+    return None
+
+
+def _named(names: Collection[str]) -> Method | None:
+    for name in names:
+        end = name.rpartition(".")[2]
+        sign = ENDS.get(end) or ("fp8" if name.endswith("_scale_inv") else None)
+        if name.endswith("_blocks") and f"{name.removesuffix('_blocks')}_scales" in names:
+            sign = "mxfp4"
+        if sign:
+            return Method(sign, f"tensor {quoted(name)}")
+    return None
+
+
+def _check_formats(method: Method, folder: Path) -> None:
+    """Refuse the formats of a method that are not read."""
+    known = _FORMATS.get(method.name, ())
+    for key, said in _formats(method):
+        if said is not None and known and str(said).lower() not in {name.lower() for name in known}:
+            raise FormatError(f"{folder}: {method}: {key} {quoted(said)} is not read; known: {', '.join(known)}")
+    for key, plain in (("sparsity_config", "dense"), ("transform_config", "")):
+        part = method.settings.get(key)
+        kind = part.get("format") or key if isinstance(part, Mapping) and part else plain
+        if kind != plain:
+            raise FormatError(f"{folder}: {method}: {key} {quoted(kind)} is not read")
+
+
+def _formats(method: Method) -> Iterator[tuple[str, Any]]:
+    """Keys that say a format, and what they say."""
+    settings = method.settings
+    if method.name == "compressed-tensors":
+        groups = settings.get("config_groups")
+        yield "format", settings.get("format")
+        for name, group in groups.items() if isinstance(groups, Mapping) else ():
+            if isinstance(group, Mapping):
+                yield f"config_groups.{name}.format", group.get("format")
+    elif method.name == "modelopt":
+        layers = settings.get("quantized_layers")
+        yield "quant_algo", settings.get("quant_algo")
+        for name, layer in layers.items() if isinstance(layers, Mapping) else ():
+            if isinstance(layer, Mapping):
+                yield f"quantized_layers.{name}.quant_algo", layer.get("quant_algo")
+    elif method.name in ("gptq", "awq", "auto-round"):
+        key = {"gptq": "checkpoint_format", "awq": "version", "auto-round": "packing_format"}[method.name]
+        yield key, settings.get(key)

@@ -1,0 +1,71 @@
+"""The stored tensors of a quantised checkpoint, and errors that name file, tensor and what was expected."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from numflow.errors import FormatError
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.mapped import show
+from numflow.formats.quantised.method import Method
+from numflow.formats.types import TYPES
+
+SCALES = ("F16", "BF16", "F32")
+POWERS = ("U8", "F8_E8M0")  # exponents of scales that are powers of two
+WORDS = ("I32", "U32")
+FLOATS8 = ("F8_E4M3", "F8_E5M2")
+_NUMPY = {"I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "U8": "u1", "U16": "<u2", "U32": "<u4", "BOOL": "u1"}
+
+
+class StoredParts:
+    """Tensors by stored name. `used` are those that some matrix is made of, or that say nothing about weights."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], file_of: Callable[[str], Path], method: Method):
+        self.tensors, self.file_of, self.method = tensors, file_of, method
+        self.used: set[str] = set()
+
+    def get(self, name: str) -> Tensor | None:
+        """A tensor, marked as used, None if there is none."""
+        if name in self.tensors:
+            self.used.add(name)
+        return self.tensors.get(name)
+
+    def need(self, name: str, types: Sequence[str], *shapes: Sequence[int], beside: str) -> Tensor:
+        """A tensor of one of some types and of one of some shapes (any, if there are none).
+
+        Raises:
+            FormatError: naming it, what was expected, and the tensor `beside` it that asks for it.
+        """
+        tensor = self.get(name)
+        wanted = f"{' or '.join(types)} {' or '.join(str(list(shape)) for shape in shapes)}".rstrip()
+        if tensor is None:
+            raise self.fail(beside, f"needs {show(name)} ({wanted}), which is not there")
+        if tensor.type.name not in types or (shapes and tensor.shape not in [tuple(shape) for shape in shapes]):
+            raise self.fail(name, f"is {tensor.type.name} {show(list(tensor.shape))}, expected {wanted}")
+        return tensor
+
+    def fail(self, name: str, message: str) -> FormatError:
+        """An error about a tensor, to be raised."""
+        return FormatError(f"{self.file_of(name)}: tensor {show(name)}: {message} [{self.method}]")
+
+
+def integers(tensor: Tensor) -> np.ndarray:
+    """Stored whole numbers, in the tensor's shape."""
+    return np.ascontiguousarray(tensor.raw()).view(_NUMPY[tensor.type.name]).reshape(tensor.shape)
+
+
+def stored_bytes(tensor: Tensor) -> np.ndarray:
+    """All bytes, u8 [n]."""
+    return np.ascontiguousarray(tensor.raw()).reshape(-1)
+
+
+def scale_values(tensor: Tensor) -> np.ndarray:
+    """Scales as float32, in the tensor's shape; whole bytes are exponents of two, 127 for 1.
+
+    Raises:
+        FormatError: a type that is none of numbers.
+    """
+    if tensor.type.name == "U8":
+        return Tensor(tensor.name, tensor.shape, TYPES["F8_E8M0"], tensor.read).f32()
+    return tensor.f32()

@@ -1,0 +1,80 @@
+"""The plain tensors of a quantised checkpoint: which stored tensors make a matrix, and who reads them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numflow.formats.checkpoint import Tensor
+from numflow.formats.quantised import beside, bitsandbytes, gptq, hqq
+from numflow.formats.quantised.coded import CodedMatrix
+from numflow.formats.quantised.method import ENDS, method_of, without_method
+from numflow.formats.quantised.parts import FLOATS8, StoredParts
+
+Reader = Callable[[StoredParts, str], CodedMatrix]
+
+# Last words of tensors that concern activations or caches, which others quantise as well and numflow does not.
+_OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "input_global_scale", "input_zero_point", "input_scale_inv",
+                   "output_scale", "output_zero_point", "output_global_scale", "activation_scale",
+                   "activation_scale_inv", "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale",
+                   "prob_output_scale", "q_zero_point", "k_zero_point", "v_zero_point", "q_global_scale",
+                   "k_global_scale", "v_global_scale")
+_BY_END: tuple[tuple[str, Reader], ...] = (
+    (".qweight", gptq.gptq_or_awq), (".weight_packed", beside.packed), (".W_q", hqq.hqq), ("_qdata", beside.torchao),
+    ("_blocks", beside.blocks))
+
+
+def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
+             file_of: Callable[[str], Path]) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The tensors as a plain checkpoint has them, the configuration without the method, and the method in words ("" for
+    plain weights).
+
+    Which matrices are quantised is told by the tensors that are stored; the lists of a configuration say the same.
+
+    Raises:
+        FormatError: a method that is not read, or tensors that do not fit together; naming file and tensor.
+    """
+    method = method_of(config, tensors, folder)
+    if method is None:
+        return tensors, config, ""
+    parts = StoredParts(tensors, file_of, method)
+    matrices = {name: read(parts, name) for name, tensor in tensors.items() if (read := _reader(parts, tensor))}
+    made: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in matrices:
+            plain = matrices[name].tensor()
+            if plain.name in made or (plain.name != name and plain.name in tensors):
+                raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
+            made[plain.name] = plain
+        elif name not in parts.used and not _is_of_activations(name):
+            made[name] = _plain(parts, tensor)
+    return made, without_method(config), str(method)
+
+
+def _reader(parts: StoredParts, tensor: Tensor) -> Reader | None:
+    """The reader of the matrix that a tensor is the main part of, None if it is of none."""
+    name, kind, tensors = tensor.name, tensor.type.name, parts.tensors
+    for end, read in _BY_END:
+        if name.endswith(end) and (end != "_blocks" or f"{name.removesuffix(end)}_scales" in tensors):
+            return read
+    if f"{name}.absmax" in tensors:
+        return bitsandbytes.four_bits
+    if kind == "I8" and name.endswith(".weight") and f"{name.removesuffix('weight')}SCB" in tensors:
+        return bitsandbytes.eight_bits
+    if kind not in (*FLOATS8, "I8", "U8") or _is_of_activations(name) or len(tensor.shape) < 2:
+        return None
+    has_scales = any(other in tensors for other in beside.scale_of(name))
+    weighs = name.endswith(".weight") and parts.method.stated  # as plain numbers such types wait for a scale
+    return beside.scaled if has_scales or weighs else None
+
+
+def _is_of_activations(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last in _OF_ACTIVATIONS or last.endswith(("_input_scale", "_input_scale_inv", "_input_global_scale"))
+
+
+def _plain(parts: StoredParts, tensor: Tensor) -> Tensor:
+    """A tensor of no matrix. Raises: FormatError: it should be a part of one."""
+    end = tensor.name.rpartition(".")[2]
+    if end in ENDS or end in ("g_idx", "scales", "weight_shape", "weight_zero_point"):
+        raise parts.fail(tensor.name, "belongs to a quantised matrix, the codes of which are not there")
+    return tensor
