@@ -6,7 +6,7 @@ in an executor's memory is said by its layout (cpu/weights/layout.py, cuda/weigh
 
 Values of headers, in their order, floats of 16 bits as those bits; z is the kind's zero:
 
-    SCALE     f16 d by 32 columns                               w = d * (code - z)
+    SCALE     f16 d by 32 columns or more (Kind.shared)         w = d * (code - z)
     SCALE16   f16 d by 16                                       the same
     POWER     bf16 d by 32                                      the same
     BASE      f16 d, m by 32                                    w = d * code + m
@@ -49,7 +49,7 @@ class Kind:
 
     bits:   of a code in memory. header: how a header is kept, and what it says. book: values of the codes.
     factor: of all scales; only SIGNED and SIGNED16 have one. center: the code that stands for zero, where that is not
-            the middle.
+            the middle. shared: columns that a file has one SCALE for; its values repeat it for every 32.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Kind:
     book: tuple[int, ...] = ()
     factor: float = 1.0
     center: int = 0
+    shared: int = 32
 
     @property
     def zero(self) -> int:
@@ -86,8 +87,8 @@ class Kind:
 
     @property
     def block(self) -> int:
-        """Columns that one header is for, in units of 32; rows of other lengths are expanded."""
-        return 1 if self.is_float else 256 if self.header in _BY_256 else 32
+        """Columns that one header is for; rows of other lengths are expanded."""
+        return 1 if self.is_float else 256 if self.header in _BY_256 else self.shared
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Stored:
 
 
 def _of_grids(grid: GridType) -> Kind:
-    return Kind(grid.family, grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, grid.factor)
+    return Kind(grid.name.lower(), grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, grid.factor)
 
 
 def _own(scheme: RowScheme) -> Kind:
@@ -115,7 +116,8 @@ KINDS = {kind.name: kind for kind in (
     Kind("b4_bytes16", 4, BYTES16), Kind("b3_signed16", 3, SIGNED16), Kind("b6_signed16", 6, SIGNED16),
     Kind("iq4_scale", 4, SCALE, IQ4), Kind("iq4_signed", 4, SIGNED, IQ4),
     Kind("e2m1_power", 4, POWER, E2M1), Kind("e2m1_scale16", 4, SCALE16, E2M1),
-    Kind("b1_scale", 1, SCALE, center=1), Kind("b2_scale", 2, SCALE, center=1),
+    Kind("b1_scale128", 1, SCALE, center=1, shared=128), Kind("b2_scale64", 2, SCALE, center=1, shared=64),
+    Kind("b2_scale128", 2, SCALE, center=1, shared=128), Kind("b2_scale256", 2, SCALE, center=1, shared=256),
     *map(_of_grids, GRIDS.values()), *map(_own, ROW_SCHEMES.values()),
     Kind("f32", 32, F32), Kind("f16", 16, F16), Kind("bf16", 16, BF16),
 )}
@@ -127,9 +129,9 @@ _ROWS = (
     ("Q5_K", "b5_super", of.q5_k), ("Q6_K", "b6_signed16", of.q6_k),
     ("IQ4_NL", "iq4_scale", of.q4_0), ("IQ4_XS", "iq4_signed", of.iq4_xs),
     ("MXFP4", "e2m1_power", of.mxfp4), ("NVFP4", "e2m1_scale16", of.nvfp4),
-    ("Q1_0", "b1_scale", of.q1_0), ("Q2_0", "b2_scale", of.q2_0(64)), ("Q2_0_128", "b2_scale", of.q2_0(128)),
-    ("TQ1_0", "b2_scale", of.tq1_0), ("TQ2_0", "b2_scale", of.tq2_0),
-    *((grid.name, grid.family, of.of_grids(grid)) for grid in GRIDS.values()),
+    ("Q1_0", "b1_scale128", of.q1_0), ("Q2_0", "b2_scale64", of.q2_0(64)), ("Q2_0_128", "b2_scale128", of.q2_0(128)),
+    ("TQ1_0", "b2_scale256", of.tq1_0), ("TQ2_0", "b2_scale256", of.tq2_0),
+    *((grid.name, grid.name.lower(), of.of_grids(grid)) for grid in GRIDS.values()),
     *((name, name, of.own(scheme)) for name, scheme in ROW_SCHEMES.items()),
     *((name, kind, of.inferflow(INFERFLOW_SCHEMES[name])) for name, kind in {
         "q8_b32t1": "b8_base", "q8_b32t2": "b8_scale", "q6_b64t1": "b6_base", "q5_b64t1": "b5_base",

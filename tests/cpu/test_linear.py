@@ -13,7 +13,8 @@ from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
                                     "q5", "q6", "q8")}
-# Types of grids differ in their books; these have each number of bits, and scales by 16 and by 32.
+# Types of grids differ in their tables and books; these have 0, 1 and 4 bits of a place above the lower 8, places of 4
+# and 8 columns, and scales by 16 and by 32.
 _SLOW |= {(kind, mode) for kind in GRIDS for mode in ("int8", "f32")} - {("IQ1_S", "int8"), ("IQ2_XS", "int8"),
                                                                          ("IQ3_XXS", "int8"), ("IQ2_XXS", "f32")}
 _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("int8", "f32")}

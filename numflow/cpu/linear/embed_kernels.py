@@ -87,7 +87,7 @@ def _decoded(scheme, codes, first, heads, unit, row, y):
 
 def _floats(scheme, codes, row, y):
     for k in range(32):
-        save(y + 4 * k, _of_row(numbers(codes + scheme.column_bytes * k, scheme.header), row))
+        save(y + 4 * k, _of_row(numbers(codes + scheme.unit_bytes // 32 * k, scheme.header), row))
 
 
 def _of_row(vector: Value, row: Value) -> Value:

@@ -57,7 +57,7 @@ def scheme(typingctx, name, int8):
 def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
     """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
     emit = _unit_floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
-    x_bytes, code_bytes, m = 1 if kind.int8 else 4, kind.scheme.column_bytes, total.count
+    x_bytes, unit_bytes, m = 1 if kind.int8 else 4, kind.scheme.unit_bytes, total.count
 
     def codegen(context, builder, signature, args):
         x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
@@ -65,12 +65,12 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
         heads = open_heads(heads, kind.scheme, hold)
 
         def strip(i, vectors, count=size):
-            at = codes + i * (size * UNIT * code_bytes)
+            at = codes + i * (size * unit_bytes)
             at_once = kind.int8 and count == 2 and isinstance(heads, Grid16) and m <= heads.STRIP_TOKENS
             if m == 8 or not kind.scheme.is_float:  # few tokens meet plain numbers faster without
                 near = STRIP_AHEAD if at_once else AHEAD.get(kind.scheme.bits, NEAR)
                 ahead, cache, step = FARTHEST if m == 8 else near
-                for line in range(0, count * UNIT * code_bytes, step):
+                for line in range(0, count * unit_bytes, step):
                     prefetch(at + ahead + line, cache)
             xs, auxs = x + i * (size * UNIT * m * x_bytes), aux + i * (size * AUX_BYTES * m)
             if at_once:
@@ -82,7 +82,7 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 
         def column(i, vectors):
             k = (columns & -UNIT) + i
-            return add_products(vectors, numbers(codes + k * code_bytes, kind.scheme.header), x + k * (4 * m))
+            return add_products(vectors, numbers(codes + k * (unit_bytes // UNIT), kind.scheme.header), x + k * (4 * m))
 
         vectors = repeat(units >> (size - 1), unpack(builder, args[0]), strip)
         if size == 2:
@@ -105,9 +105,9 @@ def x_bytes(typingctx, count, kind):
 
 @intrinsic
 def code_bytes(typingctx, count, kind):
-    """Bytes of the codes of `count` columns of a tile."""
+    """Bytes of the codes of `count` columns of a tile: whole units, or plain numbers."""
     def codegen(context, builder, signature, args):
-        return builder.mul(args[0], ir.Constant(args[0].type, kind.scheme.column_bytes))
+        return ((Value(builder, args[0]) * kind.scheme.unit_bytes) >> 5).llvm
     return types.int64(types.int64, kind), codegen
 
 
@@ -126,7 +126,7 @@ def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
     scales = scale(heads, unit, 0, kind.scheme)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
-    return add_products(total, base(heads, unit, 0, header), aux + 4 * m) if header in WITH_BASE else total
+    return add_products(total, base(heads, unit, 0, kind.scheme), aux + 4 * m) if header in WITH_BASE else total
 
 
 def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
@@ -139,7 +139,7 @@ def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
         scales = scale(heads, unit, half, kind.scheme)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
         if header in WITH_BASE:
-            minus_base = -base(heads, unit, half, header)
+            minus_base = -base(heads, unit, half, kind.scheme)
             parts = [fma(s, minus_base, p) for p, s in zip(parts, each_f32(aux + (16 + 4 * half) * m, m))]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
 
@@ -251,7 +251,7 @@ def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold):
 
 def _unit_floats(kind, total, x, aux, codes, first, heads, unit, hold):
     # Two sums, of even and of odd columns, so that with few tokens their chains of additions overlap.
-    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.column_bytes
+    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.unit_bytes // UNIT
     for k in range(UNIT):
         row = numbers(codes + k * bytes_, kind.scheme.header)
         accs[k % 2] = add_products(accs[k % 2], row, x + k * 4 * len(total))

@@ -1,9 +1,11 @@
-"""Look-ups of bytes in a table of 16, 64 at a time."""
+"""Look-ups: of bytes in a table of 16, 64 at a time, and of words in a table of any size."""
 
+import numpy as np
 from llvmlite import ir
+from numba.core import cgutils
 
 from numflow.cpu.simd.isa import ARM, isa
-from numflow.cpu.simd.value import Value, llvm_type
+from numflow.cpu.simd.value import Value, llvm_type, load
 
 
 def lookup16(indices: Value, table: list[int]) -> Value:
@@ -32,3 +34,37 @@ def _selected(indices: Value, table: list[int]) -> Value:
         odd = builder.icmp_unsigned("!=", (indices & (1 << bit)).llvm, indices.like(0))
         entries = [builder.select(odd, high, low) for low, high in zip(entries[::2], entries[1::2])]
     return Value(builder, entries[0])
+
+
+def lookup_words(indices: Value, table: np.ndarray, name: str) -> Value:
+    """table[index] of i32 lanes or of one i32; the table u32 is known now. name: of the table in the code."""
+    builder, found = indices.builder, indices.builder.module.globals.get(name)
+    if found is None:
+        word = ir.IntType(32)
+        found = cgutils.global_constant(builder.module, name, ir.Constant(
+            ir.ArrayType(word, len(table)), [ir.Constant(word, int(entry)) for entry in table]))
+        found.align = 64
+    if indices.lanes == 16 and isa() == "avx512":
+        return _gathered(indices, found)
+    at = Value(builder, builder.ptrtoint(found, ir.IntType(64)))
+    if indices.lanes == 1:
+        return _entry(at, indices)
+    words = Value(builder, ir.Constant(indices.llvm.type, ir.Undefined))
+    for lane in range(indices.lanes):
+        words = words.with_lane(lane, _entry(at, indices.lane(lane)))
+    return words
+
+
+def _entry(at: Value, index: Value) -> Value:
+    builder = at.builder
+    return load(at + (Value(builder, builder.zext(index.llvm, at.llvm.type)) << 2), "i32")
+
+
+def _gathered(indices: Value, table: ir.Value) -> Value:
+    """All 16 by one instruction."""
+    builder, lanes = indices.builder, ir.VectorType(ir.IntType(1), 16)
+    pointer = builder.bitcast(table, ir.IntType(8).as_pointer())
+    none, all_lanes = ir.Constant(indices.llvm.type, None), ir.Constant(lanes, [ir.Constant(lanes.element, 1)] * 16)
+    return Value(builder, none).call("llvm.x86.avx512.mask.gather.dpi.512", indices.llvm.type,
+                                     *(Value(builder, v) for v in (pointer, indices.llvm, all_lanes,
+                                                                   ir.Constant(ir.IntType(32), 4))))

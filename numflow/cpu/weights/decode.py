@@ -12,7 +12,8 @@ from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, of_pair, pair_codes
-from numflow.cpu.weights.layout import PIECES, Scheme, header_bytes
+from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
+from numflow.cpu.weights.look_up import looked_up, step_values
 from numflow.quant.stored import (
     BASE,
     BF16,
@@ -46,14 +47,19 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     """
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
+    if scheme.grid:
+        return _of_book(looked_up(codes, scheme, group, row, hold), scheme)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
     code = moved(first, *pieces[0][1:], hold)
     for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
         code = with_bits(code, vector, begin, to, bits, hold)
-    if not scheme.book:
-        return code
+    return _of_book(code, scheme) if scheme.book else code
+
+
+def _of_book(code: Value, scheme: Scheme) -> Value:
+    """Entries of the code-book + 128."""
     return lookup16(code, [entry + 128 for entry in (*scheme.book, *[0] * (16 - len(scheme.book)))])
 
 
@@ -62,13 +68,15 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     header = scheme.header
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
+    block = _block(heads, unit, scheme)
     if header in (SCALE, BASE, SCALE16):
-        return load_f16(heads + unit * header_bytes(header) + (32 * half if header == SCALE16 else 0))
+        return load_f16(block + (32 * half if header == SCALE16 else 0))
     if header == POWER:
-        return load_bf16(heads + unit * header_bytes(header))
+        return load_bf16(block)
     if header == BYTES16:
-        return load(heads + unit * header_bytes(header) + 16 * half, "u8", 16).widen().to_f32() / 1000.0
-    block = _block(heads, unit, header)
+        return load(block + 16 * half, "u8", 16).widen().to_f32() / 1000.0
+    if scheme.grid:
+        return load_f16(block) * (step_values(block + 32, scheme.grid, unit, half).to_f32() * scheme.factor)
     if header in (SIGNED, SIGNED16):
         sub = block + 32 + (_by_32(unit) if header == SIGNED else _by_16(unit, half))
         steps = load(sub, "u8", 16).widen_signed().to_f32()
@@ -78,23 +86,25 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     return load_f16(block) * (load(block + 64 + _by_16(unit, half), "u8", 16) & 15).widen().to_f32()
 
 
-def base(heads: Heads, unit: Value, half: int, header: int) -> Value:
+def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     """Terms added to code * scale, f32x16, for the kinds WITH_BASE."""
     if isinstance(heads, Grid):
         return -(heads.scale(unit, half) * heads.zero(unit, half))
+    header, block = scheme.header, _block(heads, unit, scheme)
     if header == BASE:
-        return load_f16(heads + unit * header_bytes(header) + 32)
+        return load_f16(block + 32)
     if header == BYTES16:
-        hundredths = load(heads + unit * header_bytes(header) + 32 + 16 * half, "u8", 16).widen().to_f32()
+        hundredths = load(block + 32 + 16 * half, "u8", 16).widen().to_f32()
         return hundredths / 100.0 - 1.0
-    block = _block(heads, unit, header)
     if header == SUPER:
         return -(load_f16(block + 32) * load(block + 192 + _by_32(unit), "u8", 16).widen().to_f32())
     return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
 
 
-def _block(heads: Value, unit: Value, header: int) -> Value:
-    return heads + (unit >> 3) * header_bytes(header)
+def _block(heads: Value, unit: Value, scheme: Scheme) -> Value:
+    """Address of the header of a unit."""
+    units = scheme.block // UNIT
+    return heads + (unit if units == 1 else unit >> units.bit_length() - 1) * scheme.header_bytes
 
 
 def _by_32(unit: Value) -> Value:
@@ -115,7 +125,7 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
     if isinstance(heads, Grid):
         return scales, heads.zero(unit, half)
     if scheme.header in WITH_BASE:
-        return scales, base(heads, unit, half, scheme.header)
+        return scales, base(heads, unit, half, scheme)
     return scales, scales * -float(scheme.zero)
 
 

@@ -12,11 +12,12 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
+           grids   places in a table instead of codes (look_up.py); codes are read from it
            3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
                    bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
                    pair 3, whose 3 high ones are the top bits of the other vectors
 headers  by kind (numflow/quant/stored.py says what they mean), [16] is one value per row:
-           SCALE    per unit  f16 d[16]
+           SCALE    per unit, or as many as share it  f16 d[16]
            SCALE16  per unit  f16 d[2][16]
            POWER    per unit  bf16 d[16]
            BASE     per unit  f16 d[16], m[16]
@@ -25,6 +26,7 @@ headers  by kind (numflow/quant/stored.py says what they mean), [16] is one valu
            BYTES16  per unit  u8 s[2][16], b[2][16]
            SIGNED   per 8     f16 d[16], i8 s[8][16]
            SIGNED16 per 8     f16 d[16], i8 s[16][16]
+                    of grids  f16 d[16], the steps of scales in 4 bits, as many: u8 (s[2i] | s[2i + 1] << 4)[i][16]
            GRID     per unit  the block headers of numflow.quant's schemes (decode_own.py)
            GRID16   per unit  the same, by 16 columns
 
@@ -40,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.quant.grids import GRIDS, GridType
 from numflow.quant.stored import (
     BASE,
     BYTES16,
@@ -81,14 +84,33 @@ class Scheme(Kind):
     """A kind of matrices, and where its bits lie."""
 
     @property
-    def column_bytes(self) -> int:
-        """Bytes of the codes of one column of a tile."""
-        return int(2 * self.bits)
+    def grid(self) -> GridType | None:
+        """The type of grids whose table codes are looked up in, if they are."""
+        return GRIDS.get(self.name.upper())
+
+    @property
+    def unit_parts(self) -> tuple[int, int, int]:
+        """Of a type of grids: bytes of a unit's places, lower 8 bits and those above, and of its signs."""
+        grid = self.grid
+        if grid is None:
+            raise ValueError(f"{self.name} has codes of its own")
+        places = UNIT // grid.width
+        return ROWS * places, ROWS * places * grid.high // 8, UNIT * ROWS // 8 if grid.sign else 0
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the codes of a unit of a tile."""
+        return sum(self.unit_parts) if self.grid else int(2 * UNIT * self.bits)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a header, for 16 rows; not of numflow's own schemes."""
+        return 2 * ROWS + ROWS * self.grid.scales // 2 if self.grid else _HEADER[self.header]
 
     @property
     def strip(self) -> int:
         """Units whose codes share vectors."""
-        return 2 if self.bits == 2 else 1
+        return 2 if self.bits == 2 and not self.grid else 1
 
     @property
     def code_bits(self) -> int:
@@ -103,10 +125,10 @@ class Scheme(Kind):
     def tile_bytes(self, columns: int) -> tuple[int, int]:
         """Bytes of codes and of headers of one tile of `columns` columns."""
         strip = UNIT * self.strip
-        codes = (columns if self.is_float else -(-columns // strip) * strip) * self.column_bytes
+        codes = (columns if self.is_float else -(-columns // strip) * strip) * self.unit_bytes // UNIT
         if self.is_own:
             return codes, columns // self.own.block * 2 * self.own.header_bits + ROW_HEADERS
-        return (codes, 0) if self.is_float else (codes, columns // self.block * _HEADER[self.header])
+        return (codes, 0) if self.is_float else (codes, columns // self.block * self.header_bytes)
 
 
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
@@ -156,8 +178,3 @@ class Packed:
 def tiles_of(rows: int) -> int:
     """Tiles that `rows` rows take."""
     return -(-rows // ROWS)
-
-
-def header_bytes(header: int) -> int:
-    """Bytes of one header of a kind, for 16 rows."""
-    return _HEADER[header]

@@ -15,7 +15,7 @@ from numflow.formats.types import tensor_type, to_f32
 from numflow.network.weights.source import RawMatrix
 from numflow.quant import SCHEMES as QUANT_SCHEMES
 from numflow.quant.apart import take_apart, with_outliers
-from numflow.quant.grids import BLOCK, GRIDS, spread
+from numflow.quant.grids import BLOCK, GRIDS, compact
 from numflow.quant.stored import STORED, kept_as
 
 _SMALL = 1 << 21        # bytes below which one thread packs
@@ -58,8 +58,8 @@ def pack(raw: RawMatrix, threads: int = 1) -> Packed:
     if not native:
         _convert(raw, packed, threads, 4 * columns, lambda rows: _expanded(raw, rows, packed.type))
     elif stored in GRIDS:
-        size = columns // BLOCK * GRIDS[stored].carrier_bytes
-        _convert(raw, packed, threads, size, lambda rows: spread(rows, stored, columns, threads))
+        size = columns // BLOCK * GRIDS[stored].compact_bytes
+        _convert(raw, packed, threads, size, lambda rows: compact(rows, stored, columns, threads))
     else:
         _pack(raw, packed, threads)
     return packed

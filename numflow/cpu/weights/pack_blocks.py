@@ -1,7 +1,7 @@
 """Taking GGUF's blocks apart: one function per tensor type that spreads a block's codes and writes its header.
 
 Each is `fn(raw, out, head, lane)` and becomes straight code of a packing kernel (pack_kernels.py):
-raw   address of one row's block, of types of grids as their carrier (quant/grids.py) has it;
+raw   address of one row's block, of types of grids in their compact form (quant/grids.py);
 out   address of the row's 4-byte word in scratch u8 [column group][16 rows][4]: word i of the row is at out + 64 * i;
 head  address of the tile's header of this block (layout.py); lane: the row's index in the tile.
 Words hold 4 columns each; vectors of 4 words are 16 columns.
@@ -10,7 +10,7 @@ Words hold 4 columns each; vectors of 4 words are 16 columns.
 from collections.abc import Callable
 
 from numflow.cpu.simd.value import Value, load, save
-from numflow.quant.grids import GRIDS
+from numflow.quant.grids import GRIDS, GridType
 
 _NIBBLES, _TWO, _ONE = 0x0F0F0F0F, 0x03030303, 0x01010101
 
@@ -182,15 +182,9 @@ def q6_k(raw, out, head, lane):
         _put(out, column, low | high << 4)
 
 
-def _halves(raw: Value, head: Value, lane: Value, units: int) -> None:
-    """One float16 for each of some units."""
-    for unit in range(units):
-        _half(raw, head + 32 * unit, lane)
-
-
 def q1_0(raw, out, head, lane):
     """d f16, 128 bits; codes are 0 and 2."""
-    _halves(raw, head, lane, 4)
+    _half(raw, head, lane)
     for column in range(0, 128, 16):
         _put(out, column, _bits(raw + 2 + column // 8, 1))
 
@@ -198,7 +192,7 @@ def q1_0(raw, out, head, lane):
 def _q2_0(columns: int) -> Callable[[Value, Value, Value, Value], None]:
     def take_apart(raw, out, head, lane):
         """d f16, then 2 bits for each column, 4 columns after each other in a byte."""
-        _halves(raw, head, lane, columns // 32)
+        _half(raw, head, lane)
         for column in range(0, columns, 16):
             four = load(raw + 2 + column // 4, "u8", 4).widen()
             _put(out, column, (four | four << 6 | four << 12 | four << 18) & _TWO)
@@ -207,14 +201,14 @@ def _q2_0(columns: int) -> Callable[[Value, Value, Value, Value], None]:
 
 def tq2_0(raw, out, head, lane):
     """64 bytes of 2 bits as in q2_k, d f16."""
-    _halves(raw + 64, head, lane, 8)
+    _half(raw + 64, head, lane)
     for column in range(0, 256, 16):
         _put(out, column, _two_bits(raw, column))
 
 
 def tq1_0(raw, out, head, lane):
     """52 bytes of up to 5 digits of base 3 as a fraction of 256: runs of 32, 16 and 4 columns; d f16."""
-    _halves(raw + 52, head, lane, 8)
+    _half(raw + 52, head, lane)
     column = 0
     for begin, end, runs in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
         for run in range(runs):
@@ -224,14 +218,22 @@ def tq1_0(raw, out, head, lane):
                 column += 4
 
 
-def _of_grids(scales: int) -> Callable[[Value, Value, Value, Value], None]:
+def _of_grids(grid: GridType) -> Callable[[Value, Value, Value, Value], None]:
     def take_apart(raw, out, head, lane):
+        """Of each unit 4 words: two of the lower bits of places, those above, signs."""
         _half(raw, head, lane)
-        for sub in range(scales):
-            save(head + 32 + 16 * sub + lane, load(raw + 2 + sub, "u8"), 1)
-        for column in range(0, 256, 16):
-            codes = load(raw + 2 + scales + column // 2, "u8", 8)
-            _put(out, column, (codes & 15).zipped(codes >> 4).as_("i32", 4))
+        for pair in range(grid.scales // 2):
+            save(head + 32 + 16 * pair + lane, load(raw + 2 + pair, "u8"), 1)
+        places, size = raw + 2 + grid.scales // 2, 32 // grid.width
+        above = places + 8 * size
+        signs = above + (16 if grid.high else 0)
+        for unit in range(8):
+            for word in range(size // 4):
+                save(out + 512 * unit + 64 * word, load(places + size * unit + 4 * word, "i32"))
+            if grid.high:
+                save(out + 512 * unit + 128, load(above + 2 * unit, "u16").widen())
+            if grid.sign:
+                save(out + 512 * unit + 192, load(signs + 4 * unit, "i32"))
     return take_apart
 
 
@@ -240,5 +242,5 @@ BLOCKS = {
     "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k,
     "Q5_K": q5_k, "Q6_K": q6_k, "IQ4_NL": q4_0, "IQ4_XS": iq4_xs, "MXFP4": mxfp4, "NVFP4": nvfp4,
     "Q1_0": q1_0, "Q2_0": _q2_0(64), "Q2_0_128": _q2_0(128), "TQ1_0": tq1_0, "TQ2_0": tq2_0,
-    **{name: _of_grids(grid.scales) for name, grid in GRIDS.items()},
+    **{name: _of_grids(grid) for name, grid in GRIDS.items()},
 }

@@ -8,7 +8,8 @@ from numflow.cpu.runtime.access import i32_ptr, i64, share, u8_ptr, u16_ptr
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.value import Value, load, save
 from numflow.cpu.simd.vector import inline, merged
-from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT, header_bytes
+from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT
+from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
 from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, pair_planes
 from numflow.formats.types import TYPES
@@ -27,7 +28,7 @@ class BlockType(types.Type):
     def __init__(self, name: str):
         self.scheme, self.emit = SCHEMES[STORED[name].kind.name], _BLOCKS[name]
         self.columns = TYPES[name].block
-        self.size = GRIDS[name].carrier_bytes if name in GRIDS else TYPES[name].size
+        self.size = GRIDS[name].compact_bytes if name in GRIDS else TYPES[name].size
         super().__init__(name=f"Block({name})")
 
 
@@ -51,8 +52,8 @@ def _sizes(typingctx, kind):
     def codegen(context, builder, signature, args):
         scheme = kind.scheme
         columns, strip = max(kind.columns, scheme.block), UNIT * scheme.strip
-        heads, size = columns // scheme.block * header_bytes(scheme.header), columns // kind.columns * kind.size
-        sizes = columns, size, heads, strip, strip * scheme.column_bytes
+        heads, size = columns // scheme.block * scheme.header_bytes, columns // kind.columns * kind.size
+        sizes = columns, size, heads, strip, scheme.strip * scheme.unit_bytes
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 5)(kind), codegen
 
@@ -67,9 +68,15 @@ def _take_apart(typingctx, raw, out, head, lane, kind):
 
 @intrinsic
 def put_planes(typingctx, groups, codes, kind):
-    """The vectors of a strip's column groups, at `groups`, as the planes of the scheme, at `codes`."""
+    """The vectors of a strip's column groups, at `groups`, as the planes of the scheme, at `codes`.
+
+    Of types of grids they have what pack_blocks.py says.
+    """
     def codegen(context, builder, signature, args):
         groups, codes = (Value(builder, a) for a in args[:2])
+        if kind.scheme.grid:
+            put_units([load(groups + 64 * word, "i32", 16) for word in range(4)], kind.scheme, codes)
+            return context.get_dummy_value()
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
         for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)

@@ -48,10 +48,10 @@ def own(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, bits of its header, bytes of a row's unit, bytes of a packed column, and units of a strip."""
+    """Columns of a block, bits of its header, bytes of a row's unit, bytes of a packed unit, and units of a strip."""
     def codegen(context, builder, signature, args):
         scheme, stored = kind.scheme, kind.scheme.own
-        sizes = stored.block, stored.header_bits, stored.unit_bytes, scheme.column_bytes, scheme.strip
+        sizes = stored.block, stored.header_bits, stored.unit_bytes, scheme.unit_bytes, scheme.strip
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
     return types.UniTuple(types.int64, 5)(kind), codegen
 
@@ -77,7 +77,7 @@ def pack_own(name):
 @merged
 def _pack(args, thread, n_threads, kind):
     rows, columns = i64(args, ROWS), i64(args, COLUMNS)
-    block, header_bits, unit_bytes, column_bytes, strip = _sizes(kind)
+    block, header_bits, unit_bytes, packed_bytes, strip = _sizes(kind)
     group_tiles, blocks, scratch = (rows + 15) // 16, columns // block, i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
     start = HEADER_BYTES + (blocks * header_bits + 7) // 8
     begin, end = share(group_tiles * i64(args, GROUPS), thread, n_threads)
@@ -96,7 +96,7 @@ def _pack(args, thread, n_threads, kind):
                 _spread(raw + lane * i64(args, ROW_BYTES) + start + unit * unit_bytes, scratch + 512 * place + 4 * lane,
                         kind)
             if place == strip - 1 or unit == columns // UNIT - 1:
-                put_planes(scratch, codes + (unit - place) * UNIT * column_bytes, kind)
+                put_planes(scratch, codes + (unit - place) * packed_bytes, kind)
         for lane in range(lanes):
             row = raw + lane * i64(args, ROW_BYTES)
             for b in range(blocks):

@@ -105,7 +105,7 @@ def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
 def _pack_there(raw: RawMatrix, refs: dict[str, Ref], device: Device) -> None:
     """By the type's kernel."""
     (n, columns), grids, units = raw.shape, raw.type in GRIDS, raw.shape[1] // UNIT
-    row_bytes = columns // BLOCK * GRIDS[raw.type].carrier_bytes if grids else raw.rows.shape[1]
+    row_bytes = columns // BLOCK * GRIDS[raw.type].spread_bytes if grids else raw.rows.shape[1]
     step = min(max(1, STAGE // row_bytes), MOST_BLOCKS[1])  # a row of blocks for each
     stage = device.alloc(min(n, step) * row_bytes)
     pack = pack_kernel(raw.type)

@@ -246,7 +246,7 @@ def _half_of(size: int, at: int, shift: int) -> DeviceFunction:
 
 def _of_grids(grid: GridType) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
     """Code, header and common header of the carrier of a type of grids."""
-    size, scales = grid.carrier_bytes, grid.scales
+    size, scales = grid.spread_bytes, grid.scales
 
     @device
     def code(raw, unit, column, units):
