@@ -22,7 +22,7 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
                    "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
-          "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}
+          "test-clients": ("anthropic", "ollama"), "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}
 
 
 def doctor(json: options.Json = False) -> None:

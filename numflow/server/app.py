@@ -15,11 +15,12 @@ from starlette.routing import Route, Router
 
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
+from numflow.server.messages.messages_schemas import CountRequest, MessagesRequest
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
+from numflow.server.protocols import messages, responses
 from numflow.server.protocols import openai_texts as texts
-from numflow.server.protocols import responses
 from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.openai_chat import chat
 from numflow.server.protocols.openai_completions import completions
@@ -69,6 +70,10 @@ ENDPOINTS = (
     Endpoint("GET", ("/v1/responses/{id}", "/responses/{id}"), responses.stored, "a response of before"),
     Endpoint("DELETE", ("/v1/responses/{id}", "/responses/{id}"), responses.forget, "forget a response"),
     Endpoint("GET", ("/v1/responses/{id}/input_items",), responses.input_items, "what a response of before answered"),
+    Endpoint("POST", ("/v1/messages",), messages.messages, "Anthropic: conversations of blocks; streams, tools, "
+             "thinking, structured output", MessagesRequest),
+    Endpoint("POST", ("/v1/messages/count_tokens",), messages.count_tokens, "Anthropic: tokens of a conversation",
+             CountRequest),
     Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
              "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`",
              schemas.EmbeddingRequest),

@@ -7,12 +7,19 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 import numflow
+from numflow.server.http.errors import shape_of
 
 REF = "#/components/schemas/{model}"
-ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
-    "type": "object", "required": ["message", "type", "param", "code"], "properties": {
-        "message": {"type": "string"}, "type": {"type": "string"},
-        "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}}}
+_FACTS = {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
+    "message": {"type": "string"}, "type": {"type": "string"},
+    "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}
+ERRORS = {  # by the protocol of a route
+    "openai": ("Error", "An error, in OpenAI's shape.", {
+        "type": "object", "required": ["error"], "properties": {"error": _FACTS}}),
+    "messages": ("MessagesError", "An error, in Anthropic's shape.", {
+        "type": "object", "required": ["type", "error"], "properties": {"type": {"const": "error"}, "error": _FACTS}}),
+    "ollama": ("OllamaError", "An error, in Ollama's shape.", {
+        "type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}})}
 
 
 def openapi(endpoints: Sequence) -> dict[str, Any]:
@@ -25,7 +32,8 @@ def openapi(endpoints: Sequence) -> dict[str, Any]:
             shown = _shown(path)
             paths.setdefault(shown, {})[endpoint.method.lower()] = _operation(endpoint, shown)
     return {"openapi": "3.1.0", "info": {"title": "numflow", "version": numflow.__version__}, "paths": paths,
-            "components": {"schemas": {**schemas.get("$defs", {}), "Error": ERROR}}}
+            "components": {"schemas": {**schemas.get("$defs", {}),
+                                       **{name: shape for name, _, shape in ERRORS.values()}}}}
 
 
 def routes_table(endpoints: Sequence) -> str:
@@ -43,8 +51,8 @@ def _shown(path: str) -> str:
 
 
 def _operation(endpoint, path: str) -> dict[str, Any]:
-    failure = {"description": "An error, in OpenAI's shape.",
-               "content": {"application/json": {"schema": {"$ref": REF.format(model="Error")}}}}
+    model, about, _ = ERRORS.get(shape_of(endpoint.method, path), ERRORS["openai"])
+    failure = {"description": about, "content": {"application/json": {"schema": {"$ref": REF.format(model=model)}}}}
     name = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{path}").strip("_")
     operation: dict[str, Any] = {"operationId": name, "summary": endpoint.about,
                                  "responses": {"200": {"description": "The answer."}, "default": failure}}

@@ -28,7 +28,21 @@ BODIES = {
         "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["message.output_text.logprobs"], "top_logprobs": 1, "store": True, "metadata": {"a": "b"},
         "truncation": "auto", "stream": False, "previous_response_id": None},
+    "/v1/messages": {
+        "model": "org/chat", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": ["x"],
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "é\U0001f642"},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"city": "Rome"}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": False,
+                                          "content": [{"type": "text", "text": "sunny"}]},
+                                         {"type": "document", "source": {"type": "text", "data": "d"}}]},
+            {"role": "assistant", "content": "It"}],
+        "tools": [{"name": "f", "input_schema": WEATHER}, {"type": "bash_20250124", "name": "bash"}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"}, "metadata": {"user_id": "me"}, "stream": False},
 }
+BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
 ODD = [None, True, False, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, "", "x", "\x00", "é\U0001f642", "{", "null", "auto",
        "<tool_call>", "text", "function", [], {}, [[]], [None], [""], {"": None}, {"type": "text"}, {"type": "x"},
        {"type": "json_schema", "schema": {"type": "nonsense"}}, ["a"] * 20, {"a": {"b": {"c": [1, {}]}}}]
@@ -57,7 +71,7 @@ def damaged(body, chance: random.Random):
             inside.insert(last, copy.deepcopy(inside[last]))
         elif how == 2 and isinstance(inside, dict):
             inside[chance.choice(["stream", "type", "content", "stop", "n", "format", "x", "regex", "seed"])] = \
-                chance.choice(ODD)
+                copy.deepcopy(chance.choice(ODD))
         elif how == 3:
             *others, key = chance.choice(found)
             value = body
@@ -65,7 +79,7 @@ def damaged(body, chance: random.Random):
                 value = value[step]
             inside[last] = copy.deepcopy(value)
         else:
-            inside[last] = chance.choice(ODD)
+            inside[last] = copy.deepcopy(chance.choice(ODD))
         if not body:
             break
     return body
