@@ -29,7 +29,8 @@ LOCAL = {
     "devices": "what other devices have",
 }
 
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp")
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
+               "xielu")
 
 
 @dataclass(frozen=True)
@@ -257,18 +258,30 @@ OPS = {op.name: op for op in (
        "a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
     Op("attention", "batch",
        "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
-       "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). slopes [H]: "
+       "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk c > 0: "
+       "only keys from c * (i // c) on. slopes [H]: "
        "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "
        "value. buckets [n, H]: T5 relative position bias",
        ("q",), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
-        "bucket_distance": 0}),
-    Op("act", "elements", "y = act(x)", ("x",), ("y",), (), {"kind": REQUIRED}),
+        "bucket_distance": 0, "chunk": 0}),
+    Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
+       "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
+       {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
     Op("act_mul", "elements",
        "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
     Op("gate_rows", "rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
     Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
-    Op("scale", "elements", "y = x * scale", ("x",), ("y",), (), {"scale": REQUIRED}),
+    Op("scale", "elements", "y = x * scale * weight [D]", ("x",), ("y",), ("weight?",), {"scale": REQUIRED}),
+    Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))",
+       ("x",), ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0}),
+    Op("sparsify", "rows", "y = max(x - mean - deviations * std, 0), over the columns of a row", ("x",), ("y",), (),
+       {"deviations": REQUIRED}),
+    Op("match_rms", "rows", "each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)), like [T, D]",
+       ("x", "like"), ("y",), (), {"least": REQUIRED}),
+    Op("mix", "rows", "y [T, I * D], not the buffer of x: part i = part i of base + sum over j of "
+       "(gates[t, i * J + j] + plus) * part j of x [T, J * D]",
+       ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
@@ -276,15 +289,19 @@ OPS = {op.name: op for op in (
     Op("moe_route", "rows",
        "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
-       "applies softmax to the S chosen logits; normalize makes gates sum to 1; times scale",
-       ("logits",), ("ids", "gates"), ("bias?",),
+       "applies softmax to the S chosen logits; 'sparsemixer' takes S times the largest logit l that is left, its gate "
+       "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize makes gates sum to 1; "
+       "times scale, and times the chosen expert's own scale",
+       ("logits",), ("ids", "gates"), ("bias?", "scales?"),
        {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
-        "group_best": 2}),
+        "group_best": 2, "jitter": 0.0}),
+    Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
     Op("expert_linear", "rows",
        "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
        "routes) or T*S rows; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
        "larger stack, and rows of routes to others become 0", ("x", "ids"), ("y",), ("weight", "bias?"), {"first": 0}),
-    Op("expert_combine", "rows", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]", ("x", "gates"), ("y",)),
+    Op("expert_combine", "rows", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]; without the gates if not weighted",
+       ("x", "gates"), ("y",), (), {"weighted": True}),
 )}
 
 # What devices do together. Passes of `partition` put these steps between the others, where a plan has several devices;

@@ -22,6 +22,7 @@ from numflow.cli import (
     models,
     plan,
     quantize,
+    scores,
     serve,
     spec,
     texts,
@@ -43,7 +44,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
 )
-for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, models.pull, models.models,
+for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, scores.classify,
+                scores.rerank, models.pull, models.models,
                 inspect.inspect, bench.bench, measure.perplexity, quantize.quantize, quantize.verify,
                 quantize.imatrix, measure.warmup, plan.plan, experiment.experiment,
                 serve.serve, client.client, load.bench_serve, doctor.doctor):

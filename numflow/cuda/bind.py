@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numflow.cuda.attention import attention
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
-from numflow.cuda.elementwise import act, norm, rope, select
+from numflow.cuda.elementwise import act, norm, rope, row, select
 from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.fuse import fused
 from numflow.cuda.linear import embed, head_linear, linear
@@ -21,9 +21,11 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
     "cache_write": cache_write.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "softcap": act.softcap, "clamp": act.clamp,
+    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale,
+    "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
+    "mix": row.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
-    "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
+    "expert_scale": moe.expert_scale, "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
 }
 
 

@@ -115,8 +115,10 @@ def _left(step: Step, ctx, plan: dict[str, tuple[str | None, bool]], kind: str) 
 
 
 def _fits(step: Step, ctx) -> bool:
-    """Whether columns fill units and begin where 16 bytes do."""
+    """Whether columns fill units and begin where 16 bytes do, and an activation has no numbers of its own."""
     views = (*step.inputs, *step.outputs)
+    if step.op == "act" and param(step, "kind") not in act.ACT:
+        return False
     return (param(step, "groups") == 1 if "norm" in step.op else True) and all(
         view.width % UNIT == 0 and view.start % 4 == 0 and ctx.rows(view) == ctx.rows(views[0]) for view in views)
 

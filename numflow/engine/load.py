@@ -95,7 +95,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
-                  lambda: registry.sampling(path_or_name, place))
+                  lambda: registry.sampling(path_or_name, place), _score_head(checkpoint, chosen))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if how.draft is not None:
         _add_draft(model, how.draft, lambda: load(how.draft, backend, None, activations, threads, offline=how.offline,
@@ -204,6 +204,12 @@ def _recipe(checkpoint, spec):
     from numflow.engine.tasks.embedding_recipe import read_recipe
 
     return read_recipe(checkpoint.files, network.resolve(spec, checkpoint)[0].option("generation", "pooling"))
+
+
+def _score_head(checkpoint, spec):
+    from numflow.engine.tasks.scores import read_score_head
+
+    return read_score_head(checkpoint, spec)
 
 
 def _ends(checkpoint) -> frozenset[int]:

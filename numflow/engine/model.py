@@ -23,12 +23,13 @@ from numflow.engine.speculate.drafters import check_draft
 from numflow.engine.tasks.embedding import Texts, embed
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.engine.tasks.fill_mask import Filling, fill_mask
+from numflow.engine.tasks.scores import Scored, ScoreHead
 from numflow.engine.tasks.translation import Languages, languages, translations
 from numflow.errors import RequestError, TokenizerError
 from numflow.ops import Network, TraceRow
 
 
-class Model:
+class Model(Scored):
     """A network bound to an executor. May be used by several threads; their batches alternate.
 
     tokenizer: function that loads it, called when text is first met; without one only ids are understood.
@@ -38,12 +39,14 @@ class Model:
     recipe:    function that tells how embeddings are made, called when one is first wanted.
     defaults:  function that tells what the model's own files say about generating, called when a text is.
     listed:    function that tells what the list of models says of sampling.
+    scored_by: what makes scores of hidden states, of a classifier or reranker.
     """
 
     def __init__(self, network: Network, program, tokenizer: Callable[[], Any] | None = None,
                  ends: frozenset[int] = frozenset(), bos: int | None = None, template: str = "",
                  system_prompt: str = "", chunk: int = 512, recipe: Callable[[], EmbeddingRecipe] = EmbeddingRecipe,
-                 defaults: Callable[[], Defaults] = Defaults, listed: Callable[[], Mapping[str, Any]] = dict):
+                 defaults: Callable[[], Defaults] = Defaults, listed: Callable[[], Mapping[str, Any]] = dict,
+                 scored_by: ScoreHead | None = None):
         self.network = network
         self.program = program
         self.runner = Runner(network, program, chunk)
@@ -52,7 +55,7 @@ class Model:
         self.load_s, self.bits_per_weight = 0.0, 0.0  # of its matrices as they are stored, every byte counted
         self._load_tokenizer = tokenizer
         self._load_recipe = recipe
-        self._listed = listed
+        self._listed, self._scored_by = listed, scored_by
         self.owns_draft = False  # whether the draft model is closed with this one
         self.prompts = Prompts(lambda: self.tokenizer, template, system_prompt, self.facts.context)
         self._requests = Requests(self.facts, self.prompts, lambda: self.tokenizer, ends, bos, defaults,

@@ -78,6 +78,8 @@ def _facts(b: Builder, spec: Spec) -> Mapping[str, Any]:
               for step in b.entries["main"] if "table" in step.weights}
     facts = {"type": spec.type, "vocabulary": tables["token_embd"],
              **{key: b.resolved.option("stack", key, None, stack) for key in ("layers", "width", "context")}}
+    if b.resolved.option("head", "scores", None, stack):
+        facts["labels"] = b.names.need("score_output").rows
     if stack:
         start, forced = (b.resolved.option("generation", key) for key in ("decoder_start", "forced_bos"))
         facts["decoder_start_token"] = start if start >= 0 else None

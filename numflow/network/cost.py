@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from numflow.formats.types import tensor_type
 from numflow.network.weights.source import is_computed
+from numflow.network.windows import reach
 from numflow.ops import Network, Step, Weight, param
 
 _ELEMENT = 4  # bytes of an activation
@@ -149,7 +150,7 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     if cache.kind == "cross":
         keys, pairs = load.sequences * load.encoded, load.tokens * load.encoded
     else:
-        window = param(step, "window")
+        window = reach(step)
         keys, pairs = load.keys(window), load.pairs(param(step, "causal"), window)
     operations = 2 * pairs * param(step, "heads") * (cache.k_dim + cache.value_dim)
     read = keys * cache.kv_heads * (cache.k_dim + cache.v_dim) * kv_bytes

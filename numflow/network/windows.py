@@ -6,7 +6,7 @@ a window are free for others. A window is what a query sees, itself included; 0 
 
 from collections.abc import Mapping
 
-from numflow.ops import Network, param
+from numflow.ops import Network, Step, param
 
 CHUNK, BLOCK = 512, 64  # tokens of a prompt that run at once, and of a KV block, where nobody says otherwise
 
@@ -21,9 +21,14 @@ def cache_windows(network: Network) -> dict[str, int]:
         for step in steps:
             if step.op != "attention" or network.caches[name := param(step, "cache")].kind != "self":
                 continue
-            window = param(step, "window") if param(step, "causal") and entry == "main" else 0
+            window = reach(step) if param(step, "causal") and entry == "main" else 0
             found[name] = max(window, found.get(name, window)) if window and found.get(name, window) else 0
     return {name: found.get(name, 0) for name, cache in network.caches.items() if cache.kind == "self"}
+
+
+def reach(step: Step) -> int:
+    """The latest keys that a query of an attention may see, itself included; 0 for all. A chunk has no more of them."""
+    return min(filter(None, (param(step, "window"), param(step, "chunk"))), default=0)
 
 
 def windows(network: Network) -> tuple[int, ...]:

@@ -1,12 +1,15 @@
-"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`."""
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`, `copy`;
+and those that take a row together: `sparsify`, `match_rms`, `mix`."""
 
 import math
 
 import numpy as np
 
 
-def act(x, *, kind):
-    """y = act(x), one of ACTIVATIONS."""
+def act(x, *, kind, positive=0.0, negative=0.0, beta=0.0, eps=0.0):
+    """y = act(x), one of ACTIVATIONS; numbers beside the kind are those of 'xielu'."""
+    if kind == "xielu":
+        return xielu(x, *map(np.float32, (positive, negative, beta, eps)))
     return _ACT[kind](x)
 
 
@@ -27,9 +30,37 @@ def add(a, b, *, scale):
     return a + np.float32(scale) * b
 
 
-def scale(x, *, scale):
-    """y = x * scale."""
-    return x * np.float32(scale)
+def scale(x, weight=None, *, scale):
+    """y = x * scale * weight [D]."""
+    y = x * np.float32(scale)
+    return y if weight is None else y * weight
+
+
+def scale_by_position(x, *, batch, scale, length, offset=0):
+    """y = x * (1 + scale * ln(1 + floor((position + offset) / length))), a number for each row."""
+    steps = (batch.positions.astype(np.int64) + offset) // length
+    return x * (1 + scale * np.log1p(steps)).astype(np.float32)[:, None]
+
+
+def sparsify(x, *, deviations):
+    """y = max(x - mean - deviations * std, 0); the mean and the deviation (of all, not of a sample) of each row."""
+    mean, std = np.mean(x, axis=1, keepdims=True), np.std(x, axis=1, keepdims=True)
+    return np.maximum(x - (mean + std * np.float32(deviations)), 0)
+
+
+def match_rms(x, like, *, least):
+    """Each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)); like [T, D]."""
+    parts = x.reshape(len(x), -1, like.shape[1])
+    wanted = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
+    found = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
+    return (parts * (wanted / found)).reshape(x.shape)
+
+
+def mix(base, x, gates, *, parts, plus=0.0):
+    """Part i of y = part i of base + sum over j of (gates[t, i * J + j] + plus) * part j of x; base, y [T, I * D]."""
+    tokens, width = len(x), base.shape[1] // parts
+    gates = (gates + np.float32(plus)).reshape(tokens, parts, -1)
+    return base + (gates @ x.reshape(tokens, -1, width)).reshape(base.shape)
 
 
 def softcap(x, *, cap):
@@ -85,6 +116,11 @@ def gelu_quick(x):
 def silu(x):
     """x * sigmoid(x)"""
     return x * sigmoid(x)
+
+
+def xielu(x, positive, negative, beta, eps):
+    """positive * x^2 above 0, negative * (exp(min(x, eps)) - 1 - x) below; plus beta * x."""
+    return np.where(x > 0, positive * x * x, negative * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
 
 
 def swiglu_clamp(gate, up, limit, alpha):

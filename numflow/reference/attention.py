@@ -6,11 +6,12 @@ from numflow.network.t5_buckets import bucket
 
 
 def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
-              bucket_distance):
+              bucket_distance, chunk=0):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]: bias slope * (key position - query position). buckets [n, H]: bias by bucket of the distance.
-    sinks [H]: one more logit per head that takes probability and has no value.
+    sinks [H]: one more logit per head that takes probability and has no value. chunk: keys from the beginning of the
+    query's own chunk of so many positions on.
     """
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
@@ -23,7 +24,10 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
         if buckets is not None:
             scores += buckets[bucket(distance, len(buckets), bucket_distance, causal)].transpose(2, 0, 1)
         if cache.shape.kind == "self":
-            scores[:, ~_visible(distance, causal, window)] = -np.inf
+            seen = _visible(distance, causal, window)
+            if chunk:
+                seen &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
+            scores[:, ~seen] = -np.inf
         y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
     return y
 

@@ -1,27 +1,54 @@
-"""Mixture of experts: choose, multiply, sum (ops `moe_route`, `expert_linear`, `expert_combine`)."""
+"""Mixture of experts: choose, multiply, sum (ops `moe_route`, `expert_scale`, `expert_linear`, `expert_combine`)."""
 
 import numpy as np
 
 from numflow.reference.act import sigmoid
 
 
-def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_groups, group_best):
-    """The best S = `width` experts of each token: logits [T, X], bias [X] -> ids i32 [T, S], gates f32 [T, S].
+def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale, groups, top_groups, group_best,
+              jitter=0.0):
+    """The best S = `width` experts of each token: logits [T, X], bias, scales [X] -> ids i32 [T, S], gates f32 [T, S].
 
     The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
     groups with the largest sum of their `group_best` best scores are not chosen. Equal scores: the lower id first.
     """
+    if score == "sparsemixer":
+        ids, gates = _one_by_one(logits, width, np.float32(2 * jitter))
+    else:
+        ids, gates = _together(logits, bias, width, score, groups, top_groups, group_best)
+    if normalize:
+        gates = gates / np.sum(gates, axis=1, keepdims=True)
+    gates = gates * np.float32(scale)
+    return ids.astype(np.int32), gates if scales is None else gates * scales[ids]
+
+
+def _together(logits, bias, width, score, groups, top_groups, group_best):
+    """Experts by their scores, which are their gates as well."""
     scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_topk": lambda x: x}[score](logits)
     choice = scores if bias is None else scores + bias
     if top_groups < groups:
         choice = _mask_groups(choice, groups, top_groups, group_best)
     ids = _best(choice, width)
     gates = np.take_along_axis(scores, ids, axis=1)
-    if score == "softmax_topk":
-        gates = softmax(gates)
-    if normalize:
-        gates = gates / np.sum(gates, axis=1, keepdims=True)
-    return ids.astype(np.int32), gates * np.float32(scale)
+    return ids, softmax(gates) if score == "softmax_topk" else gates
+
+
+def _one_by_one(logits, width, reach):
+    """The largest logit l that is left, `width` times; its gate: softmax over those left with (l - logit) /
+    max(|logit|, l) <= reach."""
+    left, ids, gates = logits.copy(), [], []
+    for _ in range(width):
+        ids.append(_best(left, 1))
+        top = np.take_along_axis(left, ids[-1], axis=1)
+        near = np.where(top - logits > reach * np.maximum(np.abs(logits), top), -np.inf, left)
+        gates.append(np.take_along_axis(softmax(near), ids[-1], axis=1))
+        np.put_along_axis(left, ids[-1], -np.inf, axis=1)
+    return np.concatenate(ids, axis=1), np.concatenate(gates, axis=1)
+
+
+def expert_scale(x, gates):
+    """y[(t, s)] = gates[t, s] * x[t]; x [T, D], gates [T, S] -> y [T * S, D]."""
+    return (gates[:, :, None] * x[:, None]).reshape(-1, x.shape[1])
 
 
 def expert_linear(x, ids, weight, bias=None, *, groups, first=0):
@@ -43,11 +70,12 @@ def expert_linear(x, ids, weight, bias=None, *, groups, first=0):
     return y
 
 
-def expert_combine(x, gates):
-    """y[t] = sum over s of gates[t, s] * x[(t, s)]; x [T * S, D], gates [T, S] -> y [T, D]."""
+def expert_combine(x, gates, *, weighted=True):
+    """y[t] = sum over s of gates[t, s] * x[(t, s)]; x [T * S, D], gates [T, S] -> y [T, D]. Gates are 1 if not
+    weighted."""
     tokens, routes = gates.shape
     x = x[: tokens * routes].reshape(tokens, routes, -1)
-    return np.sum(gates[:, :, None] * x, axis=1)
+    return np.sum(gates[:, :, None] * x if weighted else x, axis=1)
 
 
 def softmax(x):

@@ -12,7 +12,7 @@ from numflow.cuda.device.device import Launch, Simulated
 from numflow.cuda.device.gpu import Gpu
 from numflow.cuda.lang.kernel import REGISTRY
 from numflow.cuda.lang.parameters import IntRows, Rows
-from numflow.cuda.moe.route import route_kernel
+from numflow.cuda.moe.route import Routing, route_kernel
 from numflow.cuda.program import Program
 from numflow.learn.cases.build import error, run_case
 from numflow.reference.moe import moe_route
@@ -53,9 +53,11 @@ def test_routes_in_the_order_of_experts(tokens, chosen, experts, first, tile):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk"])
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "softmax_topk", "sparsemixer"])
 def test_routes_of_what_is_no_number(score, grouped):
     """A token whose logits are NaN goes to experts that exist, and others beside it to theirs."""
+    if grouped and score == "sparsemixer":
+        pytest.skip("has no groups")
     experts, chosen, stride = 40, 3, 64
     logits = np.random.default_rng(1).standard_normal((3, stride)).astype(np.float32)
     logits[1, :experts] = np.nan
@@ -67,13 +69,14 @@ def test_routes_of_what_is_no_number(score, grouped):
     device.upload(counts.at(), np.array([3, 0, 3 * chosen, 1], np.int32))
     groups = {"groups": 4, "top_groups": 2, "group_best": 2} if grouped else {"groups": 1, "top_groups": 1,
                                                                               "group_best": 2}
-    device.launch(Launch(route_kernel(score, False, grouped), (3, 1, 1), (
+    device.launch(Launch(route_kernel(score, False, grouped, False), (3, 1, 1), (
         IntRows(memory[0].at(), stride), Rows(memory[1].at(), stride), Rows(memory[2].at(), stride), None, counts.at(),
-        experts, chosen, *groups.values(), 0, 1.0)))
+        experts, chosen, None, Routing(*groups.values(), 0, 1.0, 0.2))))
     found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)
     assert ((found[1, :chosen] >= 0) & (found[1, :chosen] < experts)).all()
     assert (found[:, chosen:] == -7).all()
-    expected, _ = moe_route(logits[::2, :experts], width=chosen, score=score, normalize=False, scale=1.0, **groups)
+    expected, _ = moe_route(logits[::2, :experts], width=chosen, score=score, normalize=False, scale=1.0, jitter=0.1,
+                            **groups)
     np.testing.assert_array_equal(found[::2, :chosen], expected)
 
 

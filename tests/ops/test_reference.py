@@ -285,6 +285,9 @@ def _row(step, weights, q, at, memory, shape):
         for position, (k, *v) in memory.items():
             distance = position - at
             hidden = shape.kind == "self" and param(step, "causal") and distance > 0
+            chunk = param(step, "chunk")
+            if chunk and position // chunk != at // chunk:
+                continue
             if hidden or (param(step, "window") and abs(distance) >= param(step, "window")):
                 continue
             score = param(step, "scale") * float(query @ k[g])

@@ -48,7 +48,8 @@ class _Names(TensorNames):
     full = False
 
     def has(self, name, layer=None, stack=""):
-        return super().has(name, layer, stack) or (self.full and self.stored_name(name, layer, stack) is not None)
+        made = self.full and not name.startswith("score_")  # a head of scores would take the place of the other
+        return super().has(name, layer, stack) or (made and self.stored_name(name, layer, stack) is not None)
 
     def stored_name(self, name, layer=None, stack="", expert=None):
         """The first name that a tensor may have in the file."""
@@ -77,6 +78,10 @@ class _Builder(Builder):
 
     def expect_rows(self, module, count):
         """The tensor is made up only when the matrix is."""
+
+    def number(self, module):
+        self._invent(module, "weight", (1,))
+        return super().number(module)
 
     def vector(self, module, role, width=None, rows=None, add=0.0, flat=False, suffix=""):
         if width is not None:

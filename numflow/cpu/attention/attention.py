@@ -37,7 +37,8 @@ def attention(step: Step, ctx) -> list[Call]:
         v_dim=shape.value_dim, block_size=cache.block_size, **cache.table_fields, scale=float(param(step, "scale")),
         causal=own and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
         bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, most_slots=MOST_SLOTS,
-        counters=counters, decoded=decoded, **cache.row_fields, turned=turned)]
+        counters=counters, decoded=decoded, **cache.row_fields, turned=turned,
+        chunk=param(step, "chunk") if own else 0)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

@@ -17,7 +17,7 @@ HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 SLOTS = slots("""
     header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
-    k_kind v_kind k_width v_width k_size v_size turned""")
+    k_kind v_kind k_width v_width k_size v_size turned chunk""")
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities

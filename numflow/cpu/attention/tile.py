@@ -59,6 +59,7 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
     Rows beyond `count` repeat the last one, without effect. Returns the first and the last key any row sees.
     """
     header, group, window = i64(args, SLOTS.header), i64(args, SLOTS.queries_per_key), i64(args, SLOTS.window)
+    chunk = i64(args, SLOTS.chunk)
     positions, begin = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, STARTS))[sequence]
     newest = np.int64(i32_ptr(i64(header, i64(args, SLOTS.lengths)))[sequence]) - 1
     least, most = max(newest, 0), np.int64(-1)
@@ -68,6 +69,8 @@ def begin_tile(args, scratch, rows, half, coded, sequence, head, first, count):
         position = np.int64(positions[t])
         ahead = position if i64(args, SLOTS.causal) else position + window - 1 if window else newest
         first_key, last_key = max(position - window + 1, 0) if window else np.int64(0), min(ahead, newest)
+        if chunk:
+            first_key = max(first_key, position // chunk * chunk)
         least, most = min(least, first_key), max(most, last_key)
         i64_ptr(scratch + FIRST)[r], i64_ptr(scratch + LAST)[r] = first_key, last_key
         i64_ptr(scratch + POSITION)[r], i64_ptr(scratch + HEAD)[r] = position, h

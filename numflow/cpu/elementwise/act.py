@@ -1,13 +1,15 @@
-"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`,
-`copy`).
+"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`,
+`softcap`, `clamp`, `copy`), and those that take a row together (`sparsify`, `match_rms`, `mix`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
 
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.elementwise.norm import whole_vector
+from numflow.cpu.runtime.kernel import Call, Code, slots
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.elementwise.act_kernels")
+MIX = slots("header rows width y y_stride base base_stride x x_stride gates gates_stride parts sources plus")
 
 RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH = range(8)
 KINDS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu_tanh": GELU_TANH, "gelu_quick": GELU_QUICK, "silu": SILU,
@@ -16,6 +18,11 @@ KINDS = {"relu": RELU, "relu2": RELU2, "gelu": GELU, "gelu_tanh": GELU_TANH, "ge
 
 def act(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D], the same or apart."""
+    if param(step, "kind") == "xielu":
+        x, y = step.inputs[0], step.outputs[0]
+        numbers = (float(param(step, name)) for name in ("positive", "negative", "beta", "eps"))
+        return [Call.of(step, _CODE.kernel("xielu"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x),
+                        *numbers)]
     return [_bind(_CODE.kernel("act"), step, ctx, KINDS[param(step, "kind")])]
 
 
@@ -37,8 +44,41 @@ def add(step: Step, ctx) -> list[Call]:
 
 
 def scale(step: Step, ctx) -> list[Call]:
-    """x, y f32 [rows, D]."""
+    """x, y f32 [rows, D]; weight f32 [D], if there is one."""
+    if "weight" in step.weights:
+        x, y = step.inputs[0], step.outputs[0]
+        weight = whole_vector(step, ctx, "weight", y.width, 1.0)
+        return [Call.of(step, _CODE.kernel("scale_columns"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
+                        *ctx.view(x), weight, 0, 0, float(param(step, "scale")))]
     return [_bind(_CODE.kernel("scale"), step, ctx, 0, param(step, "scale"))]
+
+
+def scale_by_position(step: Step, ctx) -> list[Call]:
+    """x, y f32 [T, D]; the factor of a row follows from its position."""
+    x, y = step.inputs[0], step.outputs[0]
+    return [Call.of(step, _CODE.kernel("scale_by_position"), ctx.header, ctx.rows(y), y.width, *ctx.view(y),
+                    *ctx.view(x), param(step, "length"), param(step, "offset"), float(param(step, "scale")))]
+
+
+def sparsify(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, D]."""
+    return [_bind(_CODE.kernel("sparsify"), step, ctx, 0, param(step, "deviations"))]
+
+
+def match_rms(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, G * D]; like f32 [rows, D]."""
+    (x, like), (y,) = step.inputs, step.outputs
+    return [Call.of(step, _CODE.kernel("match_rms"), ctx.header, ctx.rows(y), like.width, *ctx.view(y), *ctx.view(x),
+                    *ctx.view(like), y.width // like.width, float(param(step, "least")))]
+
+
+def mix(step: Step, ctx) -> list[Call]:
+    """base, y f32 [rows, I * D], the same or apart; x f32 [rows, J * D]; gates f32 [rows, I * J]."""
+    (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
+    return [Call.named(step, _CODE.kernel("mix"), MIX, header=ctx.header, rows=ctx.rows(y), width=y.width // parts,
+                       **ctx.strided("y", y), **ctx.strided("base", base), **ctx.strided("x", x),
+                       **ctx.strided("gates", gates), parts=parts, sources=gates.width // parts,
+                       plus=float(param(step, "plus")))]
 
 
 def softcap(step: Step, ctx) -> list[Call]:

@@ -1,16 +1,22 @@
 """Kernels of element-wise ops (act.py)."""
 
+import math
+
 import numpy as np
 
-from numflow.cpu.elementwise.act import GELU, GELU_QUICK, GELU_TANH, RELU2, SIGMOID, SILU, TANH
-from numflow.cpu.runtime.access import f32_ptr, f64, i64, share
-from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.simd.float32 import fma, larger, load_part, smaller, splat, store_part
-from numflow.cpu.simd.functions import normal_cdf, sigmoid, tanh
+from numflow.cpu.elementwise.act import GELU, GELU_QUICK, GELU_TANH, MIX, RELU2, SIGMOID, SILU, TANH
+from numflow.cpu.elementwise.norm_kernels import sum_of, sum_of_squares
+from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
+from numflow.cpu.runtime.kernel import POSITIONS, kernel
+from numflow.cpu.simd.float32 import fma, larger, load_part, smaller, splat, store_part, where_less
+from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, tanh
 from numflow.cpu.simd.vector import inline, zero_f32
 
 # Arguments of all kernels: y = f(a, b), where ops of one input ignore b.
 HEADER, ROWS, WIDTH, Y, Y_STRIDE, A, A_STRIDE, B, B_STRIDE, KIND, FACTOR, LIMIT = range(12)
+# Of those with numbers of their own.
+POSITIVE, NEGATIVE, BETA, EPS = B, B_STRIDE, KIND, FACTOR
+LENGTH, OFFSET, BY_STEP = B, B_STRIDE, KIND
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _QUICK, _ROOT_2_PI, _CUBE = np.float32(1.702), np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
 
@@ -83,6 +89,89 @@ def swiglu_clamp(args, thread, n_threads):
         y, a, b, left = _at(args, item)
         gate, up = smaller(limit, load_part(a, left)), larger(lowest, smaller(limit, load_part(b, left)))
         store_part(y, gate * sigmoid(gate * alpha) * (up + _ONE), left)
+
+
+@kernel
+def xielu(args, thread, n_threads):
+    """y = positive * a^2 + beta * a above 0, negative * (exp(min(a, eps)) - 1 - a) + beta * a below"""
+    positive, negative, beta, eps = f64(args, POSITIVE), f64(args, NEGATIVE), f64(args, BETA), splat(f64(args, EPS))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, _, left = _at(args, item)
+        x = load_part(a, left)
+        below = (exp(smaller(eps, x)) - _ONE - x) * negative
+        store_part(y, fma(beta, x, where_less(zero_f32(), x, x * x * positive, below)), left)
+
+
+@kernel
+def scale_by_position(args, thread, n_threads):
+    """y = a * (1 + scale * ln(1 + (position + offset) // length)), the factor in double precision, rounded once"""
+    positions, scale = i32_ptr(i64(i64(args, HEADER), POSITIONS)), f64(args, BY_STEP)
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, _, left = _at(args, item)
+        steps = (np.int64(positions[item // _vectors(args)]) + i64(args, OFFSET)) // i64(args, LENGTH)
+        store_part(y, load_part(a, left) * np.float32(1.0 + scale * math.log1p(np.float64(steps))), left)
+
+
+@kernel
+def sparsify(args, thread, n_threads):
+    """y = max(a - mean - factor * std, 0). Items: rows."""
+    width = i64(args, WIDTH)
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)), thread, n_threads)
+    for t in range(begin, end):
+        y, a = i64(args, Y) + 4 * t * i64(args, Y_STRIDE), i64(args, A) + 4 * t * i64(args, A_STRIDE)
+        mean = sum_of(a, width) / np.float32(width)
+        deviation = math.sqrt(np.float64(sum_of_squares(a, width, splat(mean))) / width)
+        cut = splat(np.float32(mean + f64(args, FACTOR) * deviation))
+        for i in range(0, width, 16):
+            store_part(y + 4 * i, larger(zero_f32(), load_part(a + 4 * i, width - i) - cut), width - i)
+
+
+@kernel
+def match_rms(args, thread, n_threads):
+    """Each WIDTH columns of y = a * sqrt(mean(b^2) / max(mean(a^2), least)). Items: rows times such parts."""
+    width, parts = i64(args, WIDTH), i64(args, KIND)
+    begin, end = share(i64(i64(args, HEADER), i64(args, ROWS)) * parts, thread, n_threads)
+    for item in range(begin, end):
+        t, first = item // parts, item % parts * width
+        y = i64(args, Y) + 4 * (t * i64(args, Y_STRIDE) + first)
+        a = i64(args, A) + 4 * (t * i64(args, A_STRIDE) + first)
+        wanted = np.float64(sum_of_squares(i64(args, B) + 4 * t * i64(args, B_STRIDE), width, zero_f32())) / width
+        found = max(np.float64(sum_of_squares(a, width, zero_f32())) / width, f64(args, FACTOR))
+        factor = np.float32(math.sqrt(wanted / found))
+        for i in range(0, width, 16):
+            store_part(y + 4 * i, load_part(a + 4 * i, width - i) * factor, width - i)
+
+
+@kernel
+def mix(args, thread, n_threads):
+    """Part i of y = part i of base + sum over j of (gates[t, i * J + j] + plus) * part j of x, in the order of j.
+    Items: rows times vectors of 16 columns."""
+    width, sources, plus = i64(args, MIX.width), i64(args, MIX.sources), np.float32(f64(args, MIX.plus))
+    vectors = (width + 15) // 16
+    begin, end = share(i64(i64(args, MIX.header), i64(args, MIX.rows)) * vectors, thread, n_threads)
+    for item in range(begin, end):
+        t, column = item // vectors, item % vectors * 16
+        gates = f32_ptr(i64(args, MIX.gates) + 4 * t * i64(args, MIX.gates_stride))
+        x = i64(args, MIX.x) + 4 * (t * i64(args, MIX.x_stride) + column)
+        for i in range(i64(args, MIX.parts)):
+            total = load_part(i64(args, MIX.base) + 4 * (t * i64(args, MIX.base_stride) + i * width + column),
+                              width - column)
+            for j in range(sources):
+                total = fma(gates[i * sources + j] + plus, load_part(x + 4 * j * width, width - column), total)
+            y = i64(args, MIX.y) + 4 * (t * i64(args, MIX.y_stride) + i * width + column)
+            store_part(y, total, width - column)
+
+
+@kernel
+def scale_columns(args, thread, n_threads):
+    """y = a * factor * b, where b is one row for all"""
+    factor = f64(args, FACTOR)
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        store_part(y, load_part(a, left) * factor * load_part(b, left), left)
 
 
 @kernel

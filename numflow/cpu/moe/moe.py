@@ -1,4 +1,5 @@
-"""Mixture of experts: which experts a token goes to, and the sum of what they return (`moe_route`, `expert_combine`).
+"""Mixture of experts: which experts a token goes to, and the sum of what they return (`moe_route`, `expert_scale`,
+`expert_combine`).
 
 Every id is in 0 .. X - 1 whatever the logits are, so what reads it as an index stays inside its memory.
 """
@@ -11,25 +12,36 @@ from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.moe.moe_kernels")
 ROUTE = slots("header rows logits logits_stride ids ids_stride gates gates_stride experts chosen score normalize scale "
-              "groups top_groups group_best bias scratch scratch_stride")
-COMBINE = slots("header rows x x_stride y y_stride gates gates_stride routes width")
+              "groups top_groups group_best bias scales jitter scratch scratch_stride")
+COMBINE = slots("header rows x x_stride y y_stride gates gates_stride routes width weighted")
 
-SOFTMAX, SIGMOID, SOFTMAX_TOPK = range(3)
-SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK}
+SOFTMAX, SIGMOID, SOFTMAX_TOPK, SPARSEMIXER = range(4)
+SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_topk": SOFTMAX_TOPK, "sparsemixer": SPARSEMIXER}
 
 
 def moe_route(step: Step, ctx) -> list[Call]:
-    """logits f32 [T, X], bias f32 [X] -> ids i32 [T, S], gates f32 [T, S]. Equal scores: the lower id first."""
+    """logits f32 [T, X], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S]. Equal scores: the lower id first."""
     logits, (ids, gates) = step.inputs[0], step.outputs
     experts, groups = logits.width, param(step, "groups")
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else np.zeros(experts, np.float32)
+    scales = ctx.vector(step.weights["scales"]) if "scales" in step.weights else 0
     scratch = aligned((ctx.n_threads, 2 * experts + groups), np.float32)
     return [Call.named(
         step, _CODE.kernel("moe_route"), ROUTE, header=ctx.header, rows=ctx.rows(logits),
         **ctx.strided("logits", logits), **ctx.strided("ids", ids), **ctx.strided("gates", gates), experts=experts,
         chosen=ids.width, score=SCORES[param(step, "score")], normalize=param(step, "normalize"),
         scale=float(param(step, "scale")), groups=groups, top_groups=param(step, "top_groups"),
-        group_best=param(step, "group_best"), bias=bias, scratch=scratch, scratch_stride=scratch.shape[1])]
+        group_best=param(step, "group_best"), bias=bias, scales=scales,
+        jitter=float(param(step, "jitter")), scratch=scratch, scratch_stride=scratch.shape[1])]
+
+
+def expert_scale(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], gates f32 [T, S] -> y f32 [T*S, D]."""
+    x, gates = step.inputs
+    y = step.outputs[0]
+    return [Call.named(step, _CODE.kernel("expert_scale"), COMBINE, header=ctx.header, rows=ctx.rows(y),
+                       **ctx.strided("x", x), **ctx.strided("y", y), **ctx.strided("gates", gates), routes=gates.width,
+                       width=y.width, weighted=True)]
 
 
 def expert_combine(step: Step, ctx) -> list[Call]:
@@ -38,4 +50,4 @@ def expert_combine(step: Step, ctx) -> list[Call]:
     y = step.outputs[0]
     return [Call.named(step, _CODE.kernel("expert_combine"), COMBINE, header=ctx.header, rows=ctx.rows(y),
                        **ctx.strided("x", x), **ctx.strided("y", y), **ctx.strided("gates", gates), routes=gates.width,
-                       width=y.width)]
+                       width=y.width, weighted=param(step, "weighted"))]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from numflow.cpu.moe.moe import COMBINE, ROUTE, SOFTMAX, SOFTMAX_TOPK
+from numflow.cpu.moe.moe import COMBINE, ROUTE, SOFTMAX, SOFTMAX_TOPK, SPARSEMIXER
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part
@@ -24,18 +24,40 @@ def moe_route(args, thread, n_threads):
         logits = f32_ptr(i64(args, ROUTE.logits) + 4 * t * i64(args, ROUTE.logits_stride))
         ids = i32_ptr(i64(args, ROUTE.ids) + 4 * t * i64(args, ROUTE.ids_stride))
         gates = f32_ptr(i64(args, ROUTE.gates) + 4 * t * i64(args, ROUTE.gates_stride))
-        _score(i64(args, ROUTE.score), logits, scores, experts)
-        for x in range(experts):
-            choice[x] = scores[x] + bias[x]
-        if i64(args, ROUTE.top_groups) < i64(args, ROUTE.groups):
-            _drop_groups(args, choice, f32_ptr(scratch + 8 * experts))
-        for s in range(chosen):
-            best = _best(choice, experts)
-            choice[best] = _TAKEN
-            ids[s], gates[s] = best, scores[best]
-        if i64(args, ROUTE.score) == SOFTMAX_TOPK:
-            _softmax(gates, gates, chosen)
+        if i64(args, ROUTE.score) == SPARSEMIXER:
+            _one_by_one(logits, choice, ids, gates, experts, chosen, np.float32(2 * f64(args, ROUTE.jitter)))
+        else:
+            _score(i64(args, ROUTE.score), logits, scores, experts)
+            for x in range(experts):
+                choice[x] = scores[x] + bias[x]
+            if i64(args, ROUTE.top_groups) < i64(args, ROUTE.groups):
+                _drop_groups(args, choice, f32_ptr(scratch + 8 * experts))
+            for s in range(chosen):
+                best = _best(choice, experts)
+                choice[best] = _TAKEN
+                ids[s], gates[s] = best, scores[best]
+            if i64(args, ROUTE.score) == SOFTMAX_TOPK:
+                _softmax(gates, gates, chosen)
         _scale_gates(gates, chosen, i64(args, ROUTE.normalize), np.float32(f64(args, ROUTE.scale)))
+        if i64(args, ROUTE.scales):
+            for s in range(chosen):
+                gates[s] *= f32_ptr(i64(args, ROUTE.scales))[ids[s]]
+
+
+@inline
+def _one_by_one(logits, left, ids, gates, experts, chosen, reach):
+    """The largest logit of those left, again and again; its gate: softmax over those left that are near it."""
+    for x in range(experts):
+        left[x] = logits[x]
+    for s in range(chosen):
+        best = _best(left, experts)
+        top, total = logits[best], 0.0
+        for x in range(experts):
+            far = top - logits[x] > reach * max(abs(logits[x]), top)
+            if left[x] != _TAKEN and not far:
+                total += math.exp(np.float64(left[x] - top))
+        left[best] = _TAKEN
+        ids[s], gates[s] = best, np.float32(1.0 / total)
 
 
 @inline
@@ -108,8 +130,24 @@ def _scale_gates(gates, chosen, normalize, scale):
 
 
 @kernel
+def expert_scale(args, thread, n_threads):
+    """y[t * S + s] = gates[t, s] * x[t]. Items: routes times vectors of 16 columns."""
+    routes, width = i64(args, COMBINE.routes), i64(args, COMBINE.width)
+    vectors = (width + 15) // 16
+    begin, end = share(i64(i64(args, COMBINE.header), i64(args, COMBINE.rows)) * vectors, thread, n_threads)
+    for item in range(begin, end):
+        route, column = item // vectors, item % vectors * 16
+        t, s = route // routes, route % routes
+        gate = f32_ptr(i64(args, COMBINE.gates) + 4 * t * i64(args, COMBINE.gates_stride))[s]
+        x = i64(args, COMBINE.x) + 4 * (t * i64(args, COMBINE.x_stride) + column)
+        store_part(i64(args, COMBINE.y) + 4 * (route * i64(args, COMBINE.y_stride) + column),
+                   load_part(x, width - column) * gate, width - column)
+
+
+@kernel
 def expert_combine(args, thread, n_threads):
-    """y[t] = sum over s of gates[t, s] * x[t * S + s], in the order of s. Items: rows times vectors of 16 columns."""
+    """y[t] = sum over s of gates[t, s] * x[t * S + s], in the order of s, or of x alone. Items: rows times vectors of
+    16 columns."""
     routes, width = i64(args, COMBINE.routes), i64(args, COMBINE.width)
     vectors = (width + 15) // 16
     begin, end = share(i64(i64(args, COMBINE.header), i64(args, COMBINE.rows)) * vectors, thread, n_threads)
@@ -119,5 +157,6 @@ def expert_combine(args, thread, n_threads):
         x = i64(args, COMBINE.x) + 4 * (t * routes * i64(args, COMBINE.x_stride) + column)
         total = zero_f32()
         for s in range(routes):
-            total = fma(gates[s], load_part(x + 4 * s * i64(args, COMBINE.x_stride), width - column), total)
+            gate = gates[s] if i64(args, COMBINE.weighted) else np.float32(1)
+            total = fma(gate, load_part(x + 4 * s * i64(args, COMBINE.x_stride), width - column), total)
         store_part(i64(args, COMBINE.y) + 4 * (t * i64(args, COMBINE.y_stride) + column), total, width - column)

@@ -56,7 +56,8 @@ def attention(step: Step, ctx) -> list[Call]:
     of_heads = Heads(heads=heads, kv_heads=shape.kv_heads, k_dim=shape.k_dim, v_dim=shape.value_dim,
                      block_size=cache.block_size)
     scores = Scores(scale=param(step, "scale"), cap=param(step, "softcap"), causal=causal and is_self,
-                    window=window if is_self else 0, n_buckets=n_buckets, spread=1 / spread)
+                    window=window if is_self else 0, chunk=param(step, "chunk") if is_self else 0,
+                    n_buckets=n_buckets, spread=1 / spread)
     args = (ctx.view(y), partial, ctx.view(q), cache.k, cache.v, Biases(slopes, sinks, buckets), tables, of_heads,
             scores)
     sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))

@@ -51,7 +51,7 @@ def _bucket(distance, count, inverse, causal):
 
 
 @device
-def seen(position, length, causal, window):
+def seen(position, length, causal, window, chunk):
     """The first key that a position sees, and the one after the last."""
     first, end = i32(0), i32(length)
     if causal != 0:
@@ -59,4 +59,7 @@ def seen(position, length, causal, window):
     if window > 0:
         first = i32(position - window + 1) if position >= window else i32(0)
         end = i32(position + window) if position + window < end else end
+    if chunk > 0:
+        begin = i32(position // chunk * chunk)
+        first = begin if begin > first else first
     return first, end

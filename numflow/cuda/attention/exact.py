@@ -47,7 +47,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
         if t >= batch.counts[N_TOKENS]:
             return
         sequence, position = batch.sequence_of[t], i32(batch.positions[t])
-        first, end = seen(position, i32(batch.lengths[sequence]), rule.causal, rule.window)
+        first, end = seen(position, i32(batch.lengths[sequence]), rule.causal, rule.window, rule.chunk)
         blocks, kv_head = batch.table + sequence * batch.table_stride, u32(head // (shape.heads // shape.kv_heads))
         query, acc, p, ids, places = queries(), parts(), weights(), blocks_of(), places_of()
         # Load the query to shared memory, rotated where keys are.

@@ -112,7 +112,7 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
                 there = row < rows
                 token, own[i] = u32(begin_token + row // group), i32(kv_head * group + row % group)
                 spots[i] = i32(batch.positions[token]) if there else i32(0)
-                lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window)
+                lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window, rule.chunk)
                 highs[i] = highs[i] if there else i32(0)
                 peaks[i], totals[i] = f32(LOWEST), f32(0)
                 if has_sinks and block_z() == 0 and warp == 0 and there:
@@ -121,8 +121,10 @@ def few_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, tiles: int, has
             for i in range(v_rounds * 16 * tiles):
                 acc[i] = f32(0)
             last_row = u32(first_row + 8 * tiles - 1) if first_row + 8 * tiles - 1 < rows else u32(rows - 1)
-            first, _ = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window)
-            _, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window)
+            first, _ = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window,
+                            rule.chunk)
+            _, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window,
+                            rule.chunk)
             first = i32(u32(first) & u32(0xFFFFFFFF - step + 1))
             share = i32(u32(u32(end - first) + step * shares - 1) // u32(step * shares) * step)
             first = i32(first + i32(block_z()) * share)

@@ -110,7 +110,7 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
             there = mine < rows
             token, own[i] = u32(begin_token + mine // group), i32(kv_head * group + mine % group)
             spots[i] = i32(batch.positions[token]) if there else i32(0)
-            lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window)
+            lows[i], highs[i] = seen(spots[i], length, rule.causal, rule.window, rule.chunk)
             highs[i] = highs[i] if there else i32(0)
             peaks[i], totals[i] = f32(LOWEST), f32(0)
             if has_sinks and block_z() == 0 and there:
@@ -118,8 +118,10 @@ def many_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool,
         clear(acc, fades)
         # The keys that any row of the tile sees, and the share of them that is this part's.
         last_row = u32(first_row + u32(most_rows - 1)) if first_row + u32(most_rows - 1) < rows else u32(rows - 1)
-        first, all_to = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window)
-        all_from, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window)
+        first, all_to = seen(i32(batch.positions[begin_token + first_row // group]), length, rule.causal, rule.window,
+                             rule.chunk)
+        all_from, end = seen(i32(batch.positions[begin_token + last_row // group]), length, rule.causal, rule.window,
+                             rule.chunk)
         first = i32(u32(first) & u32(0xFFFFFFFF - keys + 1))
         share = i32(u32(u32(end - first) + keys * shares - 1) // u32(keys * shares) * keys)
         first = i32(first + i32(block_z()) * share)

@@ -42,5 +42,6 @@ class Scores(NamedTuple):
     cap: f32
     causal: u32
     window: i32
+    chunk: i32
     n_buckets: u32
     spread: f32

@@ -1,10 +1,10 @@
-"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `softcap`, `clamp`, `copy`."""
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`, `copy`."""
 
 import functools
 from collections.abc import Callable
 
-from numflow.cuda.device.call import Call, ceil, per_row
-from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, tanh
+from numflow.cuda.device.call import N_TOKENS, Call, ceil, per_row
+from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, log, tanh
 from numflow.cuda.lang.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
@@ -18,6 +18,10 @@ THREADS = 128
 
 def act(step: Step, ctx) -> list[Call]:
     """y = act(x)."""
+    if param(step, "kind") == "xielu":
+        (x,), (y,) = step.inputs, step.outputs
+        return [per_row(step, _xielu, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), ctx.batch.counts,
+                        ctx.rows(y), y.width, *(param(step, name) for name in ("positive", "negative", "beta", "eps")))]
     return _bind(step, ctx, f"act_{param(step, 'kind')}", ACT[param(step, "kind")], 0.0, 0.0)
 
 
@@ -40,8 +44,21 @@ def add(step: Step, ctx) -> list[Call]:
 
 
 def scale(step: Step, ctx) -> list[Call]:
-    """y = x * scale."""
+    """y = x * scale * weight f32 [D]."""
+    if "weight" in step.weights:
+        (x,), (y,) = step.inputs, step.outputs
+        return [per_row(step, _scale_columns, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
+                        ctx.vector(step.weights["weight"]), ctx.batch.counts, ctx.rows(y), y.width,
+                        param(step, "scale"))]
     return _bind(step, ctx, "scale", _scale, param(step, "scale"), 0.0)
+
+
+def scale_by_position(step: Step, ctx) -> list[Call]:
+    """y = x * (1 + scale * ln(1 + floor((position + offset) / length)))."""
+    (x,), (y,) = step.inputs, step.outputs
+    return [per_row(step, _scale_by_position, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
+                    ctx.batch.ref("positions"), ctx.batch.counts, y.width, param(step, "length"), param(step, "offset"),
+                    param(step, "scale"))]
 
 
 def softcap(step: Step, ctx) -> list[Call]:
@@ -101,6 +118,33 @@ def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.p
     row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
         y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
+
+
+@kernel("act_xielu", THREADS)
+def _xielu(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32, positive: f32,
+           negative: f32, beta: f32, eps: f32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < width:
+        value = x[row * x_stride + column]
+        below = negative * (exp(fmin(value, eps)) - f32(1) - value)
+        y[row * y_stride + column] = (positive * value * value if value > f32(0) else below) + beta * value
+
+
+@kernel("scale_columns", THREADS)
+def _scale_columns(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, weight: f32.ptr, counts: i32.ptr, rows: u32,
+                   width: u32, scale: f32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < width:
+        y[row * y_stride + column] = x[row * x_stride + column] * scale * weight[column]
+
+
+@kernel("scale_by_position", THREADS, exact=True)
+def _scale_by_position(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, positions: i32.ptr, counts: i32.ptr,
+                       width: u32, length: i32, offset: i32, scale: f32):
+    t, column = block_x(), block_y() * 128 + thread_index()
+    if t < counts[N_TOKENS] and column < width:
+        steps = i32((i32(positions[t]) + offset) // length)
+        y[t * y_stride + column] = x[t * x_stride + column] * (f32(1) + scale * log(f32(1) + f32(steps)))
 
 
 @device

@@ -1,4 +1,4 @@
-"""Mixture of experts (ops `moe_route`, `expert_linear`, `expert_combine`).
+"""Mixture of experts (ops `moe_route`, `expert_scale`, `expert_linear`, `expert_combine`).
 
 As long as there are few routes, each multiplies with the matrix of its expert by the matrix-vector kernels of `linear`,
 whose rows name their matrix. Longer batches are put in the order of their experts (group.py), and tensor cores
@@ -15,7 +15,7 @@ from numflow.cuda.linear.gemm import ROWS, gemm
 from numflow.cuda.linear.linear import FEW, gemv_args, gemv_kernel, uses_int8
 from numflow.cuda.linear.parameters import Shape, bias_of, planes_of
 from numflow.cuda.moe.group import absent, groups, matrices_of_routes
-from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, route_kernel
+from numflow.cuda.moe.route import MOST_EXPERTS, MOST_GROUPS, Routing, route_kernel
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import UNIT
 from numflow.errors import NetworkError
@@ -25,15 +25,17 @@ THREADS = 128
 
 
 def moe_route(step: Step, ctx) -> list[Call]:
-    """logits f32 [T, X], bias f32 [X] -> ids i32 [T, S], gates f32 [T, S]."""
+    """logits f32 [T, X], bias, scales f32 [X] -> ids i32 [T, S], gates f32 [T, S]."""
     (logits,), (ids, gates) = step.inputs, step.outputs
     if logits.width > MOST_EXPERTS or param(step, "groups") > MOST_GROUPS:
         raise NetworkError(f"{step}: device 'cuda' routes to at most {MOST_EXPERTS} experts in {MOST_GROUPS} groups")
-    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"))
+    bias, scales = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("bias", "scales"))
+    chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"),
+                          scales is not None)
+    rule = Routing(param(step, "groups"), param(step, "top_groups"), param(step, "group_best"),
+                   int(param(step, "normalize")), param(step, "scale"), 2 * param(step, "jitter"))
     return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits), bias,
-                    ctx.batch.counts, logits.width, ids.width, param(step, "groups"), param(step, "top_groups"),
-                    param(step, "group_best"), int(param(step, "normalize")), param(step, "scale"))]
+                    ctx.batch.counts, logits.width, ids.width, scales, rule)]
 
 
 def expert_linear(step: Step, ctx) -> list[Call]:
@@ -91,21 +93,39 @@ def _routes_of(step: Step, ctx) -> int:
     return ids.width if ctx.rows(x) == ctx.rows(ids) else 1
 
 
+def expert_scale(step: Step, ctx) -> list[Call]:
+    """x f32 [T, D], gates f32 [T, S] -> y f32 [T * S, D]."""
+    (x, gates), (y,) = step.inputs, step.outputs
+    return [per_row(step, _scale, N_ROUTES, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gates),
+                    ctx.batch.counts, y.width, gates.width)]
+
+
 def expert_combine(step: Step, ctx) -> list[Call]:
     """x f32 [T * S, D], gates f32 [T, S] -> y f32 [T, D]."""
     (x, gates), (y,) = step.inputs, step.outputs
     return [per_row(step, _combine, N_TOKENS, ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gates),
-                    ctx.batch.counts, y.width, gates.width)]
+                    ctx.batch.counts, y.width, gates.width, int(param(step, "weighted")))]
+
+
+@kernel("expert_scale", THREADS)
+def _scale(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gates: f32.ptr, gates_stride: u32, counts: i32.ptr,
+           width: u32, routes: u32):
+    route, column = block_x(), block_y() * 128 + thread_index()
+    if route >= counts[N_ROUTES] or column >= width:
+        return
+    t = u32(route // routes)
+    y[route * y_stride + column] = gates[t * gates_stride + route % routes] * x[t * x_stride + column]
 
 
 @kernel("expert_combine", THREADS)
 def _combine(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gates: f32.ptr, gates_stride: u32, counts: i32.ptr,
-             width: u32, routes: u32):
+             width: u32, routes: u32, weighted: u32):
     t, column = block_x(), block_y() * 128 + thread_index()
     if t >= counts[N_TOKENS] or column >= width:
         return
     total, s = f32(0), u32(0)
     while s < routes:
-        total += gates[t * gates_stride + s] * x[(t * routes + s) * x_stride + column]
+        gate = gates[t * gates_stride + s] if weighted != 0 else f32(1)
+        total += gate * x[(t * routes + s) * x_stride + column]
         s = u32(s + 1)
     y[t * y_stride + column] = total

@@ -1,10 +1,11 @@
 """Choice of a token's experts (op `moe_route`): a warp for each token, a lane for every 32nd expert."""
 
 import functools
+from typing import NamedTuple
 
 from numflow.cuda.device.call import N_TOKENS
 from numflow.cuda.elementwise.act import sigmoid
-from numflow.cuda.lang.arithmetic import exp
+from numflow.cuda.lang.arithmetic import exp, fabs, fmax
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, lane_index, sync_warp
 from numflow.cuda.lang.kernel import Kernel, device, kernel
@@ -18,12 +19,24 @@ LOWEST = -3.0e38
 KEPT = -3.3e38  # below what is ever chosen
 
 
+class Routing(NamedTuple):
+    """Numbers that choose experts and scale their gates; reach: 2 * jitter."""
+
+    groups: u32
+    top_groups: u32
+    group_best: u32
+    normalize: u32
+    scale: f32
+    reach: f32
+
+
 @functools.cache
-def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
+def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) -> Kernel:
     """One warp for each token; equal scores: the lower expert first."""
     score_memory, choice_memory = SharedArray(f32, MOST_EXPERTS), SharedArray(f32, MOST_EXPERTS)
     group_memory = SharedArray(f32, MOST_GROUPS)
     of_sigmoid, of_softmax, late = score == "sigmoid", score == "softmax", score == "softmax_topk"
+    one_by_one = score == "sparsemixer"
 
     @device
     def take(values, count, lane):
@@ -42,9 +55,28 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
         sync_warp()
         return value, index
 
-    @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}", 32)
+    @device
+    def near(left, logits, count, reach, lane):
+        """Softmax, at the largest logit of those left, over those left that are near it; it is struck out."""
+        total, i = f32(0), u32(lane)
+        top = f32(LOWEST)
+        while i < count:
+            top = fmax(top, left[i])
+            i = u32(i + 32)
+        top, i = warp_max(top), u32(lane)
+        while i < count:
+            far = top - logits[i] > reach * fmax(fabs(logits[i]), top)
+            if left[i] > f32(LOWEST) and not far:
+                total += exp(left[i] - top)
+            i = u32(i + 32)
+        total = warp_sum(total)
+        sync_warp()
+        _, index = take(left, count, lane)
+        return f32(1) / total, index
+
+    @kernel(f"moe_route_{score}{'_bias' * has_bias}{'_groups' * grouped}{'_scales' * has_scales}", 32)
     def _route(ids: IntRows, gates: Rows, logits: Rows, bias: f32.ptr, counts: i32.ptr, experts: u32, chosen: u32,
-               groups: u32, top_groups: u32, group_best: u32, normalize: u32, scale: f32):
+               scales: f32.ptr, rule: Routing):
         # Place in the grid: a row; shared memory.
         t, lane = block_x(), u32(lane_index())
         if t >= counts[N_TOKENS]:
@@ -81,12 +113,15 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
         sync_warp()
         # Strike out experts of weak groups.
         if grouped:
-            _keep_best_groups(choice, per_group, experts, groups, top_groups, group_best, lane)
+            _keep_best_groups(choice, per_group, experts, rule.groups, rule.top_groups, rule.group_best, lane)
         # Take the best, one after the other.
         total, s = f32(0), u32(0)
         while s < chosen:
-            _, index = take(choice, experts, lane)
-            gate = scores[index]
+            if one_by_one:
+                gate, index = near(choice, scores, experts, rule.reach, lane)
+            else:
+                _, index = take(choice, experts, lane)
+                gate = scores[index]
             if late:
                 gate = exp(gate - peak)
             total += gate
@@ -95,11 +130,14 @@ def route_kernel(score: str, has_bias: bool, grouped: bool) -> Kernel:
                 gates.data[t * gates.stride + s] = gate
             s = u32(s + 1)
         # Epilogue: scale the gates.
-        factor = scale / total if late or normalize != 0 else scale
+        factor = rule.scale / total if late or rule.normalize != 0 else rule.scale
         if lane == 0:
             s = u32(0)
             while s < chosen:
-                gates.data[t * gates.stride + s] = gates.data[t * gates.stride + s] * factor
+                gate = gates.data[t * gates.stride + s] * factor
+                if has_scales:
+                    gate = gate * scales[u32(ids.data[t * ids.stride + s])]
+                gates.data[t * gates.stride + s] = gate
                 s = u32(s + 1)
 
     @device

@@ -53,6 +53,17 @@ def check_masked(model: ModelFacts) -> None:
                            f"for {_use(model)}, {_instead('fill-mask')}")
 
 
+def check_scores(model: ModelFacts) -> None:
+    """Refuse a model that is neither a classifier nor a reranker.
+
+    Raises:
+        RequestError: it has no score head.
+    """
+    if not model.labels:
+        raise RequestError(f"{model.name} has no score head: it is neither a classifier nor a reranker; it is for "
+                           f"{_use(model)}")
+
+
 def check_translates(model: ModelFacts) -> None:
     """Refuse a model that reads no text in another language.
 
@@ -66,6 +77,8 @@ def check_translates(model: ModelFacts) -> None:
 
 def _use(model: ModelFacts) -> str:
     """Purpose of a model, with the command for it."""
+    if model.labels:
+        return "scores of texts (numflow classify, numflow rerank)"
     if model.encoder:
         return "turning one text into another (numflow translate)"
     if model.causal:

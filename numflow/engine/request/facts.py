@@ -18,6 +18,7 @@ class ModelFacts:
     outputs:    that the network computes: "logits", "hidden", ...
     decoder_start, forced_first: an encoder-decoder's first token, and the one that is forced after it; None where the
                 network names none.
+    labels:     scores of a text, by a classifier or reranker; 0 of all others.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelFacts:
     outputs: frozenset[str] = frozenset({"logits", "hidden"})
     decoder_start: int | None = None
     forced_first: int | None = None
+    labels: int = 0
 
     @classmethod
     def of(cls, network: Network) -> "ModelFacts":
@@ -35,7 +37,7 @@ class ModelFacts:
         facts = network.facts
         return cls(network.name, facts["context"], facts["vocabulary"], facts["type"] != "encoder",
                    "encode" in network.entries, frozenset(network.outputs), facts.get("decoder_start_token"),
-                   facts.get("forced_bos_token"))
+                   facts.get("forced_bos_token"), facts.get("labels", 0))
 
     @property
     def decoder(self) -> bool:

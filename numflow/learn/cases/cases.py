@@ -118,6 +118,10 @@ def _elementwise():
         (x,) = b.inputs(60, spread=4.0)
         b.step("act", (x,), (x,), kind=kind)
         yield b.case(x)
+    b = Builder("act-xielu")
+    (x,) = b.inputs(60, spread=4.0)
+    b.step("act", (x,), (x,), kind="xielu", positive=0.7, negative=1.1, beta=0.5, eps=-1e-6)
+    yield b.case(x)
     for kind in ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp"):
         b = Builder(f"act_mul-{kind}")
         gate, up = b.inputs(60, 60, spread=4.0)
@@ -139,6 +143,17 @@ def _elementwise():
         y = x if in_place else b.buffer(60)
         b.step("add", (x, z), (y,), scale=scale)
         yield b.case(y, ONE if in_place else RAGGED)
+    b = Builder("scale-columns")
+    x, _ = b.inputs(60, 8)
+    y = b.buffer(60)
+    b.step("scale", (x,), (y,), {"weight": b.weight("weight", b.normal(60))}, scale=0.3)
+    yield b.case(y, RAGGED)
+    for in_place in (False, True):
+        b = Builder("scale_by_position" + "-in-place" * in_place)
+        x, _ = b.inputs(60, 8)
+        y = x if in_place else b.buffer(60)
+        b.step("scale_by_position", (x,), (y,), scale=0.1, length=4, offset=int(in_place))
+        yield b.case(y, (((0, 3), (1, 1)), ((0, 30), (1, 2))))
     b = Builder("softcap-on-wanted-rows")
     (x,) = b.inputs(64, spread=20.0)
     y = b.buffer(64, "logits")
@@ -160,6 +175,27 @@ def _elementwise():
     yield b.case(x, RAGGED, rows=(2, 3, 12))
 
 
+def _rows():
+    """Ops that take a row together."""
+    for width, in_place in ((60, True), (1000, False)):
+        b = Builder(f"sparsify-{width}")
+        x, _ = b.inputs(width, 8, spread=3.0)
+        y = x if in_place else b.buffer(width)
+        b.step("sparsify", (x,), (y,), deviations=1.2)
+        yield b.case(y, RAGGED)
+    for name, parts, width, spread in (("match_rms", 3, 20, 3.0), ("match_rms-tiny-values", 1, 64, 1e-4)):
+        b = Builder(name)
+        x, like = b.inputs(parts * width, width, spread=spread)
+        b.step("match_rms", (x, like), (x,), least=1e-5)
+        yield b.case(x, RAGGED)
+    for name, parts, sources, plus in (("mix", 3, 3, 0.0), ("mix-one-source", 4, 1, 1.0)):
+        b = Builder(name)
+        base, x, gates = b.inputs(parts * 20, sources * 20, parts * sources)
+        y = base if sources == 1 else b.buffer(parts * 20)  # once in place
+        b.step("mix", (base, x, gates), (y,), parts=parts, plus=plus)
+        yield b.case(y, RAGGED)
+
+
 def _route():
     """The gates by expert: each expert's matrix has one row, e_x, of ones at columns of its own."""
     for suffix, experts, chosen, params, bias in (
@@ -171,6 +207,9 @@ def _route():
             ("groups-by-their-best", 16, 4, {"groups": 4, "top_groups": 2, "group_best": 1}, False),
             ("groups-that-tie", 16, 4, {"score": "sigmoid", "groups": 8, "top_groups": 3, "group_best": 1}, False),
             ("groups-that-tie-by-sums", 16, 4, {"groups": 4, "top_groups": 2}, False),
+            ("sparsemixer", 8, 2, {"score": "sparsemixer", "jitter": 0.3}, False),
+            ("sparsemixer-scales", 6, 3, {"score": "sparsemixer", "jitter": 0.1, "normalize": True}, False),
+            ("scales", 8, 2, {"normalize": True}, True),
             ("one-expert", 4, 1, {"score": "sigmoid"}, False), ("all-experts", 3, 3, {"normalize": True}, False)):
         b = Builder(f"moe_route-{suffix}")
         (logits,) = b.inputs(experts, spread=2.0)
@@ -182,6 +221,8 @@ def _route():
         b.step("embed_type", (one,), (one,), {"table": b.weight("ones", np.ones((1, experts), np.float32))})
         ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
         weights = {"bias": b.weight("bias", b.normal(experts))} if bias else {}
+        if "scales" in suffix:
+            weights["scales"] = b.weight("scales", b.normal(experts))
         b.step("moe_route", (logits,), (ids, gates), weights, **params)
         routed, y = b.buffer(experts, "routes"), b.buffer(experts)
         pick = np.zeros((experts, experts, experts), np.float32)
@@ -197,18 +238,24 @@ def _experts():
     for name, width, inner, experts, chosen, bias, schedule in (
             ("moe-feed-forward", 64, 32, 4, 2, False, RAGGED), ("moe-feed-forward-bias-odd", 60, 20, 5, 3, True, FIVE),
             ("moe-feed-forward-one-token", 64, 48, 8, 2, False, ONE),
-            ("moe-feed-forward-one-route", 32, 32, 4, 1, True, (((0, 19),),))):
+            ("moe-feed-forward-one-route", 32, 32, 4, 1, True, (((0, 19),),)),
+            ("moe-feed-forward-gated-inputs", 36, 20, 5, 2, False, RAGGED),
+            ("moe-feed-forward-one-gated-input", 64, 32, 4, 1, False, RAGGED)):
         b = Builder(name)
         x, logits = b.inputs(width, experts)
         ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
         b.step("moe_route", (logits,), (ids, gates), normalize=True)
         gate_up, y = b.buffer(2 * inner, "routes"), b.buffer(width)
         down = b.buffer(width, "routes")
+        gated = "gated" in name
+        if gated:
+            x, token = b.buffer(width, "routes"), x
+            b.step("expert_scale", (token, gates), (x,))
         _expert_linear(b, x, ids, gate_up, experts, bias)
         gate, up = (type(gate_up)(gate_up.buffer, start, inner) for start in (0, inner))
         b.step("act_mul", (gate, up), (gate,), kind="silu")
         _expert_linear(b, gate, ids, down, experts, bias)
-        b.step("expert_combine", (down, gates), (y,))
+        b.step("expert_combine", (down, gates), (y,), **({"weighted": False} if gated else {}))
         yield b.case(y, schedule)
 
 
@@ -219,5 +266,5 @@ def _expert_linear(b, x, ids, y, experts, bias):
     b.step("expert_linear", (x, ids), (y,), weights)
 
 
-CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_route(), *_experts(),
+CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_route(), *_experts(),
          *attention_cases()]

@@ -31,34 +31,72 @@ def self_attention(b: Builder, x: View) -> View:
     if b.option("attention", "gate"):
         gate = b.linear("attn_gate", x, b.view("attention_gate", y.width))
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
+    if b.option("attention", "sub_norm"):
+        b.norm("attn_sub_norm", y, y)
     return b.linear("attn_output", y, b.view("branch", x.width))
 
 
 def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int) -> None:
     """Attention of `heads` query heads over a cache, as the spec has it."""
-    weights = _position_biases(b, heads)
+    weights, chunk = _position_biases(b, heads), b.option("attention", "chunk")
+    if temperature := b.option("attention", "temperature"):
+        b.emit("scale_by_position", (q,), (q,), "q_temperature", scale=temperature,
+               length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
     b.emit("attention", (q,), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
-           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}))
+           **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
+           **({"chunk": chunk} if chunk else {}))
 
 
 def _heads(b: Builder, x: View, shape: Heads) -> View:
     """Keys and values of every key/value head are stored; what all query heads found, side by side."""
-    q, k, v = _projections(b, x, shape)
-    _clip(b, (q, k, v))
-    if not b.option("attention", "norm_after_rope"):
-        _qk_norms(b, q, k, shape)
-    if b.option("rope", "enabled"):
-        rotate(b, q, shape.heads, shape.head_dim, "rope_q")
-        rotate(b, k, shape.kv_heads, shape.head_dim, "rope_k")
-    if b.option("attention", "norm_after_rope"):
-        _qk_norms(b, q, k, shape)
-    name = f"{b.prefix}self"
-    cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
-    b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
+    if (owner := _owner(b)) == b.layer:
+        q, k, v = _projections(b, x, shape)
+        _clip(b, (q, k, v))
+        if b.option("attention", "v_norm") == "head":
+            b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
+        _placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
+        name = f"{b.prefix}self"
+        cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
+        b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
+    else:
+        q = b.linear("attn_q", x, b.view("qkv", shape.heads * shape.head_dim))
+        _clip(b, (q,))
+        _placed(b, [("q", q, shape.heads)], shape)
+        for module in ("attn_k", "attn_v", "attn_k_norm"):  # some files have them, and nobody reads them
+            b.names.find(module, "weight", b.layer, b.stack)
+        cache = b.caches[f"{b.prefix_of(owner)}self"]
     y = b.view("attention", shape.heads * shape.value_dim)
     _attend(b, q, y, cache, shape.heads)
     return y
+
+
+def _owner(b: Builder) -> int | None:
+    """The layer whose keys and values are read: this one, or from `shared_from` on the last one before with its window.
+
+    Raises:
+        SpecError: there is no such layer.
+    """
+    first, layer = b.option("attention", "shared_from"), b.layer
+    if not first or layer is None or layer < first:
+        return layer
+    window = b.option("attention", "window")
+    for other in range(first - 1, -1, -1):
+        if b.resolved.option("attention", "window", other, b.stack) == window:
+            return other
+    raise SpecError(f"{b.where}: attention.shared_from: layer {layer} should read the keys and values of a layer "
+                    f"before {first} with its window {window}, and there is none")
+
+
+def _placed(b: Builder, views: list[tuple[str, View, int]], shape: Heads) -> None:
+    """Norms and rotation of queries and keys, each with its number of heads, in the order of the spec."""
+    kind, late = b.option("attention", "q_norm"), b.option("attention", "norm_after_rope")
+    for step in ("rope", "norm") if late else ("norm", "rope"):
+        for name, view, heads in views:
+            if step == "norm" and kind != "none":
+                b.norm(f"attn_{name}_norm", view, view, groups=heads if kind == "head" else 1)
+            elif step == "rope" and b.option("rope", "enabled"):
+                rotate(b, view, heads, shape.head_dim, f"rope_{name}")
 
 
 def cross_memory(b: Builder, memory: View) -> None:
@@ -121,6 +159,8 @@ def _divisors(b: Builder, count: int) -> list[np.ndarray | None]:
     Raises:
         SpecError: a tensor of fewer than `count` factors, or with one that nothing can be divided by.
     """
+    if not b.option("rope", "divisors"):
+        return [None, None]
     tensors = [b.names.find(name) or b.names.find("rope_freqs") for name in ("rope_factors_short", "rope_factors_long")]
     divisors: list[np.ndarray | None] = []
     for tensor in tensors:
@@ -169,14 +209,6 @@ def _grouped_rows(s: Heads) -> list[np.ndarray]:
     return [rows.reshape(-1) for rows in (q, k, v)]
 
 
-def _qk_norms(b: Builder, q: View, k: View, s: Heads) -> None:
-    kind = b.option("attention", "q_norm")
-    if kind == "none":
-        return
-    for module, view, heads in (("attn_q_norm", q, s.heads), ("attn_k_norm", k, s.kv_heads)):
-        b.norm(module, view, view, groups=heads if kind == "head" else 1)
-
-
 def _position_biases(b: Builder, heads: int) -> dict[str, str]:
     weights = {}
     if b.option("attention", "alibi"):
@@ -207,7 +239,7 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     plain, rotated = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
-    b.norm("attn_kv_a_norm", low, low)
+    b.norm("attn_kv_a_norm", low, low, eps=b.option("latent", "norm_eps"))
     rotate(b, rotated, s.heads, rope_dim, "rope_q")
     rotate(b, k_rope, 1, rope_dim, "rope_k")
     name = f"{b.prefix}self"
@@ -227,7 +259,7 @@ def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: in
     """The columns of all heads that are not rotated [T, H * nope_dim], and those that will be [T, H * rope_dim]."""
     if q_rank := b.option("latent", "q_rank"):
         low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
-        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low)
+        module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low, eps=b.option("latent", "norm_eps"))
     else:
         module = "attn_q"
     b.expect_rows(module, heads * (nope_dim + rope_dim))

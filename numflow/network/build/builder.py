@@ -1,5 +1,6 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,8 +36,12 @@ class Builder:
     @property
     def prefix(self) -> str:
         """ "blk.3." or "enc.blk.3.", how labels, weights and caches of this place begin."""
+        return self.prefix_of(self.layer)
+
+    def prefix_of(self, layer: int | None) -> str:
+        """The same of another layer of this stack."""
         stack = {"": "", "encoder": "enc.", "decoder": "dec."}[self.stack]
-        return stack if self.layer is None else f"{stack}blk.{self.layer}."
+        return stack if layer is None else f"{stack}blk.{layer}."
 
     @property
     def where(self) -> str:
@@ -170,6 +175,20 @@ class Builder:
         return SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r} is {list(tensor.shape)}, "
                          f"but spec {self.resolved.spec.name!r} expects {expected}")
 
+    def number(self, module: str) -> float:
+        """A number that the file has as a tensor, read now: it becomes a parameter of a step.
+
+        Raises:
+            SpecError: the tensor is missing, holds more than one number, or none that is finite.
+        """
+        tensor = self.names.need(module, "weight", self.layer, self.stack)
+        if int(np.prod(tensor.shape)) != 1:
+            raise self._wrong_shape(tensor, "[1]")
+        value = float(tensor.f32().reshape(-1)[0])
+        if not math.isfinite(value):
+            raise SpecError(f"{self.checkpoint.path}: tensor {tensor.name!r}: expected a finite number, found {value}")
+        return value
+
     # Steps that many blocks use
 
     def linear(self, module: str, x: View, y: View, select: Any = None, suffix: str = "") -> View:
@@ -180,9 +199,10 @@ class Builder:
         self.emit("linear", (x,), (y,), module + suffix, weights)
         return y
 
-    def norm(self, module: str, x: View, y: View, groups: int = 1) -> View:
+    def norm(self, module: str, x: View, y: View, groups: int = 1, eps: float | None = None) -> View:
         """RMS or layer norm as the spec says; weights are optional only if the file has none anywhere."""
-        kind, eps, offset = (self.option("norm", key) for key in ("kind", "eps", "offset"))
+        kind, offset = (self.option("norm", key) for key in ("kind", "offset"))
+        eps = self.option("norm", "eps") if eps is None else eps
         weights = {"weight": self._norm_vector(module, "weight", groups, x, offset)} if self._weighted(module) else {}
         if kind == "layer" and self.has(f"{module}.bias"):
             weights["bias"] = self._norm_vector(module, "bias", groups, x)

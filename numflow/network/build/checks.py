@@ -208,10 +208,38 @@ def _attention(step: Step, network: Network) -> None:
 
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
-    # The clamped form needs gate and up together.
-    kinds = [kind for kind in ACTIVATIONS if step.op == "act_mul" or kind != "swiglu_clamp"]
+    # The clamped form needs gate and up together; the one with numbers of its own has no gate.
+    kinds = [kind for kind in ACTIVATIONS if kind != ("xielu" if step.op == "act_mul" else "swiglu_clamp")]
     if param(step, "kind") not in kinds:
         raise NetworkError(f"{step}: no activation {param(step, 'kind')!r}{did_you_mean(param(step, 'kind'), kinds)}")
+
+
+def _scale_by_position(step: Step, network: Network) -> None:
+    _same(step, network)
+    _expect(step, "rows", "tokens", _rows(step, network, step.outputs[0]))
+    if param(step, "length") < 1:
+        raise NetworkError(f"{step}: length should be 1 or more, is {param(step, 'length')}")
+
+
+def _scale(step: Step, network: Network) -> None:
+    _same(step, network)
+    for role, name in step.weights.items():
+        _expect(step, f"shape of {role}", (step.outputs[0].width,), network.weights[name].shape)
+
+
+def _match_rms(step: Step, network: Network) -> None:
+    (x, like), (y,) = step.inputs, step.outputs
+    _expect(step, "width of the output", x.width, y.width)
+    _expect(step, "columns left over", 0, x.width % like.width)
+
+
+def _mix(step: Step, network: Network) -> None:
+    (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
+    _expect(step, "width of the output", base.width, y.width)
+    _expect(step, "columns left over", 0, y.width % parts)
+    _expect(step, "width of the gates", parts * x.width, gates.width * (y.width // parts))
+    if x.overlaps(y):
+        raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
 
 
 def _gate_rows(step: Step, network: Network) -> None:
@@ -228,6 +256,10 @@ def _route(step: Step, network: Network) -> None:
     ids, gates = step.outputs
     _expect(step, "width of gates", ids.width, gates.width)
     _expect(step, "dtype of ids", "i32", network.buffers[ids.buffer].dtype)
+    for role, name in step.weights.items():
+        _expect(step, f"shape of {role}", (step.inputs[0].width,), network.weights[name].shape)
+    if param(step, "score") == "sparsemixer" and ("bias" in step.weights or param(step, "groups") > 1):
+        raise NetworkError(f"{step}: 'sparsemixer' has neither a bias nor groups")
     if ids.width > step.inputs[0].width:
         raise NetworkError(f"{step}: {ids.width} experts per token, but only {step.inputs[0].width} experts")
 
@@ -237,6 +269,11 @@ def _expert_linear(step: Step, network: Network) -> None:
     weight = network.weights[step.weights["weight"]]
     _expect(step, f"shape of {weight.name!r}", (weight.groups * y.width, x.width), weight.shape)
     _expect(step, "rows of the output", "routes", _rows(step, network, y))
+
+
+def _expert_scale(step: Step, network: Network) -> None:
+    _expect(step, "rows of the output", "routes", _rows(step, network, step.outputs[0]))
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
 def _combine(step: Step, network: Network) -> None:
@@ -271,7 +308,8 @@ _SHAPES = {
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act,
     "gate_rows": _gate_rows,
-    "add": _same, "scale": _same, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
-    "moe_route": _route, "expert_linear": _expert_linear, "expert_combine": _combine,
+    "add": _same, "scale": _scale, "scale_by_position": _scale_by_position, "sparsify": _same,
+    "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
+    "moe_route": _route, "expert_scale": _expert_scale, "expert_linear": _expert_linear, "expert_combine": _combine,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

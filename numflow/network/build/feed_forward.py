@@ -1,5 +1,9 @@
 """The feed-forward block: dense, gated or not, or routed to experts."""
 
+import math
+from statistics import NormalDist
+from typing import Any
+
 from numflow.errors import SpecError
 from numflow.network.build.builder import Builder
 from numflow.ops import View
@@ -10,8 +14,20 @@ def feed_forward(b: Builder, x: View) -> View:
     return _experts(b, x) if b.option("moe", "enabled") else _dense(b, x)
 
 
-def _dense(b: Builder, x: View) -> View:
-    return _mlp(b, x, b.view("branch", x.width), b.option("ffn", "width"), b.option("ffn", "layout"))
+def _dense(b: Builder, x: View, name: str = "branch") -> View:
+    return _mlp(b, x, b.view(name, x.width), b.option("ffn", "width"), b.option("ffn", "layout"))
+
+
+def dense_and_experts(b: Builder, x: View, stream: View) -> View:
+    """A dense part, which reads x, and experts, which read the stream by a norm of their own, as does their router.
+    Each result has its norm before they are added."""
+    dense = _dense(b, x, "dense")
+    b.norm("ffn_post_norm_dense", dense, dense)
+    routed_by = b.norm("ffn_gate_inp_norm", stream, b.view("router_normed", stream.width))
+    y = _experts(b, b.norm("ffn_norm_exps", stream, b.view("normed_exps", stream.width)), routed_by)
+    b.norm("ffn_post_norm_exps", y, y)
+    b.emit("add", (y, dense), (y,), "dense_add")
+    return y
 
 
 def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = "") -> View:
@@ -19,8 +35,9 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
     hidden = b.view("ffn", width)
     if not b.option("ffn", "gated"):
         b.linear(f"ffn_up{suffix}", x, hidden)
-        b.emit("act", (hidden,), (hidden,), f"ffn_act{suffix}", kind=b.option("ffn", "activation"))
-        return b.linear(f"ffn_down{suffix}", hidden, y)
+        kind = b.option("ffn", "activation")
+        b.emit("act", (hidden,), (hidden,), f"ffn_act{suffix}", kind=kind, **(_xielu(b) if kind == "xielu" else {}))
+        return _down(b, hidden, y, suffix)
     gate, up = _gate_up_views(b, width, "tokens")
     if layout == "separate":
         b.linear(f"ffn_gate{suffix}", x, gate)
@@ -29,8 +46,26 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
         rows_gate, rows_up = _halves(layout, width)
         b.linear(f"ffn_gate_up{suffix}", x, gate, rows_gate, ".gate")
         b.linear(f"ffn_gate_up{suffix}", x, up, rows_up, ".up")
+    if (sparsity := b.option("ffn", "sparsity")) and not suffix:
+        b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
     _gated(b, gate, up, hidden, f"ffn_act{suffix}")
+    return _down(b, hidden, y, suffix)
+
+
+def _down(b: Builder, hidden: View, y: View, suffix: str) -> View:
+    if b.option("ffn", "sub_norm") and not suffix:
+        b.norm("ffn_sub_norm", hidden, hidden)
     return b.linear(f"ffn_down{suffix}", hidden, y)
+
+
+def _xielu(b: Builder) -> dict[str, Any]:
+    """Numbers of xIELU (arXiv 2411.13010) from those that the file has."""
+    positive, negative, beta, eps = (b.number(f"ffn_act_{name}") for name in ("positive", "negative", "beta", "eps"))
+    return {"positive": _softplus(positive), "negative": beta + _softplus(negative), "beta": beta, "eps": eps}
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def _gated(b: Builder, gate: View, up: View, y: View, label: str) -> None:
@@ -52,16 +87,18 @@ def _halves(layout: str, width: int):
     return (first, second) if layout == "gate_up" else (second, first)
 
 
-def _experts(b: Builder, x: View) -> View:
-    """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert."""
-    experts, top_k, width = (b.option("moe", key) for key in ("experts", "top_k", "width"))
-    rules = {key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")}
-    _check_rules(b.where, experts, top_k, **rules)
-    scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
-    ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
-    bias = {"bias": b.vector("exp_probs_b", "weight" if b.has("exp_probs_b.weight") else "bias", experts)} \
-        if b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias") else {}
-    b.emit("moe_route", (scores,), (ids, gates), "route", bias, **rules)
+def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
+    """Mixture of experts: route, gate and up of the chosen experts, down, weighted sum, shared expert.
+
+    routed_by: what the router reads, if not x.
+    """
+    experts, width = (b.option("moe", key) for key in ("experts", "width"))
+    token = x
+    ids, gates = _route(b, x if routed_by is None else routed_by, experts)
+    weighted: dict[str, Any] = {}
+    if b.option("moe", "gate_input"):
+        x, weighted = b.view("expert_in", x.width, "routes"), {"weighted": False}
+        b.emit("expert_scale", (token, gates), (x,), "expert_in")
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
@@ -75,11 +112,32 @@ def _experts(b: Builder, x: View) -> View:
     _gated(b, gate, up, hidden, "experts_act")
     routed = b.view("expert_out", x.width, "routes")
     _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts)
-    y = b.view("branch", x.width)
-    b.emit("expert_combine", (routed, gates), (y,), "experts_sum")
+    y = b.view("branch", token.width)
+    b.emit("expert_combine", (routed, gates), (y,), "experts_sum", **weighted)
     if b.option("moe", "shared_width"):
-        _shared_expert(b, x, y)
+        _shared_expert(b, token, y)
     return y
+
+
+def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
+    """Ids and gates of each token's experts."""
+    top_k = b.option("moe", "top_k")
+    rules = {key: b.option("moe", key) for key in ("score", "normalize", "scale", "groups", "top_groups", "group_best")}
+    _check_rules(b.where, experts, top_k, **rules)
+    if rules["score"] == "sparsemixer":
+        rules["jitter"] = b.option("moe", "jitter")
+    scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
+    if (scale := b.option("moe", "router_scale")) != 1.0:
+        b.emit("scale", (scores,), (scores,), "router_scale", scale=scale)
+    weights = {}
+    if rules["score"] != "sparsemixer" and (b.has("exp_probs_b.weight") or b.has("exp_probs_b.bias")):
+        role = "weight" if b.has("exp_probs_b.weight") else "bias"
+        weights["bias"] = b.vector("exp_probs_b", role, experts)
+    if b.has("ffn_scale_exps.weight"):
+        weights["scales"] = b.vector("ffn_scale_exps", "weight", experts)
+    ids, gates = b.view("route_ids", top_k, dtype="i32"), b.view("route_gates", top_k)
+    b.emit("moe_route", (scores,), (ids, gates), "route", weights, **rules)
+    return ids, gates
 
 
 def _check_rules(where: str, experts: int, top_k: int, groups: int, top_groups: int, group_best: int, **_) -> None:

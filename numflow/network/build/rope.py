@@ -77,7 +77,7 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
     powers = base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
     attention_factor = options["attention_factor"] or 1.0
     match options["scaling"]:
-        case "linear":
+        case "linear" | "proportional":
             powers *= options["factor"]
         case "llama3":
             powers = 1 / _by_wavelength(1 / powers, options)
@@ -90,6 +90,10 @@ def _frequencies(options: Mapping[str, Any], side: str, divisors: np.ndarray | N
             attention_factor = (options[f"{side}_attention_factor"] or options["attention_factor"]
                                 or _longrope_attention_factor(options))
     inv_freq = (1.0 / powers).astype(np.float32)
+    if options["scaling"] == "proportional":
+        inv_freq[int(options["share"] * dims // 2):] = 0
+    if options["reverse"]:
+        inv_freq = -inv_freq
     if divisors is not None:
         inv_freq = (inv_freq / divisors[:len(inv_freq)]).astype(np.float32)
     return inv_freq, float(attention_factor)

@@ -1,8 +1,10 @@
 """A stack: embeddings, layers, head. One function per part, in the order the data flows."""
 
+from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
-from numflow.network.build.feed_forward import feed_forward
+from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.rope import sinusoids
 from numflow.ops import View
 
@@ -10,10 +12,18 @@ from numflow.ops import View
 def decoder_or_encoder(b: Builder) -> None:
     """The only stack of a model: entry "main", outputs "hidden" and "logits"."""
     x = embeddings(b)
+    if b.option("per_layer", "width"):
+        per_layer_inputs(b, x)
+    streams = begin_streams(b, x) if b.option("altup", "streams") else None
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
-        x = transformer_layer(b, x)
+        if streams is None:
+            x = transformer_layer(b, x)
+        else:
+            altup_layer(b, streams, x, lambda x: _residual_branch(b, x, "ffn", feed_forward))
     b.layer = None
+    if streams is not None:
+        end_streams(b, streams, x)
     head(b, x)
 
 
@@ -82,8 +92,17 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     _residual_branch(b, x, "attn", self_attention)
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
-    _residual_branch(b, x, "ffn", feed_forward)
+    _residual_branch(b, x, "ffn", _beside(x) if b.option("moe", "beside") else feed_forward)
+    if b.option("per_layer", "width"):
+        per_layer_branch(b, x, x)
+    if b.option("block", "output_scale"):
+        b.emit("scale", (x,), (x,), "layer_scale", scale=b.number("layer_scale"))
     return x
+
+
+def _beside(stream: View):
+    """The feed-forward part whose experts read the stream that its dense part has the norm of."""
+    return lambda b, x: dense_and_experts(b, x, stream)
 
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:
@@ -121,6 +140,11 @@ def head(b: Builder, x: View) -> None:
     if b.option("head", "norm"):
         b.norm("output_norm", hidden, hidden)
     b.outputs["hidden"] = hidden
+    if b.option("head", "scores"):  # made of one pooled row, behind the network
+        for module in ("score_dense", "score_norm", "score_output"):
+            for role in ("weight", "bias"):
+                b.names.find(module, role)
+        return
     if not b.option("head", "enabled"):
         return
     h, table_width = hidden, b.option("embedding", "width")

@@ -83,6 +83,8 @@ class _Writing:
         self.source, self.family = checkpoint, family
         self.network = network.build(spec, checkpoint, fuse=False)
         self.weights = WeightSource(self.network, checkpoint)
+        if "labels" in self.network.facts:
+            raise RequestError(f"{checkpoint.path}: no GGUF files of classifiers are written; {_INSTEAD}")
         self.resolved, self.names = network.resolve(spec, checkpoint)
         layers = self.network.facts["layers"]
         self.metadata = metadata_of(family, architecture, self.resolved, layers)
@@ -120,6 +122,8 @@ class _Writing:
             if ours.op == "rope_angles" and found is None:
                 a = np.asarray(self.network.weights[ours.weights["inv_freq"]].constant, np.float64)
                 b = np.asarray(target.weights[other.weights["inv_freq"]].constant, np.float64)
+                if not a.all():  # pairs that stand still have no divisor
+                    continue
                 found = None if np.allclose(a, b, CLOSE, 0) else b / a
         if found is None:
             return {}
@@ -155,7 +159,8 @@ class _Writing:
                 pieces.setdefault(part.tensor, []).append(_Piece(weight, part, first, pair))
                 first += count
         large = {name for name in matrices(target) if np.prod(invented.tensors[name].shape) >= SMALLEST}
-        tensors = {name: tensor if name in self.literals else self._tensor(tensor, pieces[name], name in large)
+        tensors = {name: self._tensor(tensor, pieces[name], name in large)
+                   if name in pieces and name not in self.literals else tensor
                    for name, tensor in invented.tensors.items()}
         return replace(invented, tensors=tensors, files={"weights": self.source.files.get("weights", [])})
 

@@ -1,0 +1,93 @@
+"""Ops that take a row together: `sparsify`, `match_rms`, `mix`."""
+
+from numflow.cuda.device.call import Call, ceil, per_row
+from numflow.cuda.lang.arithmetic import fmax, sqrt
+from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
+from numflow.cuda.lang.kernel import kernel
+from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.reduce import block_sum
+from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.ops import Step, param
+
+THREADS = 128
+
+
+def sparsify(step: Step, ctx) -> list[Call]:
+    """y = max(x - mean - deviations * std, 0): a block for each row."""
+    (x,), (y,) = step.inputs, step.outputs
+    return [per_row(step, _sparsify, ctx.rows(y), 1, *ctx.view(y), *ctx.view(x), ctx.batch.counts, ctx.rows(y), y.width,
+                    param(step, "deviations"))]
+
+
+def match_rms(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, G * D], like f32 [rows, D] -> y as x: a block for each [D]."""
+    (x, like), (y,) = step.inputs, step.outputs
+    return [per_row(step, _match_rms, ctx.rows(y), y.width // like.width, *ctx.view(y), *ctx.view(x), *ctx.view(like),
+                    ctx.batch.counts, ctx.rows(y), like.width, param(step, "least"))]
+
+
+def mix(step: Step, ctx) -> list[Call]:
+    """base f32 [rows, I * D], x f32 [rows, J * D], gates f32 [rows, I * J] -> y as base."""
+    (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
+    return [per_row(step, _mix, ctx.rows(y), ceil(y.width, THREADS), ctx.view(y), ctx.view(base), ctx.view(x),
+                    ctx.view(gates), ctx.batch.counts, ctx.rows(y), y.width, y.width // parts, gates.width // parts,
+                    param(step, "plus"))]
+
+
+@kernel("sparsify", THREADS)
+def _sparsify(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, counts: i32.ptr, rows: u32, width: u32,
+              deviations: f32):
+    row, first = block_x(), u32(thread_index())
+    if row >= counts[rows]:
+        return
+    source, to = x + row * x_stride, y + row * y_stride
+    total, column = f32(0), first
+    while column < width:
+        total += source[column]
+        column = u32(column + 128)
+    mean = block_sum(total, 4) / f32(width)
+    total, column = f32(0), first
+    while column < width:
+        apart = source[column] - mean
+        total += apart * apart
+        column = u32(column + 128)
+    cut, column = mean + deviations * sqrt(block_sum(total, 4) / f32(width)), first
+    while column < width:
+        to[column] = fmax(source[column] - cut, f32(0))
+        column = u32(column + 128)
+
+
+@kernel("match_rms", THREADS)
+def _match_rms(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, like: f32.ptr, like_stride: u32, counts: i32.ptr,
+               rows: u32, width: u32, least: f32):
+    row, group, first = block_x(), block_y(), u32(thread_index())
+    if row >= counts[rows]:
+        return
+    source, to = x + (row * x_stride + group * width), y + (row * y_stride + group * width)
+    wanted = like + row * like_stride
+    ours, theirs, column = f32(0), f32(0), first
+    while column < width:
+        ours += source[column] * source[column]
+        theirs += wanted[column] * wanted[column]
+        column = u32(column + 128)
+    ours = block_sum(ours, 4) / f32(width)
+    theirs = block_sum(theirs, 4) / f32(width)
+    factor, column = sqrt(theirs / fmax(ours, least)), first
+    while column < width:
+        to[column] = source[column] * factor
+        column = u32(column + 128)
+
+
+@kernel("mix", THREADS)
+def _mix(y: Rows, base: Rows, x: Rows, gates: Rows, counts: i32.ptr, rows: u32, width: u32, size: u32, sources: u32,
+         plus: f32):
+    row, column = block_x(), u32(block_y() * 128 + thread_index())
+    if row >= counts[rows] or column >= width:
+        return
+    part, inside = u32(column // size), u32(column % size)
+    total, j = base.data[row * base.stride + column], u32(0)
+    while j < sources:
+        gate = gates.data[row * gates.stride + part * sources + j] + plus
+        total += gate * x.data[row * x.stride + j * size + inside]
+        j = u32(j + 1)
+    y.data[row * y.stride + column] = total

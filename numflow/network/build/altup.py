@@ -1,0 +1,107 @@
+"""Alternating updates (AltUp, arXiv 2301.13310): a layer computes one of several residual streams, predicts the others
+before and corrects them behind, by coefficients that a router reads off a stream. Beside attention there may be a
+learned residual of low rank (LAuReL, arXiv 2411.07501).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from numflow.errors import SpecError
+from numflow.network.build.attention import self_attention
+from numflow.network.build.builder import Builder
+from numflow.network.build.per_layer import per_layer_branch
+from numflow.ops import View
+
+_LEAST = 1e-5  # of the mean square of a stream that is brought to the size of another
+
+
+def begin_streams(b: Builder, x: View) -> View:
+    """Streams [T, S * D]: the embeddings x, and what matrices make of them, brought to their size."""
+    streams = b.view("streams", _count(b) * x.width)
+    b.emit("copy", (x,), (_one(streams, x.width, 0),), "altup_first")
+    others = _others(streams, x.width)
+    name = b.stack_of_matrices("altup_proj", _count(b) - 1, x.width, x.width)
+    b.weights[name] = replace(b.weights[name], groups=1)  # all of them read x
+    b.emit("linear", (x,), (others,), "altup_proj", {"weight": name})
+    b.emit("match_rms", (others, x), (others,), "altup_size", least=_LEAST)
+    return streams
+
+
+def altup_layer(b: Builder, streams: View, x: View, feed_forward: Callable[[View], None]) -> None:
+    """One layer on all streams; x [T, D] is room for the one that it computes, to which `feed_forward` adds."""
+    active, count = b.option("altup", "active"), _count(b)
+    predicted = b.view("predicted", streams.width)
+    gates = b.linear("altup_predict", _modalities(b, _one(streams, x.width, active)), b.view("altup_gates", count ** 2))
+    b.emit("mix", (streams, streams, gates), (predicted,), "altup_predicted", parts=count)
+    before = _one(predicted, x.width, active)
+    _attention(b, before, x)
+    feed_forward(x)
+    gates = b.linear("altup_correct", _modalities(b, x), b.view("altup_gates", count))
+    change = b.view("altup_change", x.width)
+    b.emit("add", (x, before), (change,), "altup_change", scale=-1.0)
+    b.emit("mix", (predicted, change, gates), (streams,), "altup_corrected", parts=count, plus=1.0)
+    if b.option("per_layer", "width"):
+        first = _one(streams, x.width, active)
+        if not b.option("altup", "scale"):
+            b.names.find("altup_scale", "weight", b.layer, b.stack)  # some files have it all the same
+        else:
+            scaled = b.view("altup_scaled", x.width)
+            b.emit("scale", (first,), (scaled,), "altup_scale", {"weight": b.vector("altup_scale", "weight", x.width)},
+                   scale=1.0)
+            first = scaled
+        per_layer_branch(b, first, *(_one(streams, x.width, i) for i in range(1, count)))
+
+
+def end_streams(b: Builder, streams: View, x: View) -> None:
+    """x = the mean of the first stream and of what matrices make of the others, brought to its size."""
+    first, count = _one(streams, x.width, 0), _count(b)
+    others = b.view("predicted", (count - 1) * x.width)
+    name = b.stack_of_matrices("altup_unembd", count - 1, x.width, x.width)
+    b.emit("head_linear", (_others(streams, x.width),), (others,), "altup_unembd", {"weight": name}, heads=count - 1)
+    b.emit("match_rms", (others, first), (others,), "altup_size", least=_LEAST)
+    b.emit("copy", (first,), (x,), "altup_first")
+    for i in range(count - 1):
+        b.emit("add", (x, _one(others, x.width, i)), (x,), "altup_sum")
+    b.emit("scale", (x,), (x,), "altup_mean", scale=1 / count)
+
+
+def _count(b: Builder) -> int:
+    count, active = b.option("altup", "streams"), b.option("altup", "active")
+    if count < 2 or active >= count:
+        raise SpecError(f"{b.where}: altup.streams: expected 2 or more, and more than altup.active {active}, found "
+                        f"{count}")
+    return count
+
+
+def _one(streams: View, width: int, number: int) -> View:
+    return View(streams.buffer, streams.start + number * width, width)
+
+
+def _others(streams: View, width: int) -> View:
+    return View(streams.buffer, streams.start + width, streams.width - width)
+
+
+def _modalities(b: Builder, x: View) -> View:
+    """tanh(router(norm(x)) / D) [T, S]."""
+    normed = b.norm("altup_router_norm", x, b.view("altup_normed", x.width))
+    y = b.linear("altup_router", normed, b.view("altup_modalities", _count(b)))
+    b.emit("scale", (y,), (y,), "altup_router_scale", scale=1 / x.width)
+    b.emit("act", (y,), (y,), "altup_router_act", kind="tanh")
+    return y
+
+
+def _attention(b: Builder, before: View, x: View) -> None:
+    """x = before + attention, or with a learned residual of low rank (before + attention + residual) / sqrt(2)."""
+    h = b.norm("attn_norm", before, b.view("normed", x.width))
+    rank = b.option("altup", "laurel_rank")
+    if rank:
+        learned = b.linear("laurel_r", b.linear("laurel_l", h, b.view("laurel_low", rank)), b.view("laurel", x.width))
+        b.norm("laurel_post_norm", learned, learned)
+        b.emit("add", (learned, h), (learned,), "laurel_add")
+    y = self_attention(b, h)
+    b.norm("attn_post_norm", y, y)
+    b.emit("add", (before, y), (x,), "attn_add")
+    if rank:
+        b.emit("add", (x, learned), (x,), "laurel_sum")
+        b.emit("scale", (x,), (x,), "laurel_scale", scale=math.sqrt(0.5))

@@ -1,0 +1,94 @@
+"""Ops of the reference that take a row together, one number at a time."""
+
+import math
+
+import numpy as np
+import pytest
+
+from numflow.ops import Batch
+from numflow.reference import act, moe
+
+
+def rng(*shape, seed=0, spread=1.0):
+    return (spread * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def test_xielu():
+    x = np.array([[-20, -1.5, -1e-7, 0, 1e-7, 0.5, 3]], np.float32)
+    expected = [0.5 * v + (0.8 * v * v if v > 0 else 1.3 * (math.expm1(min(v, -1e-6)) - v)) for v in x[0].tolist()]
+    found = act.act(x, kind="xielu", positive=0.8, negative=1.3, beta=0.5, eps=-1e-6)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_queries_grow_with_their_position():
+    positions = np.array([0, 6, 7, 15, 700], np.int32)
+    batch = Batch(np.zeros(5, np.int32), positions, np.array([0, 5]), np.zeros((1, 1), int), np.array([4]))
+    found = act.scale_by_position(np.ones((5, 2), np.float32), batch=batch, scale=0.1, length=8, offset=1)
+    expected = [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3), 1 + 0.1 * math.log(1 + 701 // 8)]
+    np.testing.assert_allclose(found, np.transpose([expected] * 2), rtol=1e-6)
+
+
+def test_sparsify():
+    x = rng(3, 40, spread=2.0)
+    found = act.sparsify(x, deviations=0.5)
+    for row, values in zip(found, x.astype(np.float64)):
+        mean = sum(values) / 40
+        cut = mean + 0.5 * math.sqrt(sum((v - mean) ** 2 for v in values) / 40)
+        np.testing.assert_allclose(row, [max(v - cut, 0) for v in values], atol=1e-6)
+    assert 0.2 < (found > 0).mean() < 0.45
+
+
+def test_match_rms():
+    x, like = rng(2, 6, spread=3.0), rng(2, 3, seed=1)
+    x[1, 3:] = 0
+    found = act.match_rms(x, like, least=1e-5)
+    size = [math.sqrt(sum(v * v for v in row) / 3) for row in like.tolist()]
+    for t, part in ((0, slice(0, 3)), (0, slice(3, 6)), (1, slice(0, 3))):
+        assert math.sqrt(float(np.mean(found[t, part] ** 2))) == pytest.approx(size[t], rel=1e-6)
+        np.testing.assert_allclose(found[t, part] / x[t, part], found[t, part][0] / x[t, part][0], rtol=1e-6)
+    assert not found[1, 3:].any()
+
+
+@pytest.mark.parametrize(("parts", "sources"), [(3, 3), (4, 1), (1, 2)])
+def test_mix(parts, sources):
+    base, x, gates = rng(2, 5 * parts), rng(2, 5 * sources, seed=1), rng(2, parts * sources, seed=2)
+    found = act.mix(base, x, gates, parts=parts, plus=0.25)
+    for t, i, c in np.ndindex(2, parts, 5):
+        added = sum((gates[t, i * sources + j] + 0.25) * x[t, 5 * j + c] for j in range(sources))
+        assert found[t, 5 * i + c] == pytest.approx(float(base[t, 5 * i + c] + added), rel=1e-5, abs=1e-6)
+
+
+ROUTE = {"normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1, "group_best": 2}
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.3])
+def test_sparsemixer_has_a_softmax_for_each_choice(jitter):
+    logits = rng(30, 7, spread=1.5)
+    ids, gates = moe.moe_route(logits, width=2, score="sparsemixer", jitter=jitter, **ROUTE)
+    alone = 0
+    for t in range(30):
+        values, left = logits[t].astype(np.float64), set(range(7))
+        for s in range(2):
+            best = max(left, key=lambda x: values[x])
+            near = [x for x in left if (values[best] - values[x]) / max(abs(values[x]), values[best]) <= 2 * jitter]
+            alone += len(near) == 1
+            assert ids[t, s] == best
+            assert gates[t, s] == pytest.approx(1 / sum(math.exp(values[x] - values[best]) for x in near), rel=1e-5)
+            left.remove(best)
+    assert 0 < alone <= 60
+
+
+def test_experts_have_scales_of_their_own():
+    logits, scales = rng(4, 5), np.array([1, 2, 3, 4, 5], np.float32)
+    ids, plain = moe.moe_route(logits, width=2, score="softmax", **ROUTE)
+    same, scaled = moe.moe_route(logits, None, scales, width=2, score="softmax", **ROUTE)
+    np.testing.assert_array_equal(ids, same)
+    np.testing.assert_allclose(scaled, plain * (ids + 1), rtol=1e-6)
+
+
+def test_gates_before_the_expert():
+    x, gates = rng(2, 3), rng(2, 2, seed=1)
+    found = moe.expert_scale(x, gates)
+    np.testing.assert_allclose(found, [x[t] * gates[t, s] for t in range(2) for s in range(2)])
+    np.testing.assert_allclose(moe.expert_combine(found, gates, weighted=False),
+                               [x[t] * (gates[t, 0] + gates[t, 1]) for t in range(2)], rtol=1e-5, atol=1e-7)
