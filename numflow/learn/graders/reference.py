@@ -58,21 +58,25 @@ def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False)
     """The functions do the ops of the reference executor inside."""
     table: dict[str, Callable] = program.KERNELS  # type: ignore[assignment]
     before = {op: table[op] for op in functions if op in table}
-    table.update({op: adapted(op, functions[op], truth, model) for op, truth in before.items()})
+    known = lab.get("parameters", {})
+    table.update({op: adapted(op, functions[op], truth, model, known.get(op)) for op, truth in before.items()})
     try:
         yield
     finally:
         table.update(before)
 
 
-def adapted(op: str, function: Callable, truth: Callable, model: bool = False) -> Callable:
+def adapted(op: str, function: Callable, truth: Callable, model: bool = False,
+            known: list[str] | None = None) -> Callable:
     """`function` as the executor calls an op: inputs cannot be written, results have the op's shape and kind.
 
     A parameter that the function does not take is left out where it has the op's default. In a model, which may ask for
     more than a lab does, `truth` does the steps where it has not.
+
+    known: the parameters that the lab asks for, if not those that the function names.
     """
-    taken = inspect.signature(function).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    taken: Any = inspect.signature(function).parameters if known is None else known
+    anything = known is None and any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
 
     def run(*inputs, **given):
         extra = {name for name in given if name not in taken and not anything}
