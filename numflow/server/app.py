@@ -16,10 +16,11 @@ from starlette.routing import Route, Router
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
 from numflow.server.messages.messages_schemas import CountRequest, MessagesRequest
+from numflow.server.messages.ollama_schemas import OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaGenerate, OllamaModel
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
-from numflow.server.protocols import messages, responses
+from numflow.server.protocols import messages, ollama, ollama_models, responses
 from numflow.server.protocols import openai_texts as texts
 from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.openai_chat import chat
@@ -82,6 +83,20 @@ ENDPOINTS = (
     Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
     Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
              "browser"),
+    Endpoint("POST", ("/api/chat",), ollama.chat, "Ollama: conversations; streams, tools, thinking, `format`",
+             OllamaChat),
+    Endpoint("POST", ("/api/generate",), ollama.generate, "Ollama: one prompt; `raw`, `suffix`, `context`",
+             OllamaGenerate),
+    Endpoint("POST", ("/api/embed",), ollama_models.embed, "Ollama: embeddings of texts", OllamaEmbed),
+    Endpoint("POST", ("/api/embeddings",), ollama_models.embeddings, "Ollama: the embedding of one text",
+             OllamaEmbedding),
+    Endpoint("GET", ("/api/tags",), ollama_models.tags, "Ollama: the configured models"),
+    Endpoint("POST", ("/api/show",), ollama_models.show, "Ollama: facts on a model", OllamaModel),
+    Endpoint("GET", ("/api/ps",), ollama_models.loaded, "Ollama: models in memory"),
+    Endpoint("GET", ("/api/version",), ollama_models.version, "Ollama: the version of its interface"),
+    Endpoint("POST", ("/api/pull",), ollama_models.pull, "Ollama: fetch the files of a configured model", OllamaModel),
+    Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete the files of a fetched model "
+             "(`deletable`)", OllamaModel),
     Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "
              "`max_tokens`; encoder-decoders", schemas.TranslateRequest),
     Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",

@@ -10,7 +10,7 @@ import pytest
 from tests.server.processes import ServerProcess
 
 pytestmark = pytest.mark.slow
-ROUNDS = 400
+ROUNDS = 250
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TEXT = [{"type": "input_text", "text": "hi"}, {"type": "output_text", "text": "é\U0001f642"}]
 BODIES = {
@@ -41,6 +41,24 @@ BODIES = {
         "tools": [{"name": "f", "input_schema": WEATHER}, {"type": "bash_20250124", "name": "bash"}],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "thinking": {"type": "disabled"},
         "output_config": {"effort": "low"}, "metadata": {"user_id": "me"}, "stream": False},
+}
+BODIES |= {
+    "/api/chat": {
+        "model": "org/chat:latest", "stream": False, "think": True, "format": {"type": "object"}, "keep_alive": "5m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"},
+                     {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [
+                         {"function": {"name": "f", "arguments": {"city": "Rome"}}}]},
+                     {"role": "tool", "tool_name": "f", "content": "sunny"}, {"role": "assistant", "content": "It"}],
+        "tools": [{"type": "function", "function": {"name": "f", "description": "x", "parameters": WEATHER}}],
+        "options": {"num_predict": 3, "temperature": 0.5, "top_k": 5, "stop": ["x"], "repeat_penalty": 1.1, "seed": 1,
+                    "num_ctx": 64}, "logprobs": True, "top_logprobs": 1},
+    "/api/generate": {
+        "model": "org/chat", "prompt": "hi", "system": "Be brief.", "raw": False, "context": [3, 4], "stream": False,
+        "suffix": "", "images": [], "template": "", "format": "json", "think": False,
+        "options": {"num_predict": 3, "temperature": 0.5, "stop": ["x"], "mirostat": 0}, "keep_alive": 60},
+    "/api/embed": {"model": "encoder", "input": ["a", "b"], "truncate": True, "dimensions": 0, "options": {"a": 1}},
+    "/api/show": {"model": "org/chat", "name": "x", "verbose": True},
+    "/api/pull": {"model": "org/chat", "stream": False, "insecure": False},
 }
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
 ODD = [None, True, False, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, "", "x", "\x00", "é\U0001f642", "{", "null", "auto",
@@ -107,4 +125,4 @@ def test_no_server_errors(fuzzed, route):
             seen.add(reply.status_code)
             assert reply.status_code < 500, (text, reply.text[:500])
             assert "internal_error" not in reply.text, (text, reply.text[:500])
-    assert {200, 400} <= seen
+    assert 400 in seen and seen <= {200, 400, 404}

@@ -12,6 +12,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warning
 OPERATIONS = ["POST /", "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings",
               "POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}",
               "POST /v1/messages", "POST /v1/messages/count_tokens",
+              "POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show",
+              "POST /api/pull", "DELETE /api/delete",
               "GET /v1/models/{id}", "POST /tokenize", "POST /detokenize", "POST /apply-template", "POST /translate",
               "POST /fill-mask"]
 

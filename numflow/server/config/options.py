@@ -116,6 +116,7 @@ SERVICE = {
     "max_responses": Option(FROM_ZERO, 1000, "Answers of /v1/responses that are kept, for previous_response_id; 0: "
                             "none. Replicas keep none."),
     "responses_memory": Option(_bytes, 64 * 2**20, "Bytes of kept answers and their conversations together."),
+    "deletable": Option(FLAG, False, "DELETE /api/delete may delete the files of models that numflow has fetched."),
     "request_timeout": Option(_seconds, 600, "Seconds that a request may take, waiting included."),
     "body_timeout": Option(_seconds, 30, "Seconds for a request to arrive."),
     "write_timeout": Option(_seconds, 60, "Seconds until a client that reads nothing is given up."),

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from numflow.errors import DeviceError, DeviceFaultError, NumflowError
 from numflow.server.config.config import Config, ModelConfig
 from numflow.server.http.errors import ApiError, of_error, one_line
-from numflow.server.models.served import Served, weight_files
+from numflow.server.models.facts import weight_files
+from numflow.server.models.served import Served
 
 log = logging.getLogger("numflow.server")
 WATCH_S = 1.0    # how often models are looked after
@@ -84,13 +85,24 @@ class ModelPool:
         """
         if not name:
             return self.default
-        if name in self._names:
-            return self._names[name]
+        if (own := self.named(name)) is not None:
+            return own
         rule = self._config.unknown_model
         if rule == "default" or (rule == "auto" and len(self._slots) == 1 and not self._config.strict):
             return self.default  # many programs have a name built in; the answer says which model it was
         raise ApiError(404, f"there is no model {name!r:.200}; models: {', '.join(self._slots)}", param="model",
                        code="model_not_found")
+
+    def named(self, name: str) -> str | None:
+        """The own name of a model that goes by a name, with or without Ollama's ":latest"; None: there is none."""
+        return self._names.get(name) or self._names.get(name.removesuffix(":latest"))
+
+    async def unload(self, name: str) -> bool:
+        """Whether a model, by its own name, is not in memory any more: one that is in use stays."""
+        slot = self._slots[name]
+        if slot.served is not None and not slot.users:
+            await self._unload(slot)
+        return slot.served is None
 
     def loaded(self) -> list[Served]:
         """The models that are in memory."""

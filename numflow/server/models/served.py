@@ -4,15 +4,14 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numflow
-from numflow import formats, network, registry
 from numflow.decoding.names import inferflow
 from numflow.engine.engine import Engine
-from numflow.engine.request.prompt import ConversationIds, Prompts
+from numflow.engine.request.prompt import ConversationIds, Prompts, check_size
 from numflow.engine.request.sampling import filled
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.errors import NumflowError, RequestError
@@ -22,6 +21,8 @@ from numflow.server.http.ignored import Ignored
 from numflow.server.messages.reply import END_THINK, THINK
 from numflow.server.messages.settings import with_defaults
 from numflow.server.messages.tool_formats import GENERIC, find_format
+from numflow.server.models.facts import weight_files
+from numflow.tokenizer.fill_in import FillIn, find_fill_in
 
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16  # of each weight file, for the fingerprint
 
@@ -66,6 +67,40 @@ class Served:
     def chats(self) -> bool:
         """Whether it answers messages: it writes text, and has a template for them."""
         return self.generates and (self.chat_template is not None or self.prompts.has_own_template)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its chat template knows thinking."""
+        return THINK in (self.chat_template or "") or self.mentions("enable_thinking")
+
+    @property
+    def capabilities(self) -> list[str]:
+        """Names of the things that it can do."""
+        able = {"completion": self.generates, "chat": self.chats, "tools": self.chats and (
+            self.template_tools or not self.prompts.holds_one_question), "thinking": self.thinks,
+                "insert": self.generates and self.fill_in is not None, "embedding": not self.generates}
+        return [name for name, can in able.items() if can]
+
+    @cached_property
+    def fill_in(self) -> FillIn | None:
+        """Tokens by which it fills in; None: it cannot."""
+        try:
+            return find_fill_in(self.tokenizer)
+        except NumflowError:
+            return None
+
+    def filled_in(self, before: str, after: str) -> tuple[list[int], dict[str, Any]]:
+        """A prompt to write what stands between two texts, and the settings that it needs.
+
+        Raises:
+            ApiError: the model cannot.
+        """
+        if self.fill_in is None:
+            raise bad_request(f"{self.name} cannot fill in: its vocabulary has no tokens for what stands before and "
+                              "after", "suffix", "unsupported")
+        for text in (before, after):
+            check_size(self.tokenizer, text, self.model.context)
+        return self.fill_in.ids(self.tokenizer, before, after), {"stop_token_ids": list(self.fill_in.ends)}
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -197,29 +232,6 @@ class Served:
             return self.model.tokenizer.chat_template
         except NumflowError:
             return None  # a model that only takes ids
-
-
-@lru_cache(maxsize=256)
-def _decodes(path: str, spec: str | None) -> bool | None:
-    try:
-        checkpoint = formats.open_checkpoint(registry.resolve(path, offline=True, progress=False))
-        return network.choose_spec(checkpoint, spec).type == "decoder"
-    except NumflowError:
-        return None
-
-
-def may_chat(config: ModelConfig) -> bool | None:
-    """Whether a model that is not loaded may answer messages, by the headers of its files; None: they are not here."""
-    return _decodes(str(config.path), config.load.get("spec"))
-
-
-def weight_files(path: str) -> list[Path]:
-    """The files of a model that is on this disk; empty if it is not."""
-    try:
-        place = Path(registry.resolve(path, offline=True, progress=False))
-    except NumflowError:
-        return []
-    return sorted(file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
 
 
 def _fingerprint(config: ModelConfig, model) -> str:

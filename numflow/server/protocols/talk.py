@@ -109,10 +109,12 @@ class Talk:
         def make(engine: Engine) -> list[Checked]:
             self._prompt = self._make()
             self.running.check(self._prompt.ids, "messages")
-            if self._prompt.settings and (constraint := next((kind for kind in KINDS if kind in settings), None)):
+            own = self._prompt.settings
+            if any(kind in own for kind in KINDS) and (constraint := next((kind for kind in KINDS if kind in settings),
+                                                                          None)):
                 raise bad_request(f"{constraint} contradicts a tool that has to be called: leave out one of them",
                                   "tool_choice")
-            return [engine.request(self._prompt.ids, **settings, **self._prompt.settings)]
+            return [engine.request(self._prompt.ids, **{**settings, **own})]
 
         await self.running.start(make)
 

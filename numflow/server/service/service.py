@@ -115,8 +115,12 @@ class Service:
 
     async def answer(self, request: Request, kind: type[Body],
                      make: Callable[["Service", "Generating", Body], "Answer"]) -> Response:
-        """Answer a request that generates: in one piece, or as a stream if its body says so. make: the answer."""
-        body = await self.read(request, kind)
+        """Answer a request that generates. make: the answer."""
+        return await self.answered(request, await self.read(request, kind), make)
+
+    async def answered(self, request: Request, body: Any,
+                       make: Callable[["Service", "Generating", Any], "Answer"]) -> Response:
+        """The answer to a body, in one piece, or as a stream if it says so. make: the answer."""
         running = Generating(self, request, await self.leased(request, body.model))
         try:
             answer = make(self, running, body)

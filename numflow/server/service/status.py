@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 import numflow
 from numflow.server.http.errors import MOST, one_line
 from numflow.server.messages.wire import Json
-from numflow.server.models.served import may_chat
+from numflow.server.models.facts import file_facts, quantisation
 from numflow.server.service.service import Service
 
 
@@ -51,9 +52,10 @@ def status_of(service: Service) -> dict[str, Any]:
 
 
 async def models(service: Service, request: Request) -> Json:
-    """GET /v1/models."""
-    return Json({"object": "list", "data": [await _entry(service, config.name)
-                                            for config, *_ in service.pool.listing()]})
+    """GET /v1/models. What Anthropic's client looks at stands beside it."""
+    data = [await _entry(service, config.name) for config, *_ in service.pool.listing()]
+    return Json({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"],
+                 "last_id": data[-1]["id"]})
 
 
 async def model(service: Service, request: Request) -> Json:
@@ -62,14 +64,20 @@ async def model(service: Service, request: Request) -> Json:
 
 
 async def _entry(service: Service, name: str) -> dict[str, Any]:
-    """A model as OpenAI lists it; chats: whether it answers messages, where that is known."""
+    """A model as OpenAI lists it, and what is known of it; chats: whether it answers messages."""
     config, found, _ = next(one for one in service.pool.listing() if one[0].name == name)
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow"}
+    since = datetime.fromtimestamp(service.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": int(service.started), "owned_by": "numflow",
+                             "type": "model", "display_name": name, "created_at": since, "loaded": found is not None}
+    facts = await asyncio.to_thread(file_facts, config)
+    if facts is not None:
+        entry |= {"max_model_len": facts.context, "chats": facts.kind == "decoder",
+                  "family": facts.family, "parameters": facts.parameters, "size": facts.size,
+                  "quantization": quantisation(config, facts)}
     if found is not None:
-        entry |= {"max_model_len": found.model.context, "chats": found.chats}
-        return {**entry, "sampling": found.sampling} if found.generates else entry
-    chats = await asyncio.to_thread(may_chat, config)
-    return entry if chats is None else {**entry, "chats": chats}
+        entry |= {"max_model_len": found.model.context, "chats": found.chats, "capabilities": found.capabilities}
+        entry |= {"sampling": found.sampling} if found.generates else {}
+    return entry
 
 
 async def metrics(service: Service, request: Request) -> Response:

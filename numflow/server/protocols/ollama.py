@@ -1,0 +1,258 @@
+"""Ollama's POST /api/chat and POST /api/generate."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from numflow.engine.request.prompt import ConversationIds
+from numflow.server.http.errors import bad_request
+from numflow.server.http.ignored import Ignored
+from numflow.server.messages.constraints import FIELDS, refuse
+from numflow.server.messages.logprobs import chat_entries
+from numflow.server.messages.ollama_schemas import OllamaChat, OllamaGenerate, OllamaMessage, OllamaSettled
+from numflow.server.messages.reply import ReplyPart
+from numflow.server.messages.schemas import ChatRequest
+from numflow.server.messages.settings import OWN
+from numflow.server.messages.wire import Json, dump
+from numflow.server.models.served import Served
+from numflow.server.protocols.conversation import ChatPrompt, prepare
+from numflow.server.protocols.talk import SHARED, ReplyChoice, Talk, chat_request
+from numflow.server.service.service import Answer, Generating, Service
+
+NANOSECONDS = 1e9
+NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # options of other names -> ours
+OFF = ("0", "0s", "0m", "0h", 0)  # values of keep_alive that end a model
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await service.read(request, OllamaChat)
+    if not body.messages:
+        return await _load(service, request, body, {"message": {"role": "assistant", "content": ""}})
+    return await service.answered(request, body, _Chat)
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """Answer a prompt."""
+    body = await service.read(request, OllamaGenerate)
+    if not body.prompt and not body.suffix:
+        return await _load(service, request, body, {"response": ""})
+    return await service.answered(request, body, _Generate)
+
+
+async def _load(service: Service, request: Request, body: OllamaSettled, empty: Mapping[str, Any]) -> Json:
+    """Without a prompt a model is loaded, or with a keep_alive of 0 unloaded."""
+    name = service.pool.find(body.model)
+    if body.keep_alive in OFF:
+        await service.pool.unload(name)
+    else:
+        (await service.leased(request, name)).release()
+    return Json({"model": name, "created_at": now(), **empty, "done": True,
+                 "done_reason": "unload" if body.keep_alive in OFF else "load"})
+
+
+def now() -> str:
+    """The time, as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def fields_of(body: OllamaSettled, served: Served, ignored: Ignored) -> dict[str, Any]:
+    """Fields of a chat request beside its messages.
+
+    Raises:
+        ApiError: thinking is wanted of a model that has none, or an option is a constraint and unknown.
+    """
+    found: dict[str, Any] = {"format": body.format, "logprobs": body.logprobs,
+                             "top_logprobs": body.top_logprobs if body.logprobs else None}
+    if body.think is not None:
+        wanted = body.think is not False
+        if served.mentions("enable_thinking"):
+            found["chat_template_kwargs"] = {"enable_thinking": wanted}
+        elif wanted and not served.thinks:
+            raise bad_request(f"{served.name} does not support thinking", "think", "unsupported")
+        if isinstance(body.think, str):
+            found["reasoning_effort"] = body.think
+    for name, value in (body.options or {}).items():
+        own = NAMES.get(name, name)
+        if value is None:
+            continue
+        if own == "max_tokens":
+            found[own] = max(value, -1) if isinstance(value, int) else value  # -2: as far as the context goes
+        elif own in OWN or own in FIELDS or own in SHARED:
+            found[own] = value
+        else:
+            refuse(name, value, "options.")
+            ignored.add(f"options.{name}"[:100], f"options.{name:.80} has no effect on requests here")
+    return found
+
+
+class _Answer(Answer):
+    """The reply to one request, in lines of JSON."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, service: Service, running: Generating, body: OllamaSettled):
+        self._service, self._running, self.body, self._begin = service, running, body, time.perf_counter()
+        self._talk: Talk
+        self.thinking, self.text = "", ""
+        self._calls: list[dict[str, Any]] = []
+
+    async def start(self) -> None:
+        self._running.served.need_engine()
+        self._talk = await asyncio.to_thread(self.talk)
+        await self._talk.start()
+
+    def talk(self) -> Talk:
+        """The request, made in a thread."""
+        raise NotImplementedError
+
+    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """The fields that a part of the reply has."""
+        raise NotImplementedError
+
+    def asked(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
+        """The request as one for a chat."""
+        ignored = self._running.ignored
+        fields = fields_of(self.body, self._running.served, ignored)
+        return chat_request(self.body, ignored, {"messages": messages, **fields, **more})
+
+    async def finish(self) -> None:
+        await self._talk.finish(self._take)
+
+    def whole(self) -> dict[str, Any]:
+        """The reply in one piece."""
+        choice, = self._talk.ended()
+        self._take(choice, choice.last)
+        return self._line(self.told(self.text, self.thinking, self._calls) | self._logprobs(choice.entries),
+                          self._end(choice))
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The reply in lines."""
+        async for fed in self._talk.parts():
+            if lines := [line for choice, parts in fed for line in self._lines(choice, parts)]:
+                yield b"".join(lines)
+        choice, = self._talk.ended()
+        last = dump(self._line(self.told("") | self._logprobs(choice.untold()), self._end(choice))) + b"\n"
+        yield b"".join([*self._lines(choice, choice.last), last])
+
+    def _take(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> None:
+        for part in parts:
+            if part.call is not None:
+                self._calls.append(_call(part))
+            elif part.kind == "reasoning":
+                self.thinking += part.text
+            else:
+                self.text += part.text
+
+    def _lines(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[bytes]:
+        lines = []
+        for part in parts:
+            told = self.told("", calls=[_call(part)]) if part.call is not None else (
+                self.told("", part.text) if part.kind == "reasoning" else self.told(part.text))
+            lines.append(dump(self._line(told | self._logprobs(choice.untold()), {"done": False})) + b"\n")
+        return lines
+
+    def _logprobs(self, entries: Sequence[Any]) -> dict[str, Any]:
+        return {"logprobs": chat_entries(self._running.served.tokenizer, entries)} if entries else {}
+
+    def _line(self, told: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": self._running.served.name, "created_at": now(), **told, **state}
+
+    def _end(self, choice: ReplyChoice) -> dict[str, Any]:
+        """Reason and times of the end, these in nanoseconds."""
+        stats = choice.result.stats
+        return {"done": True, "done_reason": "length" if choice.result.finish_reason == "length" else "stop",
+                "total_duration": int((time.perf_counter() - self._begin) * NANOSECONDS), "load_duration": 0,
+                "prompt_eval_count": self._running.prompt_tokens,
+                "prompt_eval_duration": int(stats["prefill_s"] * NANOSECONDS),
+                "eval_count": len(choice.result.ids), "eval_duration": int(stats["decode_s"] * NANOSECONDS)}
+
+
+def _call(part: ReplyPart) -> dict[str, Any]:
+    assert part.call is not None
+    call = part.call.call
+    return {"id": part.call.id, "function": {"index": part.call.index, "name": call.name,
+                                             "arguments": json.loads(call.arguments)}}
+
+
+class _Chat(_Answer):
+    """The reply to a conversation. A last message of the assistant is gone on from."""
+
+    body: OllamaChat
+
+    def talk(self) -> Talk:
+        messages, begun = _messages(self.body.messages or [])
+        tools = [tool.model_dump(exclude_none=True) for tool in self.body.tools or []]
+        return Talk(self._service, self._running, self.asked(messages, tools=tools or None), begun)
+
+    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        more = {name: value for name, value in (("thinking", thinking), ("tool_calls", calls)) if value}
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+
+def _messages(messages: Sequence[OllamaMessage]) -> tuple[list[dict[str, Any]], str]:
+    """Messages of a chat request, and the text that the answer goes on from."""
+    found: list[dict[str, Any]] = []
+    ids: list[str] = []  # of calls whose results have not come yet
+    for at, message in enumerate(messages):
+        if message.images:
+            raise bad_request(f"messages[{at}] has images; models here read text only", f"messages[{at}].images",
+                              "unsupported")
+        plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            plain["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls: list[dict[str, Any]] = [{
+                "id": call.id or f"call_{at}_{number}", "type": "function", "function": {
+                    "name": call.function.name, "arguments": json.dumps(call.function.arguments or {})}}
+                for number, call in enumerate(message.tool_calls)]
+            plain["tool_calls"], ids = calls, [str(call["id"]) for call in calls]
+        if message.role == "tool":
+            plain["tool_call_id"] = message.tool_call_id or (ids.pop(0) if ids else f"call_{at}")
+            plain |= {"name": message.tool_name} if message.tool_name else {}
+        found.append(plain)
+    last = found[-1]
+    if len(found) > 1 and last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
+        return found[:-1], last["content"]
+    return found, ""
+
+
+class _Generate(_Answer):
+    """The reply to a prompt, raw or as a question."""
+
+    body: OllamaGenerate
+
+    def talk(self) -> Talk:
+        body, served = self.body, self._running.served
+        if body.images:
+            raise bad_request("images are not supported; models here read text only", "images", "unsupported")
+        if body.template:
+            raise bad_request("template is not supported: the model has one; with raw the prompt is as it is",
+                              "template", "unsupported")
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        asked = self.asked([*messages, {"role": "user", "content": body.prompt or ""}])
+
+        def prompt() -> ChatPrompt:
+            settings: dict[str, Any] = {}
+            if body.suffix:
+                ids, settings = served.filled_in(body.prompt or "", body.suffix)
+            elif body.raw or not served.chats:
+                ids = served.prompts.encode(body.prompt or "")
+            else:
+                made = prepare(served, asked, self._service.config.reasoning == "separate", self._running.ignored)
+                return ChatPrompt(ConversationIds([*(body.context or []), *made.ids]), made.settings, made.splitter)
+            return ChatPrompt(ConversationIds([*(body.context or []), *ids]), settings, {"thinking": False})
+
+        return Talk(self._service, self._running, asked, make=prompt)
+
+    def told(self, text: str, thinking: str = "", calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+    def _end(self, choice: ReplyChoice) -> dict[str, Any]:
+        return super()._end(choice) | {"context": [*self._talk.ids, *choice.result.ids]}

@@ -1,0 +1,44 @@
+"""Filling in: prompts of models that write what stands between a beginning and an end, by tokens of their own."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+BEFORE, AFTER = "before", "after"  # places of the two texts
+
+
+@dataclass(frozen=True)
+class FillIn:
+    """The way of one vocabulary. order: ids, and the places of the two texts. ends: ids that end what is filled in."""
+
+    order: tuple[int | str, ...]
+    ends: tuple[int, ...]
+
+    def ids(self, tokenizer, before: str, after: str) -> list[int]:
+        """Token ids of a prompt. Special tokens that are written in the texts are ordinary characters."""
+        texts = {BEFORE: before, AFTER: after}
+        found: list[int] = []
+        for part in self.order:
+            found += [part] if isinstance(part, int) else tokenizer.encode(texts[part], False, False)
+        return tokenizer.wrapping.apply(found)[0]
+
+
+@cache
+def _rows() -> list[Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("fill_in.toml").read_text(encoding="utf-8"))["way"]
+
+
+def find_fill_in(tokenizer) -> FillIn | None:
+    """The first way all of whose tokens a vocabulary has; None: it has none."""
+    def id_of(text: str) -> int | None:
+        return tokenizer.vocabulary.id(text)
+
+    for row in _rows():
+        order = [part if part in (BEFORE, AFTER) else id_of(part) for part in row["order"]]
+        if None not in order:
+            ends = (id_of(text) for text in row["ends"])
+            return FillIn(tuple(part for part in order if part is not None), tuple(id for id in ends if id is not None))
+    return None
