@@ -4,7 +4,6 @@ import sys
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import numflow
 from numflow.cli import (
@@ -28,28 +27,20 @@ from numflow.cli import (
     texts,
 )
 from numflow.cli.failures import guarded
-
-
-class _Commands(TyperGroup):
-    """`bench serve` is a command beside `bench`."""
-
-    def resolve_command(self, ctx, args):
-        return super().resolve_command(ctx, ["bench-serve", *args[2:]] if args[:2] == ["bench", "serve"] else args)
-
+from numflow.cli.help import Command, Commands
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     help="Run language models that are described by specification files.",
     no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="`numflow COMMAND --help` has the options of a command. Set NUMFLOW_DEBUG=1 to see tracebacks.",
 )
 for command in (generate.generate, chat.chat, texts.embed, texts.fill_mask, texts.translate, scores.classify,
-                scores.rerank, models.pull, models.models,
-                inspect.inspect, bench.bench, measure.perplexity, quantize.quantize, quantize.verify,
-                quantize.imatrix, measure.warmup, plan.plan, experiment.experiment,
-                serve.serve, client.client, load.bench_serve, doctor.doctor):
-    app.command(command.__name__.replace("_", "-"))(guarded(command))
+                scores.rerank, models.pull, models.rm, models.models, inspect.inspect, bench.bench, measure.perplexity,
+                quantize.quantize, quantize.verify, quantize.imatrix, measure.warmup, plan.plan, experiment.experiment,
+                serve.serve, client.client, client.ps, load.bench_serve, doctor.doctor):
+    app.command(command.__name__.replace("_", "-"), cls=Command)(guarded(command))
 app.add_typer(spec.app, name="spec")
 app.add_typer(cache.app, name="cache")
 app.add_typer(learn.app, name="learn")

@@ -1,4 +1,4 @@
-"""`numflow client`: ask a running service from the shell."""
+"""`numflow client` and `numflow ps`: a running service from the shell."""
 
 import os
 from typing import Annotated, Any
@@ -11,12 +11,14 @@ from numflow.cli.running import print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
+Url = Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="The service.")]
+HERE = "http://127.0.0.1:8080"
+
 
 def client(
     prompt: Annotated[str | None, typer.Argument(show_default=False, help="What to ask; the text of -f, or of a "
                                                  "file or pipe at standard input, goes below it.")] = None,
-    url: Annotated[str, typer.Option(metavar="URL", envvar="NUMFLOW_URL", help="The service.")] =
-    "http://127.0.0.1:8080",
+    url: Url = HERE,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="NAME", show_default="the service's first",
                                               help="One of the service's models.")] = None,
     file: options.ReadFile = None,
@@ -53,6 +55,24 @@ def client(
         print_json(next(answer))
         return
     _print(answer)
+
+
+def ps(url: Url = HERE, json: options.Json = False) -> None:
+    """Show the models of a service that runs.
+
+    An API key is read from NUMFLOW_API_KEY.
+    """
+    from numflow.registry.progress import megabytes
+    from numflow.server.client import ask
+
+    status, = ask(url, "/status", key=os.environ.get("NUMFLOW_API_KEY"))
+    if json:
+        print_json(status)
+        return
+    print_table(["model", "state", ">memory", ">context", ">running", ">waiting"], [
+        (model["id"], model["error"] or ("loaded" if model["loaded"] else "not loaded"),
+         megabytes(model["bytes"]) if model.get("bytes") else "", model.get("context") or "",
+         *((model.get("engine") or {}).get(key, "") for key in ("running", "waiting"))) for model in status["models"]])
 
 
 def _asked(text: str, system: str | None, raw: bool) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""The models known by name: models.toml of the package, and the user's own file of the same form."""
+"""The models known by name: models.toml and names.toml of the package, and the user's own file of the same form.
+
+`NAME:SIZE` means `NAME-SIZE`, and `NAME:QUANTISATION` that model of the hub with other bits, as `ollama` has them.
+"""
 
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from numflow.errors import ModelNotFoundError, SpecError, did_you_mean
 from numflow.registry import paths
 
 _SHIPPED = Path(__file__).with_name("models.toml")
+_OF_THE_HUB = Path(__file__).with_name("names.toml")
+_QUANTISATION = re.compile(r"(?:ud-)?i?q[1-8]\w*|tq\d\w*|mxfp4\w*|bf16|f16|f32", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it names a folder, so no separators
 
 
@@ -42,6 +47,8 @@ class KnownModel:
     source: str
     aliases: tuple[str, ...] = ()
     about: str = ""
+    task: str = "chat"
+    parameters: str = ""
     license: str = "see its source"
     bytes: int = 0
     token_ids: int = 0
@@ -64,7 +71,7 @@ def known() -> dict[str, KnownModel]:
     Raises:
         SpecError: a list of models is not valid; names the file and the key.
     """
-    entries = _read(_SHIPPED)
+    entries = _read(_SHIPPED) | _read(_OF_THE_HUB, source="hf")
     if paths.user_catalogue().is_file():
         entries |= _read(paths.user_catalogue())
     return entries
@@ -77,8 +84,19 @@ def default_model(purpose: str = "generate") -> str:
 
 def find(name: str) -> KnownModel | None:
     """The entry of this name or alias, whatever its case; None if there is none."""
-    wanted = name.casefold()
     entries = known()
+    if (entry := _named(name, entries)) is not None or ":" not in name:
+        return entry
+    name, _, quantisation = name.rpartition(":")
+    if quantisation.casefold() == "latest":
+        return _named(name, entries)
+    if _QUANTISATION.fullmatch(quantisation) and (entry := _named(name, entries)) is not None and entry.source == "hf":
+        return replace(entry, patterns=(quantisation,))
+    return None
+
+
+def _named(name: str, entries: Mapping[str, KnownModel]) -> KnownModel | None:
+    wanted = name.casefold().replace(":", "-")
     for entry in reversed(entries.values()):
         if wanted == entry.name.casefold() or wanted in (alias.casefold() for alias in entry.aliases):
             return entry
@@ -92,21 +110,21 @@ def unknown(name: str) -> ModelNotFoundError:
     return ModelNotFoundError(f"no model, file or folder named {name!r}{near} (`numflow models` lists them)")
 
 
-def _read(path: Path) -> dict[str, KnownModel]:
+def _read(path: Path, **defaults: str) -> dict[str, KnownModel]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
-    return {name: _entry(path, name, table) for name, table in document.items() if name != "defaults"}
+    return {name: _entry(path, name, table, defaults) for name, table in document.items() if name != "defaults"}
 
 
-def _entry(path: Path, name: str, table: Any) -> KnownModel:
+def _entry(path: Path, name: str, table: Any, defaults: Mapping[str, str]) -> KnownModel:
     where = f"{path}: [{name}]"
     if not _NAME.fullmatch(name):
         raise SpecError(f"{where}: a model's name is made of letters, digits, '.', '_' and '-'")
     if not isinstance(table, Mapping):
         raise SpecError(f"{where}: expected a table, found {table!r}")
-    fields = dict(table)
+    fields = {"about": table.get("repo", ""), **defaults, **table}
     source = fields.get("source")
     if source not in _NEEDED:
         raise SpecError(f"{where}: source should be one of {', '.join(_NEEDED)}, is {source!r}")

@@ -63,6 +63,27 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
     return _opened(folder, files, pattern)
 
 
+def remove(repo: str) -> tuple[Path, int]:
+    """Remove all of a repository from this disk; its folder, and the bytes that are free again.
+
+    Raises:
+        ModelNotFoundError: it is not on this disk.
+    """
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cached = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        raise ModelNotFoundError(f"{repo} is not on this disk") from None
+    found = next((entry for entry in cached.repos if entry.repo_type == "model" and entry.repo_id == repo), None)
+    if found is None:
+        raise ModelNotFoundError(f"{repo} is not on this disk")
+    plan = cached.delete_revisions(*(revision.commit_hash for revision in found.revisions))
+    plan.execute()
+    return found.repo_path, plan.expected_freed_size
+
+
 def token_ids(repo: str, revision: str | None, offline: bool) -> int | None:
     """The vocab_size of a repository's config.json, which is small; None: there is none, or it cannot be had."""
     import huggingface_hub

@@ -86,6 +86,32 @@ def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Pat
         report.close()
 
 
+def remove(name_or_path: str | os.PathLike) -> tuple[Path, int]:
+    """Remove a fetched model from this disk; its folder, and the bytes that are free again.
+
+    Of a model of the hub all quantisations go.
+
+    Raises:
+        ModelNotFoundError: no such model, it is not on this disk, or it is a file that numflow has not fetched.
+    """
+    name = str(name_or_path)
+    entry = catalogue.find(name)
+    found = hub.parse(entry.repo if entry is not None and entry.source == "hf" else name)
+    if Path(name).expanduser().exists() or (entry is not None and entry.source == "file"):
+        raise ModelNotFoundError(f"{name} is a file or folder of your own; only what numflow has fetched is removed")
+    if entry is None or entry.source == "hf":
+        if found is None:
+            raise catalogue.unknown(name)
+        return hub.remove(found.repo)
+    folder = paths.models_dir() / entry.name
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{entry.name} is not on this disk")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    with _lock(folder.with_name(f".{entry.name}.lock"), entry, reporter(False)):
+        shutil.rmtree(folder)
+    return folder, size
+
+
 def installed(entry: KnownModel) -> Path | None:
     """The file or folder of a known model if it is complete on this disk, else None. Never touches the network."""
     if entry.source == "hf":

@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import numflow
+from numflow.cli import help
 from numflow.cli.app import app
 from tests.conftest import REPO
 
@@ -42,8 +44,46 @@ def test_every_command_has_help(run, words, flag):
 
 def test_summaries_are_whole_sentences(run):
     for group in ([], ["spec"]):
-        commands = run(*group, "--help").out.split("Commands:")[1]
+        commands = run(*group, "--help").out.split("\n\n", 2)[2]
         assert "..." not in commands
+
+
+def test_every_command_stands_under_one_heading(run):
+    told = [line.split()[0] for line in run("--help").out.split("Write and talk:")[1].splitlines()
+            if line.startswith("  ") and not line.startswith(("   ", "  `")) and line.strip()]
+    registered = typer.main.get_command(app).commands
+    assert sorted(told[:len(registered)]) == sorted(registered)
+
+
+def test_options_stand_under_headings_once(run):
+    out = run("generate", "--help").out
+    assert [heading for heading in help.OPTIONS if f"\n{heading}:\n" in out] == list(help.OPTIONS)
+    sampling = out.split("\nSampling:\n")[1].split("\nConstraints:\n")[0]
+    assert "--top-p P" in sampling and "--json-schema" not in sampling
+    flags = [line.split()[1 if line.startswith("  -") and not line.startswith("  --") else 0].rstrip(",")
+             for line in out.splitlines() if line.startswith("  -")]
+    assert len(flags) == len(set(flags)) == sum(
+        param.param_type_name == "option" for param in typer.main.get_command(app).commands["generate"].params) + 1
+    assert "Sampling:" not in run("pull", "--help").out
+
+
+def test_the_tables_of_headings_name_what_there_is():
+    commands = typer.main.get_command(app).commands
+    params = {param.name for command in commands.values() for param in command.params}
+    assert {name for names in help.COMMANDS.values() for name in names} <= set(commands)
+    assert {name for names in help.OPTIONS.values() for name in names} <= params
+
+
+@pytest.mark.parametrize("typed, meant", [
+    (["list"], ["models"]), (["show", "a"], ["inspect", "a"]), (["bench", "serve", "-x"], ["bench-serve", "-x"]),
+    (["run", "a"], ["chat", "-m", "a"]), (["run", "a", "hi"], ["generate", "-m", "a", "hi"]),
+    (["run", "a", "--stats"], ["chat", "-m", "a", "--stats"]), (["run"], ["chat"]), (["bench"], ["bench"])])
+def test_names_of_commands_elsewhere(typed, meant):
+    assert help.meant(typed, terminal=True) == meant
+
+
+def test_run_from_a_pipe_answers_it():
+    assert help.meant(["run", "a", "--raw"], terminal=False) == ["generate", "-m", "a", "--raw"]
 
 
 @pytest.mark.parametrize("words, complaint", [

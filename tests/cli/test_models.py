@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from numflow import registry
 from numflow.cli.tables import print_table
 from numflow.network import new_spec as draft
 from tests.engine.tiny import write_checkpoint
@@ -38,12 +39,25 @@ def test_pull_offline_says_what_to_do(run):
 
 def test_models_lists_what_is_known(run):
     lines = run("models").out.splitlines()
-    assert lines[0].split() == ["name", "size", "here", "license", "about"]
+    assert lines[0].split() == ["name", "also", "task", "parameters", "size", "here", "license", "about"]
     smollm = next(line for line in lines if line.startswith("smollm2-135m-instruct "))
     assert "98.4 MB  no" in smollm and smollm.endswith("(default)")
     found = json.loads(run("models", "--json").out)
     assert [m["name"] for m in found["models"] if m["default"]] == ["smollm2-135m-instruct"]
     assert all(m["path"] is None for m in found["models"])
+
+
+def test_rm_removes_what_was_fetched(run, tiny, tmp_path):
+    entry = registry.find("smollm2")
+    folder = tmp_path / "home" / "models" / entry.name
+    folder.mkdir(parents=True)
+    with open(folder / entry.load, "wb") as file:
+        file.truncate(entry.bytes)
+    assert "yes" in next(line for line in run("list").out.splitlines() if line.startswith(entry.name + " "))
+    assert run("rm", "smollm2").out == f"{folder}: 98.4 MB removed\n"
+    assert not folder.exists()
+    assert run("rm", "smollm2").err == f"error: {entry.name} is not on this disk\n"
+    assert "is a file or folder of your own" in run("rm", tiny).err and tiny.exists()
 
 
 def test_unknown_models(run):

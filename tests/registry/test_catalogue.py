@@ -42,6 +42,18 @@ def test_names_are_found_whatever_their_case():
     assert registry.find("nothing-like-it") is None
 
 
+def test_sizes_and_quantisations_behind_a_colon():
+    assert registry.find("Qwen3:4b").name == "qwen3-4b" and registry.find("llama3.2:latest").name == "llama3.2-3b"
+    assert registry.find("llama3.2:Q8_0").patterns == ("Q8_0",)
+    assert registry.find("qwen3:4b:iq4_xs").patterns == ("iq4_xs",)
+    assert registry.find("llama3.2:tiny") is None and registry.find("smollm2:q8_0") is None  # it is one file
+
+
+def test_tasks_are_those_of_commands():
+    tasks = {entry.task for entry in registry.known().values()}
+    assert tasks <= {"chat", "code", "embed", "rerank", "fill-mask", "translate"} and len(registry.known()) >= 60
+
+
 def test_unknown_names_get_the_nearest():
     with pytest.raises(ModelNotFoundError, match="no model, file or folder named 'smolm2'; did you mean 'smollm2'"):
         registry.resolve("smolm2")

@@ -22,7 +22,10 @@ from numflow.errors import NumflowError
 for line in sys.stdin:
     name, offline, constants.HF_HUB_CACHE = json.loads(line)
     try:
-        answer = str(registry.resolve(name, offline=offline))
+        if name.startswith("rm "):
+            answer = "%s %d" % registry.remove(name[3:])
+        else:
+            answer = str(registry.resolve(name, offline=offline))
     except NumflowError as error:
         answer = f"{type(error).__name__}: {error}"
     print(json.dumps(answer), flush=True)
@@ -174,6 +177,15 @@ def test_a_revision_is_another_model(shelf):
     commit = shelf.hub.commit("org/flat", "v2")
     assert (shelf.cache / "models--org--flat/snapshots" / commit / "Qwen-Q4_K_M.gguf").read_text().endswith(" of v2")
     assert shelf.take(f"org/flat@{commit}", offline=True) == ("Qwen-Q4_K_M.gguf", [])
+
+
+def test_a_repository_is_removed_whole(shelf):
+    shelf.take("org/flat:Q4_K_M")
+    shelf.take("org/flat:Q8_0")
+    size = sum(file.stat().st_size for file in (shelf.cache / "models--org--flat/blobs").iterdir())
+    assert size > 0 and shelf.told("rm org/flat:Q8_0") == f"{shelf.cache}/models--org--flat {size}"
+    assert not (shelf.cache / "models--org--flat").exists()
+    assert shelf.told("rm org/flat") == "ModelNotFoundError: org/flat is not on this disk"
 
 
 def test_offline_takes_what_is_whole_and_here(shelf):

@@ -41,6 +41,13 @@ def test_client(numflow, server, model, monkeypatch):
     assert code == 0 and "org/chat" in out
 
 
+def test_ps(numflow, server):
+    code, out, _ = numflow("ps", "--url", server.url)
+    assert code == 0 and out.splitlines()[0].split() == ["model", "state", "memory", "context", "running", "waiting"]
+    assert any(line.split()[:2] == ["org/chat", "loaded"] for line in out.splitlines())
+    assert json.loads(numflow("ps", "--url", server.url, "--json")[1])["models"]
+
+
 def test_client_says_what_is_wrong(numflow, server):
     code, out, err = numflow("client", "--url", server.url, "-m", "gpt-9", "hi")
     assert (code, out.strip()) == (1, "") and "no model 'gpt-9'" in err and err.count("\n") == 1

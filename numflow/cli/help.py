@@ -1,0 +1,81 @@
+"""Help in groups: headings over the commands, and over the options of a command that has many."""
+
+import sys
+from collections.abc import Iterable
+
+from typer.core import TyperCommand, TyperGroup
+
+# Headings of `numflow --help`; a command that no row names stands under the last one.
+COMMANDS = {
+    "Write and talk": ("generate", "chat", "translate", "fill-mask", "embed", "rerank", "classify"),
+    "Models": ("models", "pull", "rm", "inspect", "spec", "quantize", "verify", "imatrix", "cache"),
+    "Serve": ("serve", "client", "ps", "bench-serve"),
+    "Measure and plan": ("bench", "perplexity", "plan", "experiment", "warmup"),
+    "Learn and look": ("learn", "doctor"),
+}
+# Headings of a command's options, by the parameter's name; what no row names stands first, under "Options".
+OPTIONS = {
+    "Model": ("model", "spec", "adapter", "draft", "offline"),
+    "Sampling": ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "decoding", "repetition_penalty",
+                 "set_", "stop_", "num_beams"),
+    "Constraints": ("json_schema", "regex", "grammar"),
+    "Speed and memory": ("threads", "activations", "weights", "imatrix", "kv", "kv_k", "kv_v", "kv_memory", "context",
+                         "max_batch", "host_embeddings", "host_kv_percent", "speculate"),
+    "Devices": ("backend", "devices", "cpu_layers", "transport", "collectives", "ray", "replicas"),
+}
+MANY = 15  # options, from which on headings help
+
+
+class Command(TyperCommand):
+    """A command whose help has its options in groups."""
+
+    def format_options(self, ctx, formatter) -> None:
+        shown = [(param, row) for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
+        arguments = [row for param, row in shown if param.param_type_name == "argument"]
+        options = [(param.name, row) for param, row in shown if param.param_type_name != "argument"]
+        if arguments:
+            _section(formatter, "Arguments", arguments)
+        if len(options) < MANY:
+            _section(formatter, "Options", [row for _, row in options])
+            return
+        grouped = {name for names in OPTIONS.values() for name in names}
+        _section(formatter, "Options", [row for name, row in options if name not in grouped])
+        for heading, names in OPTIONS.items():
+            _section(formatter, heading, [row for name, row in options if name in names])
+
+
+class Commands(TyperGroup):
+    """The table of commands, in groups; other names of commands lead to them."""
+
+    def resolve_command(self, ctx, args):
+        return super().resolve_command(ctx, meant(args, sys.stdin is not None and sys.stdin.isatty()))
+
+    def format_commands(self, ctx, formatter) -> None:
+        width = formatter.width - 6 - max(map(len, self.commands))
+        rows = {name: (name, command.get_short_help_str(width)) for name, command in self.commands.items()}
+        named = {name for names in COMMANDS.values() for name in names}
+        *most, last = COMMANDS
+        for heading in most:
+            _section(formatter, heading, [rows[name] for name in COMMANDS[heading] if name in rows])
+        _section(formatter, last, [row for name, row in rows.items() if name in COMMANDS[last] or name not in named])
+
+
+def meant(args: list[str], terminal: bool) -> list[str]:
+    """The words of a command line with the names of our commands.
+
+    `list` and `show` are `models` and `inspect`, `bench serve` is `bench-serve`; `run MODEL` is a conversation at a
+    terminal, and `generate` with a prompt or from a pipe. terminal: whether standard input is one.
+    """
+    if args[:2] == ["bench", "serve"]:
+        return ["bench-serve", *args[2:]]
+    if args[0] == "run" and len(args) > 1 and not args[1].startswith("-"):
+        asks = terminal and (len(args) == 2 or args[2].startswith("-"))
+        return ["chat" if asks else "generate", "-m", *args[1:]]
+    return [{"list": "models", "show": "inspect", "run": "chat"}.get(args[0], args[0]), *args[1:]]
+
+
+def _section(formatter, heading: str, rows: Iterable[tuple[str, str]]) -> None:
+    rows = list(rows)
+    if rows:
+        with formatter.section(heading):
+            formatter.write_dl(rows)
