@@ -33,7 +33,7 @@ def rm(model: options.ModelArgument) -> None:
 def models(json: options.Json = False) -> None:
     """List known models, and which are on this disk.
 
-    NAME:SIZE and NAME:QUANTISATION work too, as in qwen3:4b and llama3.2:q8_0.
+    NAME:SIZE and NAME:QUANTISATION are read too: :4b is a size, :q8_0 a quantisation.
     """
     from numflow import registry
     from numflow.registry.paths import models_dir
@@ -53,7 +53,7 @@ def models(json: options.Json = False) -> None:
                   "yes" if row["path"] else "no", row["license"],
                   row["about"] + (" (default)" if row["default"] else "")) for row in rows])
     print(f"\n{megabytes(sum(row['bytes_here'] for row in rows))} on this disk. NAME:SIZE and NAME:QUANTISATION are "
-          "read as well (qwen3:4b, llama3.2:q8_0); any file, folder or ORG/NAME of the Hugging Face hub works too.")
+          "read as well (:4b, :q8_0); any file, folder or ORG/NAME of the Hugging Face hub works too.")
 
 
 def _size(path: Path) -> int:
