@@ -56,7 +56,7 @@ def checked(lab: LabFile, file: Path, model: str | None) -> dict[str, Any]:
         verdict.cause = cause_of(verdict, known, {name: own[name] for name in lab.functions}, grade)
     facts = verdict.facts()
     if verdict.passed and model is not None:
-        facts["text"] = written(lab, functions, model)
+        facts["text"] = written(lab, own, functions, model)
     return facts
 
 
@@ -113,10 +113,12 @@ def student(lab: LabFile, file: Path) -> dict[str, Callable]:
     return functions
 
 
-def written(lab: LabFile, functions: dict[str, Callable], model: str) -> str:
-    """The text that a model writes with the functions in their places."""
+def written(lab: LabFile, own: dict[str, Any], functions: dict[str, Callable], model: str) -> str:
+    """The text that a model writes with the functions in their places; "" if they have none in a model."""
     import numflow
 
+    if "grade" in own:
+        return ""
     module = importlib.import_module(f"numflow.learn.graders.{lab.facts['grader']}")
     if not hasattr(module, "installed"):
         return ""

@@ -10,25 +10,13 @@ from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
 from numflow.decoding.settings import Sampling
 from numflow.decoding.speculative import Distribution, DraftLength, StepTimes, verify
+from numflow.learn.cases.chance import chi_square, limit
 
 
 def distribution(p):
     p = np.array(p, float)
     ids = np.flatnonzero(p)
     return Distribution(ids, p[ids] / p.sum())
-
-
-def chi_square(counts, p):
-    """Statistic over the possible tokens, and its degrees of freedom."""
-    counts, expected = np.asarray(counts, float), np.asarray(p) * np.sum(counts)
-    assert counts[expected == 0].sum() == 0
-    seen = expected > 0
-    return float(np.sum((counts[seen] - expected[seen]) ** 2 / expected[seen])), int(seen.sum()) - 1
-
-
-def limit(freedom):
-    """A chi-square value that is exceeded once in about ten thousand times (Wilson and Hilferty)."""
-    return freedom * (1 - 2 / (9 * freedom) + 3.72 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
 PAIRS = [([0.1, 0.4, 0.05, 0.25, 0.2], [0.3, 0.1, 0.2, 0.2, 0.2]), ([0.5, 0.5, 0, 0, 0], [0, 0.1, 0.9, 0, 0]),

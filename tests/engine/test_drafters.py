@@ -11,7 +11,7 @@ from numflow.engine.load import load
 from numflow.engine.request.settings import Settings
 from numflow.engine.speculate.drafters import ModelDrafter, NgramDrafter, check_draft
 from numflow.errors import RequestError
-from tests.decoding.test_speculative import chi_square, limit
+from numflow.learn.cases.chance import chi_square, limit
 from tests.engine.fake import EOS, VOCABULARY, fake_model, used_blocks
 from tests.engine.letters import letter_model
 from tests.engine.tiny import write_checkpoint

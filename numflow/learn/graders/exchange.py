@@ -1,0 +1,143 @@
+"""Functions that cut matrices and exchange values between devices: alone, and in plans of several devices."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from numflow.errors import DeviceError
+from numflow.learn.cases.build import CaseBuilder, run_case
+from numflow.learn.cases.verdict import Functions, Verdict, Wrong, described, furthest, raised, right, wrong
+from numflow.learn.graders.calls import Call, array, grade_calls
+from numflow.network import WeightSource
+from numflow.partition.cut.cut import partition
+from numflow.partition.run.program import PlanProgram
+from numflow.reference import program
+
+WAIT = 2.0  # seconds that devices may wait for each other
+# Of sums: name, group, devices that have a term, in the order of the sum.
+SUMS = (("two-devices", (0, 1), (0, 1)), ("three-in-another-order", (0, 1, 2), (2, 0, 1)),
+        ("one-without-a-term", (0, 1, 2), (1, 2)), ("numbers-that-are-no-places", (3, 5), (5, 3)))
+PLANS = ("0&1", "0&1&2", "0&1&2&3")
+
+
+def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
+    """The cuts, sums of devices that are threads, then a feed-forward layer by plans."""
+    cuts = _cuts()
+    of = len(cuts) + len(SUMS) + len(PLANS)
+    verdict = grade_calls(functions, cuts)
+    verdict.of = of
+    if not verdict.passed:
+        return verdict
+    for number, (name, group, adds) in enumerate(SUMS, len(cuts) + 1):
+        try:
+            said, evidence = _sum(functions["all_reduce"], group, adds)
+        except Exception as error:
+            return raised(name, number, of, error)
+        if said:
+            return wrong(name, number, of, said, evidence)
+    for number, devices in enumerate(PLANS, len(cuts) + len(SUMS) + 1):
+        try:
+            with installed(functions, lab):
+                found, expected = _plan(devices)
+        except Exception as error:
+            return raised(f"plan {devices}", number, of, error)
+        if place := furthest(found, expected, 1e-5):
+            return wrong(f"plan {devices}", number, of, described(place), [found], place)
+    return right(of)
+
+
+@contextmanager
+def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False) -> Iterator[None]:
+    """Devices of the reference executor sum by `all_reduce` inside."""
+    truth = program.BETWEEN_DEVICES["all_reduce"]
+    program.BETWEEN_DEVICES["all_reduce"] = functions["all_reduce"]
+    try:
+        yield
+    finally:
+        program.BETWEEN_DEVICES["all_reduce"] = truth
+
+
+def _cuts() -> list[Call]:
+    w = np.arange(48, dtype=np.float32).reshape(6, 8)
+    rows = [Call(f"column-parallel-{n}-{i}", "column_parallel", (w, n, i), w[i * 6 // n:(i + 1) * 6 // n])
+            for n, i in ((2, 0), (2, 1), (3, 1), (1, 0))]
+    return rows + [Call(f"row-parallel-{n}-{i}", "row_parallel", (w, n, i), w[:, i * 8 // n:(i + 1) * 8 // n])
+                   for n, i in ((2, 0), (2, 1), (4, 2), (1, 0))]
+
+
+def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
+    """The fault of the sum of some devices, "" if none, and the results."""
+    rng = np.random.default_rng(len(group))
+    terms = {device: (rng.standard_normal((3, 4)) * 10.0 ** rng.integers(-3, 4, (3, 4))).astype(np.float32)
+             for device in adds}
+    expected = terms[adds[0]]
+    for device in adds[1:]:
+        expected = expected + terms[device]
+    found, errors = _devices(all_reduce, terms, group, adds)
+    for device in group:
+        if isinstance(errors.get(device), BaseException):
+            raise errors[device]
+        if device not in found:
+            return f"device {device} waits for ever", f"waits {sorted(set(group) - set(found))}"
+    evidence = [found[device] for device in group]
+    for device in group:
+        y = array(found[device], expected, f"all_reduce returns on device {device} something ")
+        if place := furthest(y, expected, 1e-5):
+            return f"device {device} of {list(group)}, {described(place)}", evidence
+    for device in group:
+        if not np.array_equal(found[device], expected):
+            return f"device {device} has other last bits than the sum in the order {list(adds)}", [
+                e.tobytes() for e in evidence]
+    return "", None
+
+
+def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple,
+             adds: tuple) -> tuple[dict, dict[int, Any]]:
+    """Results and exceptions of each device's thread; those that wait too long have neither."""
+    world = program.World(dict.fromkeys(group))
+    found: dict[int, Any] = {}
+    errors: dict[int, Any] = {}
+
+    def run(device):
+        try:
+            x = terms[device].copy() if device in terms else None
+            found[device] = all_reduce(x, world=world, device=device, group=group, adds=adds)
+        except DeviceError as error:  # it waited, and the wait was broken off
+            errors[device] = str(error)
+        except Exception as error:
+            errors[device] = error
+
+    threads = [threading.Thread(target=run, args=(device,), daemon=True) for device in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT if thread is threads[0] else WAIT / 10)
+    world.abort()
+    for thread in threads:
+        thread.join(WAIT)
+    return found, errors
+
+
+def _plan(devices: str) -> tuple[np.ndarray, np.ndarray]:
+    """The output of a feed-forward layer on several devices, and on one."""
+    b = CaseBuilder("feed-forward")
+    (x,) = b.inputs(24)
+    h, y = b.buffer(48), b.buffer(24)
+    b.step("linear", (x,), (h,), {"weight": b.weight("up", b.normal(48, 24))})
+    b.step("act", (h,), (h,), kind="silu")
+    b.step("linear", (h,), (y,), {"weight": b.weight("down", b.normal(24, 48))})
+    case = b.case(y)
+    constants = {name: replace(weight, constant=b.arrays[name]) for name, weight in case.network.weights.items()}
+    plan = partition(replace(case.network, weights=constants), devices, "reference")
+
+    def on_devices(network, weights):
+        return PlanProgram(plan, program, lambda own: WeightSource(own, None), timeout=WAIT)
+
+    (found,), (expected,) = run_case(case, on_devices), run_case(case, program.Program)
+    if not isinstance(found, np.ndarray):
+        raise Wrong("the plan has no output")
+    return found, expected

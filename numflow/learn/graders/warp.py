@@ -1,0 +1,57 @@
+"""A student's kernel of one warp for each row, against NumPy."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from numflow.cuda.lang import intrinsics
+from numflow.cuda.lang.scalar import f32, u32
+from numflow.learn.cases.verdict import Functions, Verdict, raised, right, wrong
+from numflow.learn.graders.simulated import fault, run_kernel
+
+PARAMETERS = (f32.ptr, u32.ptr, f32.ptr, f32.ptr, u32)
+SHAPES = ((1, 64), (4, 128), (3, 200), (2, 40))  # rows and columns; the last ones leave lanes without work
+
+
+def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
+    """The kernel on the shapes, each in several orders of threads."""
+    for number, (rows, columns) in enumerate(SHAPES, 1):
+        name, (arrays, expected) = f"{rows}x{columns}", _matrix(rows, columns)
+        try:
+            said, evidence = fault(functions["gemv"], PARAMETERS, rows, 32, arrays, (columns // 2,), expected)
+        except Exception as error:
+            return raised(name, number, len(SHAPES), error)
+        if said:
+            return wrong(name, number, len(SHAPES), said, evidence)
+    return right(len(SHAPES), "shapes")
+
+
+def exchanges(body: Callable) -> int:
+    """Exchanges and barriers that each lane goes through, for one row of 256 weights."""
+    counted, wait, exchange = [0], intrinsics.wait, intrinsics.exchange
+
+    def waiting(kind):
+        counted[0] += 1
+        wait(kind)
+
+    def exchanging(value):
+        counted[0] += 1
+        return exchange(value)
+
+    intrinsics.wait, intrinsics.exchange = waiting, exchanging
+    try:
+        run_kernel(body, PARAMETERS, 1, 32, _matrix(1, 256)[0], (128,))
+    finally:
+        intrinsics.wait, intrinsics.exchange = wait, exchange
+    return counted[0] // 32
+
+
+def _matrix(rows: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The kernel's arrays, and the y that is expected."""
+    rng = np.random.default_rng(rows + columns)
+    codes = rng.integers(0, 11, (rows, columns))
+    pairs = (codes[:, 0::2] + 11 * codes[:, 1::2]).astype(np.uint32)
+    scale = rng.uniform(0.01, 0.1, rows).astype(np.float32)
+    x = rng.standard_normal(columns).astype(np.float32)
+    return (np.zeros(rows, np.float32), pairs, scale, x), ((codes - 5) * scale[:, None] @ x).astype(np.float32)

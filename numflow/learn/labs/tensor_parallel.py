@@ -1,0 +1,123 @@
+"""Lab 14: one model on several devices (tensor parallel).
+
+A matrix that is too large for a device is cut. y = w x with w [N, K] is cut in two ways, and n devices i = 0 .. n - 1
+each take a part:
+
+    column parallel    w1 [N / n, K]    each makes a part of y from all of x; named for the columns of w transposed
+    row parallel       w2 [N, K / n]    each makes a term of all of y from its part of x; the terms are to be summed
+
+A feed-forward layer w2 act(w1 x) needs one exchange only: w1 column parallel, w2 row parallel, and one all_reduce, the
+sum of what all devices have, at the end (Megatron-LM). Parts are neighbouring rows or columns in the order of devices.
+
+`all_reduce` runs on every device of a group at the same time. `adds` are the devices that have a term, the others have
+none (x is None); all of `group` get the sum. Arrays travel through mailboxes:
+
+    world.put(sender, receiver, array)      never waits; the array must not be changed any more
+    world.take(sender, receiver)            waits for the next array that `sender` has put for `receiver`
+
+A device may put something for itself. Sum in the order of `adds` on every device: float32 sums depend on the order, and
+devices that disagree in the last bit go different ways.
+
+    numflow learn check 14       numflow learn hint 14
+"""
+
+import numpy as np
+
+LAB = {
+    "number": 14, "title": "Tensor parallel", "minutes": 60,
+    "functions": ["column_parallel", "row_parallel", "all_reduce"], "grader": "exchange",
+    "hints": [
+        "Draw w1 and w2 as rectangles, x and y beside them, and colour the part of each device. Which numbers does "
+        "each device have after w1? After w2?",
+        "The hard part is that nobody may wait for a device that waits for him: put first, to all of the group, and "
+        "then take. A device without a term puts nothing, and takes from those of `adds`.",
+        "w[i * N // n:(i + 1) * N // n] and w[:, i * K // n:(i + 1) * K // n]. if device in adds: for other in group: "
+        "world.put(device, other, x.copy()); terms = [world.take(other, device) for other in adds]; then sum."],
+}
+
+
+def column_parallel(w, n, i):
+    """w [N, K] -> the part [N / n, K] of device i of n."""
+    size = len(w) // n
+    return w[i * size:(i + 1) * size]
+
+
+def row_parallel(w, n, i):
+    """w [N, K] -> the part [N, K / n] of device i of n."""
+    size = w.shape[1] // n
+    return w[:, i * size:(i + 1) * size]
+
+
+def all_reduce(x=None, *, world, device, group, adds):
+    """x [T, D], None on devices that are not of `adds` -> the sum [T, D], the same bits on every device of `group`."""
+    if device in adds:
+        for other in group:
+            world.put(device, other, x.copy())
+    terms = [world.take(other, device) for other in adds]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def column_parallel__columns(w, n, i):
+    """columns of w: column parallel cuts the outputs, which are the rows of w [N, K]"""
+    return row_parallel(w, n, i)
+
+
+def column_parallel__every_nth(w, n, i):
+    """every n-th row in place of neighbouring ones"""
+    return w[i::n]
+
+
+def row_parallel__rows(w, n, i):
+    """rows of w: row parallel cuts the inputs, which are the columns of w [N, K]"""
+    return column_parallel(w, n, i)
+
+
+def row_parallel__every_nth(w, n, i):
+    """every n-th column in place of neighbouring ones"""
+    return w[:, i::n]
+
+
+def all_reduce__own_alone(x=None, *, world, device, group, adds):
+    """a device's own term: nothing was exchanged"""
+    return np.zeros((3, 4), np.float32) if x is None else x
+
+
+def all_reduce__others_alone(x=None, *, world, device, group, adds):
+    """a sum without the device's own term"""
+    total = all_reduce(x, world=world, device=device, group=group, adds=adds)
+    return total if x is None else total - x
+
+
+def all_reduce__own_first(x=None, *, world, device, group, adds):
+    """a sum that begins with the device's own term: its order, and its last bits, differ from device to device"""
+    if device in adds:
+        for other in group:
+            world.put(device, other, x.copy())
+    terms = {other: world.take(other, device) for other in adds}
+    order = sorted(adds, key=lambda other: (other != device, adds.index(other)))
+    total = terms[order[0]]
+    for other in order[1:]:
+        total = total + terms[other]
+    return total
+
+
+def all_reduce__by_number(x=None, *, world, device, group, adds):
+    """a sum in the order of the devices' numbers in place of that of `adds`"""
+    return all_reduce(x, world=world, device=device, group=group, adds=tuple(sorted(adds)))
+
+
+def all_reduce__mean(x=None, *, world, device, group, adds):
+    """a mean: the sum was divided by the number of devices"""
+    return all_reduce(x, world=world, device=device, group=group, adds=adds) / np.float32(len(adds))
+
+
+def all_reduce__takes_first(x=None, *, world, device, group, adds):
+    """devices that all wait for each other: put before you take"""
+    terms = [world.take(other, device) for other in adds]
+    if device in adds:
+        for other in group:
+            world.put(device, other, x.copy())
+    return sum(terms[1:], terms[0])
