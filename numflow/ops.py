@@ -7,9 +7,10 @@ key/value heads, E head size, V vocabulary, X experts, S routed experts per toke
 a matrix.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ LOCAL = {
     "devices": "what other devices have",
 }
 
+CONV_KINDS = ("none", "silu")  # what may follow a causal_conv within it
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh", "swiglu_clamp",
                "xielu")
 
@@ -127,6 +129,25 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class State:
+    """Memory of a recurrent step: an array of `shape` for each sequence, zeros before its first token.
+
+    axis: of `shape`, whose heads or channels devices may share out. dtype: that it is stored in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int = 0
+    dtype: str = "f32"
+    kind: ClassVar[str] = "state"
+
+    @property
+    def size(self) -> int:
+        """Numbers of a sequence."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Step:
     """One op on named views and weights. `label` says where in the model it stands ("blk.3.attention")."""
 
@@ -150,6 +171,7 @@ class Network:
     outputs: view by name, all on R rows: "hidden" [R, D] and, where there is a head, "logits" [R, V] of "main";
              "encoder_hidden" [R, D] of "encode".
     facts:   vocabulary, width, layers, context, ... as resolved from spec and checkpoint.
+    states:  memory of recurrent steps, by name.
     """
 
     name: str
@@ -159,6 +181,7 @@ class Network:
     caches: Mapping[str, Cache]
     outputs: Mapping[str, View]
     facts: Mapping[str, Any]
+    states: Mapping[str, State] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,6 +197,8 @@ class Batch:
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
     windows     by window: i32 [B, M], the `blocks` of layers whose attention sees only so many tokens back; entries
                             before the first position that is seen are never read. None: `blocks` serves all layers
+    slots       i32 [B]     place of each sequence in the memory of recurrent steps, the same in all layers; at
+                            position 0 it holds zeros. None: 0, 1, ... B - 1
     limits      i32 [B]     tokens that each sequence may come to hold, which choose its rotary frequencies where they
                             depend on the length; None: what it holds after this run
 
@@ -191,6 +216,7 @@ class Batch:
     cross_lengths: np.ndarray | None = None
     limits: np.ndarray | None = None
     windows: Mapping[int, np.ndarray] | None = None
+    slots: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -265,12 +291,17 @@ OPS = {op.name: op for op in (
        ("q",), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0}),
+    Op("causal_conv", "batch",
+       "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier x are in `state` "
+       "[K - 1, C], which then keeps the last ones. kind: silu or none",
+       ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
     Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
        "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
     Op("act_mul", "elements",
        "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
     Op("gate_rows", "rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
+    Op("mul", "elements", "y = a * b", ("a", "b"), ("y",)),
     Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
     Op("scale", "elements", "y = x * scale * weight [D]", ("x",), ("y",), ("weight?",), {"scale": REQUIRED}),
     Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))",
@@ -327,6 +358,11 @@ def op_of(step: Step) -> Op | None:
 def param(step: Step, name: str) -> Any:
     """The step's parameter, or the op's default."""
     return step.params.get(name, (OPS.get(step.op) or EXCHANGES[step.op]).params[name])
+
+
+def states_of(step: Step) -> dict[str, str]:
+    """States that a step reads and writes, by parameter: "state", and those whose names end in "_state"."""
+    return {key: name for key, name in step.params.items() if key == "state" or key.endswith("_state")}
 
 
 def local(step: Step) -> str:

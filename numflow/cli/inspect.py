@@ -67,6 +67,7 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict]]:
               "stored_bytes": sum(describe.stored_bytes(part.network, checkpoint, name)
                                   for name in part.network.weights),
               "cache_bytes_per_token": describe.cache_bytes_per_token(part.network),
+              "state_bytes": describe.state_bytes(part.network),
               "ops": dict(describe.op_counts(part.network))} for part in plan.devices]
     return draw(plan), facts
 
@@ -122,7 +123,8 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
         cache = f"{megabytes(per_token or windows)} per {'token' if per_token else 'text'} of 16-bit keys and values, "
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
             ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
-            ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none")]
+            ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none"),
+            *([("state", f"{megabytes(states)} per text")] if (states := describe.state_bytes(network)) else [])]
 
 
 def _lengths(context: int) -> list[int]:
@@ -158,6 +160,7 @@ def _as_dict(network, checkpoint, full: bool, tensors: bool) -> dict:
         "facts": dict(network.facts),
         "stored_bytes": checkpoint.nbytes, "memory_bytes": sum(map(weight_bytes, network.weights.values())),
         "cache_bytes_per_token": describe.cache_bytes_per_token(network),
+        "state_bytes": describe.state_bytes(network),
         "cache_bytes": {str(n): describe.cache_bytes(network, n) for n in _lengths(network.facts.get("context") or 0)},
         "types": {name: {"tensors": count, "weights": weights, "bytes": size}
                   for name, (count, weights, size) in describe.tensor_types(network, checkpoint).items()},

@@ -12,8 +12,8 @@ from numflow.cpu.fuse import adds_taken_over, operands_made
 from numflow.cpu.linear import embed, linear
 from numflow.cpu.moe import moe
 from numflow.cpu.runtime.kernel import Call
-from numflow.cpu.state import cache
-from numflow.ops import Step, View, param
+from numflow.cpu.state import cache, convolution
+from numflow.ops import Step, View, param, states_of
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "embed": embed.embed, "embed_position": select.embed_position, "embed_type": select.embed_type,
@@ -21,7 +21,8 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale,
+    "gate_rows": act.gate_rows, "mul": act.mul, "causal_conv": convolution.causal_conv,
+    "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": act.sparsify, "match_rms": act.match_rms,
     "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
@@ -104,6 +105,7 @@ def _effects(step: Step, ctx: Context) -> tuple[list, list]:
     writes = [*step.outputs, *(name for name, written in ctx.shared.items() if written)]
     if "cache" in step.params:
         (writes if step.op == "cache_write" else reads).append(f"cache {param(step, 'cache')}")
+    writes += [f"state {name}" for name in states_of(step).values()]
     return reads, writes
 
 

@@ -11,6 +11,7 @@ from numflow.cpu.linear.operands import bind_made
 from numflow.cpu.memory.buffers import Buffers, aligned
 from numflow.cpu.runtime.kernel import HEADER_FIELDS, ROW_FIELD
 from numflow.cpu.state.cache import KVCache
+from numflow.cpu.state.sequence_state import StateMemory
 from numflow.cpu.weights.layout import Packed
 from numflow.cpu.weights.pack import pack
 from numflow.cpu.weights.prepared import Prepared
@@ -62,7 +63,7 @@ class Context:
 
     header:      address of the batch header.
     activations: "int8", "int16" or "f32", what quantised matrices are multiplied with.
-    caches:      KVCache by name.
+    caches:      KVCache by name. states: StateMemory by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
     shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
@@ -71,8 +72,9 @@ class Context:
     """
 
     def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
-                 activations: str, n_threads: int, world: World | None = None, device: int = 0):
-        self.network, self.weights, self.caches = network, weights, caches
+                 activations: str, n_threads: int, world: World | None = None, device: int = 0,
+                 states: dict[str, StateMemory] | None = None):
+        self.network, self.weights, self.caches, self.states = network, weights, caches, states or {}
         self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
         self.by_length = ByLength(network, weights.vector)
         self.header_fields = aligned(HEADER_FIELDS + 2 * len(windows(network)), np.int64)
@@ -101,6 +103,11 @@ class Context:
         """The same as values of the slots `name` and `name`_stride."""
         address, stride = self.view(view)
         return {name: address, f"{name}_stride": stride}
+
+    def state_slots(self, name: str, state: str) -> dict[str, Any]:
+        """A state as values of the slots `name` and `name`_stride: where its address stands, bytes of a slot."""
+        memory = self.states[state]
+        return {name: memory.addresses, f"{name}_stride": memory.stride}
 
     def rows(self, view: View) -> int:
         """The header field that counts the rows of a view."""

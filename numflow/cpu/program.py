@@ -14,11 +14,12 @@ from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.runtime.threads import Threads, shared_threads
 from numflow.cpu.state.cache import KVCache
+from numflow.cpu.state.sequence_state import StateMemory
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import PROFILE, TRACE, Progress
 from numflow.network.cost import all_floats
-from numflow.network.windows import cache_windows
+from numflow.network.windows import cache_windows, windows
 from numflow.ops import Batch, Network, TraceRow
 
 _WANTED_ROWS = 8  # rows of outputs there is room for at first
@@ -59,13 +60,14 @@ class Program(OneDevice):
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads, self._fused = activations, n_threads, fused
         self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
-        windows, self._tables = cache_windows(network), table_fields(list(self.window_blocks))
-        caches = {name: KVCache(cache, block_size, kv[0], kv[1], windows.get(name, 0),
-                                self._tables[windows.get(name, 0)])
+        own, self._tables = cache_windows(network), table_fields(windows(network))
+        caches = {name: KVCache(cache, block_size, kv[0], kv[1], own.get(name, 0), self._tables[own.get(name, 0)])
                   for name, cache in network.caches.items()}
-        self._caches = caches
+        states = {name: StateMemory(state) for name, state in network.states.items()}
+        self._caches, self._states = caches, states
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
-        self._ctx = Context(network, self._weights, caches, capacity, activations, n_threads, world, device)
+        self._ctx = Context(network, self._weights, caches, capacity, activations, n_threads, world, device,
+                            states)
         self._bind()
         self._weights.keep()
         self.compile_s = compile_seconds["compiled"] - compiling

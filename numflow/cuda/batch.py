@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from numflow.cuda.device.device import Device, Ref
-from numflow.cuda.lang.parameters import Places
+from numflow.cuda.lang.parameters import Places, Texts
 from numflow.network.windows import table_name
 
 COUNTS = 16  # i32, of which the first 4 are used
 # Array: what it has room for. Tables have a row of `table` block ids for each sequence.
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
           "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
-          "cross_blocks": "tables", "cross_lengths": "sequences"}
+          "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences"}
 
 
 def longest_table(arrays: dict[str, np.ndarray]) -> int:
@@ -56,6 +56,11 @@ class BatchMemory:
         """Place of the rows that a field counts in the cache of a block table."""
         return Places(positions=self.ref("positions"), sequence_of=self.ref("sequence_of"), table=self.ref(table),
                       table_stride=self.stride, counts=self.counts, field=field)
+
+    @property
+    def texts(self) -> Texts:
+        """The sequences, for recurrent steps."""
+        return Texts(self.ref("starts"), self.ref("positions"), self.ref("slots"), self.counts)
 
     def host(self, name: str, count: int) -> np.ndarray:
         """The first numbers of an array of the batch, as they were brought."""

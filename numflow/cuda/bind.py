@@ -10,7 +10,7 @@ from numflow.cuda.exchange.exchange import HostCall, bind_exchange
 from numflow.cuda.fuse import fused
 from numflow.cuda.linear import embed, head_linear, linear
 from numflow.cuda.moe import moe
-from numflow.cuda.state import cache_write
+from numflow.cuda.state import cache_write, convolution
 from numflow.cuda.state.cache_host import take_rooms, with_copies
 from numflow.errors import NetworkError
 from numflow.ops import EXCHANGES, Step
@@ -21,7 +21,8 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
     "cache_write": cache_write.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale,
+    "gate_rows": act.gate_rows, "mul": act.mul, "causal_conv": convolution.causal_conv,
+    "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
     "mix": row.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,

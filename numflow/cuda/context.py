@@ -1,7 +1,7 @@
 """Context of the binders of ops while a network is bound: device memory, weights, operands, scratch."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from numflow.cuda.device.call import ROW_FIELD, ceil
 from numflow.cuda.device.device import Device, Memory, Ref
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.state.cache import KVCache
+from numflow.cuda.state.sequence_state import StateMemory
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.weights.pack import upload
@@ -65,8 +66,9 @@ class Context:
 
     def __init__(self, network: Network, device: Device, weights: Weights, caches: dict[str, KVCache],
                  capacity: dict[str, int], activations: str, world=None, index: int = 0,
-                 host_embeddings: bool = False, rooms=None):
+                 host_embeddings: bool = False, rooms=None, states: Mapping[str, StateMemory] | None = None):
         self.network, self.device, self.weights, self.caches = network, device, weights, caches
+        self.states = states or {}
         self.activations, self.world, self.index = activations, world, index
         self.host_embeddings, self.rooms = host_embeddings, rooms
         self.by_length = ByLength(network, weights.f32)

@@ -18,6 +18,7 @@ from numflow.cuda.graphs import Graphs, is_decode, rounded
 from numflow.cuda.sample.sample import WORDS, best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
+from numflow.cuda.state.sequence_state import StateMemory
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
@@ -80,10 +81,12 @@ class Program(OneDevice):
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
+        states = {name: StateMemory(self.device, state) for name, state in network.states.items()}
+        self._states = states
         self._rooms = Rooms(self.device, network, self._caches)
         self._graphs = Graphs(self.device)
         self._ctx = Context(network, self.device, self._weights, self._caches, capacity, activations, world,
-                            device, host_embeddings, self._rooms)
+                            device, host_embeddings, self._rooms, states)
         self._bind()
 
     @property

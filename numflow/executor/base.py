@@ -8,17 +8,24 @@ import numpy as np
 from numflow.errors import RequestError, did_you_mean, option
 from numflow.executor.contract import Program
 from numflow.network.batch import BatchBounds, checked
-from numflow.network.windows import counts
-from numflow.ops import Batch, Cache, Network, Step, View
+from numflow.network.windows import STATE, counts
+from numflow.ops import Batch, Cache, Network, State, Step, View
 from numflow.quant.kv import KV_TYPES
 
 
 class CacheMemory(Protocol):
-    """Keys and values of one attention, as an executor keeps them. window: of the attention, 0: the whole text."""
+    """Keys and values of one attention, as an executor keeps them, or the state of a recurrent step, whose slots are
+    its blocks. window: of the attention, 0: the whole text; STATE of a state."""
 
-    shape: Cache
     window: int
-    blocks: int
+
+    @property
+    def shape(self) -> Cache | State:
+        """Of the network."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are reserved."""
 
     @property
     def block_bytes(self) -> int:
@@ -51,6 +58,7 @@ class OneDevice(Program):
         self.network, self.block_size, self.blocks, self.cross_blocks = network, block_size, 0, 0
         self.window_blocks = counts(None, 0, network)
         self._caches: Mapping[str, CacheMemory] = {}  # by name, once the executor has made them
+        self._states: Mapping[str, CacheMemory] = {}
         self._routes = max((step.outputs[0].width for steps in network.entries.values() for step in steps
                             if step.op == "moe_route"), default=1)
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
@@ -59,8 +67,8 @@ class OneDevice(Program):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that are reserved."""
-        return sum(cache.nbytes for cache in self._caches.values())
+        """Bytes of keys and values that are reserved, and of states."""
+        return sum(memory.nbytes for memory in self._memories)
 
     @property
     def block_bytes(self) -> int:
@@ -69,7 +77,7 @@ class OneDevice(Program):
 
     @property
     def window_bytes(self) -> dict[int, int]:
-        """Bytes of one KV block of the layers with each window."""
+        """Bytes of one KV block of the layers with each window, and of a slot of STATE."""
         return {window: sum(cache.block_bytes for cache in self._self_caches(window)) for window in self.window_blocks}
 
     @property
@@ -80,11 +88,11 @@ class OneDevice(Program):
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
         """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
 
-        windows: others than `blocks`, for the layers with these windows.
+        windows: others than `blocks`, for the layers with these windows, and the slots of STATE.
         """
         own = counts(windows, blocks, self.network)
         wanted = [(cache, cross_blocks if cache.shape.kind == "cross" else own[cache.window])
-                  for cache in self._caches.values()]
+                  for cache in self._memories]
         moved = [cache.resize(count)  # what shrinks makes room for the others
                  for cache, count in sorted(wanted, key=lambda pair: pair[1] - pair[0].blocks)]
         self.blocks, self.cross_blocks, self.window_blocks = blocks, cross_blocks, own
@@ -131,7 +139,7 @@ class OneDevice(Program):
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more. May be called twice."""
         if not self._closed:
-            self._closed, self._caches = True, {}
+            self._closed, self._caches, self._states = True, {}, {}
             self._drop()
 
     def _drop(self) -> None:
@@ -140,17 +148,26 @@ class OneDevice(Program):
     def _moved(self) -> None:
         """Follow caches that lie elsewhere now; for executors whose kernels hold addresses."""
 
+    @property
+    def _memories(self) -> list[CacheMemory]:
+        return [*self._caches.values(), *self._states.values()]
+
     def _self_caches(self, window: int | None = None) -> list[CacheMemory]:
+        """Caches with a window, all for None; for STATE the states."""
+        if window == STATE:
+            return list(self._states.values())
         return [cache for cache in self._caches.values()
                 if cache.shape.kind == "self" and window in (None, cache.window)]
 
     def _block_ids(self, blocks: Sequence[int], window: int | None) -> np.ndarray:
         """Ids as int64 [n]; of a window that no layer here has, any are right."""
         ids = np.asarray(blocks, np.int64)
-        there = [self.window_blocks[own] for own in self.window_blocks if window in (None, own)]
+        there = [count for own, count in self.window_blocks.items()
+                 if own == window or (window is None and own != STATE)]
         bad = ids[(ids < 0) | (ids >= min(there))] if there else ids[:0]
         if bad.size:
-            raise RequestError(f"KV block {bad[0]} is out of range: it should be in 0 .. {min(there) - 1}")
+            what = "state slot" if window == STATE else "KV block"
+            raise RequestError(f"{what} {bad[0]} is out of range: it should be in 0 .. {min(there) - 1}")
         return ids
 
     def _end(self, entry: str, output: str | None) -> int:

@@ -27,7 +27,8 @@ class Program(Protocol):
     can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), PROFILE (`weight_cost`, `done_by`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
-    own, 0 stands for layers that see the whole text (network/windows.py).
+    own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
+    one for each sequence: memory of the kind STATE, which stands where a window does.
     """
 
     network: Network
@@ -48,7 +49,7 @@ class Program(Protocol):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that are reserved."""
+        """Bytes of keys and values that are reserved, and of states."""
 
     @property
     def block_bytes(self) -> int:
@@ -56,7 +57,7 @@ class Program(Protocol):
 
     @property
     def window_bytes(self) -> Mapping[int, int]:
-        """Bytes of one KV block of the layers with each window."""
+        """Bytes of one KV block of the layers with each window, and of a slot of STATE."""
 
     @property
     def cross_block_bytes(self) -> int:
@@ -65,11 +66,11 @@ class Program(Protocol):
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
         """Hold this many KV blocks (and blocks of encoder memory), keeping the content of those that remain.
 
-        windows: others than `blocks`, for the layers with these windows.
+        windows: others than `blocks`, for the layers with these windows, and the slots of STATE.
         """
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], window: int | None = None) -> None:
-        """Copy self-attention KV blocks, all layers or those with a window; no target is a source.
+        """Copy self-attention KV blocks, all layers or those with a window, or slots (STATE); no target is a source.
 
         Raises:
             RequestError: not as many targets as sources, or no such block.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from numflow.errors import RequestError
-from numflow.network.windows import cache_windows, table_name
-from numflow.ops import Batch, Network, Step, param
+from numflow.network.windows import STATE, cache_windows, table_name
+from numflow.ops import Batch, Network, Step, param, states_of
 
 
 class BatchBounds:
@@ -18,6 +18,7 @@ class BatchBounds:
         kinds = {network.caches[param(step, "cache")].kind for step in steps if "cache" in step.params}
         self.has_cross, own = "cross" in kinds, cache_windows(network)
         self.windows = sorted({own[name] for step in steps if (name := step.params.get("cache")) in own})
+        self.states = any(states_of(step) for step in steps)
         self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
                                 for step in steps)
 
@@ -40,7 +41,7 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
     The block tables of windows have the names of `windows.table_name`.
 
-    blocks: KV blocks that there are, by window.
+    blocks: KV blocks that there are, by window, and slots of STATE.
 
     Raises:
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
@@ -66,13 +67,14 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         table = tables[table_name(window)] = _table(own, counts.size)
         seen = np.where(counts > 0, np.maximum(lengths - counts - window + 1, 0), 0) if window else None
         _check_blocks("KV block", table, lengths, block_size, blocks[window], seen)
+    slots = _slots(batch.slots, counts, blocks[STATE]) if limits.states else np.zeros(0, np.int32)
     if limits.has_cross:
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
     return {"tokens": tokens, "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
-            "limits": chosen, **tables}
+            "limits": chosen, "slots": slots, **tables}
 
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -91,6 +93,18 @@ def _of_sequences(name: str, lengths: np.ndarray | None, sequences: int) -> np.n
     if lengths is None or len(lengths) != sequences:
         raise RequestError(f"{name} of the batch should give {sequences} lengths")
     return _i32(lengths)
+
+
+def _slots(slots: np.ndarray | None, counts: np.ndarray, there: int) -> np.ndarray:
+    """i32 [B], of sequences with rows one that no other has."""
+    own = np.arange(counts.size, dtype=np.int32) if slots is None else _i32(slots)
+    if own.size != counts.size:
+        raise RequestError(f"slots of the batch should give the state slots of {counts.size} sequences")
+    used = own[counts > 0]
+    _check_range("state slot", used, there)
+    if len(set(used.tolist())) < used.size:
+        raise RequestError(f"sequences of a batch should have state slots of their own, have {used.tolist()[:8]}")
+    return own
 
 
 def _i32(array) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numflow.formats.types import tensor_type
 from numflow.network.weights.source import is_computed
 from numflow.network.windows import reach
-from numflow.ops import Network, Step, Weight, param
+from numflow.ops import Network, Step, Weight, param, states_of
 
 _ELEMENT = 4  # bytes of an activation
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -51,7 +51,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Bytes of weights, of cached keys and values, and of activations that are moved; operations, 2 per multiply-add.
+    """Bytes of weights, of cached keys and values and of states, and of activations that are moved; operations, 2 per
+    multiply-add.
 
     matrix: operations of matrix products, which run at another speed than the rest.
     """
@@ -109,7 +110,9 @@ def step_cost(network: Network, step: Step, load: Workload, kv_bytes: float = 2.
     rows = _rows(network, step, load)
     moved = sum(view.width * rows[network.buffers[view.buffer].rows] for view in (*step.inputs, *step.outputs))
     weights = {role: network.weights[name] for role, name in step.weights.items()}
-    own = StepCost(sum(map(weigh, weights.values())), 0, moved * _ELEMENT, 4 * moved)
+    states = sum(network.states[name].size for name in states_of(step).values())  # read and written
+    own = StepCost(sum(map(weigh, weights.values())), 2 * states * load.sequences * _ELEMENT, moved * _ELEMENT,
+                   4 * moved)
     if step.op in _SPECIAL:
         return _SPECIAL[step.op](network, step, load, rows, weights, own, kv_bytes)
     return own
@@ -157,6 +160,11 @@ def _attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     return StepCost(own.weights, read, own.activations, operations, operations)
 
 
+def _causal_conv(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+    operations = 2 * load.tokens * math.prod(weights["weight"].shape)
+    return StepCost(own.weights, own.cache, own.activations, operations)
+
+
 def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     written = sum(view.width for view in step.inputs) * load.tokens
     return StepCost(0, written * kv_bytes, written * _ELEMENT, own.operations)
@@ -164,4 +172,4 @@ def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
 
 _SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
             "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
-            "cache_write": _cache_write}
+            "cache_write": _cache_write, "causal_conv": _causal_conv}

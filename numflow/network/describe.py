@@ -9,6 +9,8 @@ from numflow.network.weights.source import is_computed
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import Network, Step
 
+_STATE_ELEMENT = 4  # bytes of a number of a state
+
 
 @dataclass(frozen=True)
 class StepGroup:
@@ -101,6 +103,11 @@ def cache_bytes(network: Network, tokens: int, element_bytes: int = 2) -> int:
     tokens that run at once."""
     return sum(_numbers(network, name) * element_bytes * kept_tokens(window, tokens)
                for name, window in cache_windows(network).items())
+
+
+def state_bytes(network: Network) -> int:
+    """Bytes of what recurrent steps keep of a text, however long it is."""
+    return sum(_STATE_ELEMENT * state.size for state in network.states.values())
 
 
 def _numbers(network: Network, cache: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from numflow.ops import Network, Step, param
 
 CHUNK, BLOCK = 512, 64  # tokens of a prompt that run at once, and of a KV block, where nobody says otherwise
+STATE = -1  # among the kinds of memory, which are named by their windows
 
 
 def cache_windows(network: Network) -> dict[str, int]:
@@ -36,6 +37,11 @@ def windows(network: Network) -> tuple[int, ...]:
     return tuple(sorted(set(cache_windows(network).values()))) or (0,)
 
 
+def kinds(network: Network) -> tuple[int, ...]:
+    """The kinds of memory that sequences have: the windows, then STATE where steps are recurrent."""
+    return (*windows(network), STATE) if network.states else windows(network)
+
+
 def first_key(window: int, position: int) -> int:
     """The first position that a query at `position` sees through a window."""
     return max(0, position - window + 1) if window else 0
@@ -61,5 +67,5 @@ def table_name(window: int) -> str:
 
 
 def counts(given: Mapping[int, int] | None, blocks: int, network: Network) -> dict[int, int]:
-    """KV blocks of each group: those given by window, `blocks` where none are."""
-    return {window: (given or {}).get(window, blocks) for window in windows(network)}
+    """Blocks, or slots, of each kind of memory: those given, `blocks` where none are."""
+    return {kind: (given or {}).get(kind, blocks) for kind in kinds(network)}

@@ -1,5 +1,5 @@
-"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`, `copy`;
-and those that take a row together: `sparsify`, `match_rms`, `mix`."""
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
+`copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`."""
 
 import math
 
@@ -23,6 +23,11 @@ def act_mul(gate, up, *, kind, limit, alpha):
 def gate_rows(x, gate):
     """y = x * sigmoid(gate); x [T, D], gate [T, 1]."""
     return x * sigmoid(gate)
+
+
+def mul(a, b):
+    """y = a * b."""
+    return a * b
 
 
 def add(a, b, *, scale):

@@ -9,8 +9,9 @@ from numflow.errors import NetworkError
 from numflow.executor.base import OneDevice, kv_types
 from numflow.executor.contract import TRACE
 from numflow.network.windows import cache_windows
-from numflow.ops import EXCHANGES, TraceRow, local, op_of
-from numflow.reference import act, attention, cache, embed, exchange, linear, moe, norm, rope, select
+from numflow.ops import EXCHANGES, TraceRow, local, op_of, states_of
+from numflow.reference import act, attention, cache, convolution, embed, exchange, linear, moe, norm, rope, select
+from numflow.reference.state import StateMemory
 
 KERNELS = {
     "embed": embed.embed, "embed_position": embed.embed_position, "embed_type": embed.embed_type,
@@ -18,7 +19,8 @@ KERNELS = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
+    "gate_rows": act.gate_rows, "mul": act.mul, "causal_conv": convolution.causal_conv,
+    "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
     "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
@@ -52,6 +54,7 @@ class Program(OneDevice):
         windows = cache_windows(network)
         self._caches = {name: cache.KVCache(c, block_size, *kv, windows.get(name, 0))
                         for name, c in network.caches.items()}
+        self._states = {name: StateMemory(state) for name, state in network.states.items()}
 
     @property
     def weights_bytes(self):
@@ -109,6 +112,7 @@ class Program(OneDevice):
         params = {**op_of(step).params, **step.params}
         if "cache" in params:
             params["cache"] = self._caches[params["cache"]]
+        params |= {key: self._states[name] for key, name in states_of(step).items()}
         if local(step) == "batch":
             params["batch"] = batch
         if step.op in ("moe_route", "head_concat"):

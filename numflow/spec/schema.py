@@ -113,6 +113,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
     },
+    "mixer": {
+        "kind": _choice(("attention", "conv"), "attention",
+                        "what mixes the tokens of a layer: attention, or a gated short convolution with state"),
+    },
+    "conv": {
+        "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
+    },
     "attention": {
         "heads": _int("heads", "query heads"),
         "kv_heads": _int("kv_heads", "key/value heads"),
@@ -287,6 +294,8 @@ MODULES = {
     "attn_qkv": "query, key and value in one", "attn_output": "output projection of attention",
     "attn_q_norm": "norm of queries", "attn_k_norm": "norm of keys", "attn_sinks": "sink logits",
     "attn_gate": "output gate", "attn_v_norm": "norm of values", "attn_sub_norm": "norm before attn_output",
+    "conv_in": "gate before, gate after and input of a short convolution, in one", "conv": "taps [D, K]",
+    "conv_out": "output projection of a short convolution",
     "attn_rel_b": "relative position buckets [n, H]",
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
     "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",

@@ -1,4 +1,5 @@
-"""A program of 20 lines for the scheduler alone: KV blocks are lists of tokens, the next token follows from all."""
+"""A program of 20 lines for the scheduler alone: KV blocks are lists of tokens, a state the list of all so far, the
+next token follows from all."""
 
 from functools import partial
 from itertools import chain
@@ -7,7 +8,7 @@ from numflow.engine.schedule.blocks import GONE, BlockAllocator
 from numflow.engine.schedule.pools import CommonMemory, Pool
 from numflow.engine.schedule.prefix import PrefixCache
 from numflow.engine.schedule.scheduler import Scheduler
-from numflow.network.windows import first_key
+from numflow.network.windows import STATE, first_key
 
 SIZE = 4
 
@@ -20,7 +21,7 @@ def following(history):
 class Machine:
     """Carries out a scheduler's plans, and checks that every token finds before it what it must.
 
-    windows: of the layers, each with a pool of blocks; where there are several, `blocks` are shared out among them.
+    windows: of the layers, each with a pool of blocks, and STATE; where there are several, `blocks` are shared out.
     """
 
     def __init__(self, limits, blocks=None, prefix=True, host=None, windows=(0,)):
@@ -56,13 +57,22 @@ class Machine:
                 memory[block] = list(swapped[host])
             for source, target in moves.copies:
                 memory[target] = list(memory[source])
+            self.pools[pool].allocator.settle()
         for group, scratch in plan.encodes:
             assert len(scratch.blocks) == len(group.cross.blocks) == -(-group.encoder // SIZE)
             scratch.release()
         for chunk in plan.chunks:
             for pool in range(len(self.pools)):
-                self.run(chunk, pool)
+                (self.recur if self.pools[pool].window == STATE else self.run)(chunk, pool)
         return plan
+
+    def recur(self, chunk, number):
+        sequence, memory, allocator = chunk.sequence, self.memories[number], self.pools[number].allocator
+        (slot,), tokens = sequence.tables[number].blocks, [*sequence.ids, *chunk.drafts]
+        assert allocator.holders(slot) == 1 and not allocator.kept(slot), f"slot {slot} is not the sequence's own"
+        found = memory[slot] if chunk.start else []
+        assert found == tokens[:chunk.start], f"a token at {chunk.start} finds {found}, not its own {tokens}"
+        memory[slot] = tokens[:chunk.start + chunk.count]
 
     def run(self, chunk, number):
         sequence, blocks = chunk.sequence, chunk.sequence.tables[number].blocks

@@ -37,7 +37,7 @@ def narrow(tmp_path_factory):
 def whole(path, **options):
     """The model with one table for all layers: every block is kept."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sequence, "windows", lambda network: (0,))
+        patched.setattr(sequence, "kinds", lambda network: (0,))
         model = numflow.load(path, chunk=CHUNK, **options)
     assert len(model.runner.pools) == 1
     return model

@@ -1,5 +1,5 @@
-"""Element-wise ops: activations, sums, scales (`act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`,
-`softcap`, `clamp`, `copy`), and those that take a row together (`sparsify`, `match_rms`, `mix`).
+"""Element-wise ops: activations, sums, products, scales (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`,
+`scale_by_position`, `softcap`, `clamp`, `copy`), and those that take a row together (`sparsify`, `match_rms`, `mix`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -36,6 +36,11 @@ def act_mul(step: Step, ctx) -> list[Call]:
 def gate_rows(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D]; gate f32 [rows, 1]."""
     return [_bind(_CODE.kernel("gate_rows"), step, ctx)]
+
+
+def mul(step: Step, ctx) -> list[Call]:
+    """a, b, y f32 [rows, D]; y may be either."""
+    return [_bind(_CODE.kernel("mul"), step, ctx)]
 
 
 def add(step: Step, ctx) -> list[Call]:

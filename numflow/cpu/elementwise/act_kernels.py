@@ -185,6 +185,15 @@ def gate_rows(args, thread, n_threads):
 
 
 @kernel
+def mul(args, thread, n_threads):
+    """y = a * b"""
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        store_part(y, load_part(a, left) * load_part(b, left), left)
+
+
+@kernel
 def add(args, thread, n_threads):
     """y = a + factor * b"""
     factor = f64(args, FACTOR)

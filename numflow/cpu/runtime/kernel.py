@@ -65,7 +65,8 @@ CROSS_STRIDE = 14
 CROSS_LENGTHS = 15   # i32 [B]
 FREQUENCIES = 16     # f32 [B, FREQUENCIES_STRIDE], of sequences whose rotary frequencies depend on their length
 FREQUENCIES_STRIDE = 17
-HEADER_FIELDS = 18   # behind them, for each window of the network: the address of its block table, and the stride
+STATE_SLOTS = 18     # i32 [B], slots of the sequences in the memory of recurrent steps
+HEADER_FIELDS = 19   # behind them, for each window of the network: the address of its block table, and the stride
 
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}

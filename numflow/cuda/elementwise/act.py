@@ -1,4 +1,5 @@
-"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`, `copy`."""
+"""Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
+`copy`."""
 
 import functools
 from collections.abc import Callable
@@ -36,6 +37,11 @@ def gate_rows(step: Step, ctx) -> list[Call]:
     (x, gate), (y,) = step.inputs, step.outputs
     return [per_row(step, _gate_rows, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x), *ctx.view(gate),
                     ctx.batch.counts, ctx.rows(y), y.width)]
+
+
+def mul(step: Step, ctx) -> list[Call]:
+    """y = a * b."""
+    return _bind(step, ctx, "mul", _mul, 0.0, 0.0)
 
 
 def add(step: Step, ctx) -> list[Call]:
@@ -199,6 +205,11 @@ def _tanh(x, p, q):
 def _swiglu_clamp(gate, up, limit, alpha):
     gate, up = fmin(gate, limit), fmin(fmax(up, -limit), limit)
     return gate * sigmoid(alpha * gate) * (up + f32(1))
+
+
+@device
+def _mul(a, b, p, q):
+    return a * b
 
 
 @device

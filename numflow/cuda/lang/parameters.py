@@ -49,6 +49,22 @@ class Places(NamedTuple):
     field: u32
 
 
+class Texts(NamedTuple):
+    """The sequences of a batch, counts[N_SEQUENCES] of them: where rows begin, positions of rows, slots."""
+
+    starts: i32.ptr
+    positions: i32.ptr
+    slots: i32.ptr
+    counts: i32.ptr
+
+
+class Slots(NamedTuple):
+    """Memory of a recurrent step; stride: numbers from one slot to the next."""
+
+    data: f32.ptr
+    stride: u32
+
+
 def is_group(parameter) -> bool:
     """Whether a parameter is several, written together."""
     return isinstance(parameter, type) and issubclass(parameter, tuple)

@@ -21,6 +21,7 @@ from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceG
 from numflow.engine.speculate.drafters import Drafters
 from numflow.errors import DeviceFaultError, DeviceLostError, OutOfMemoryError, RequestError
 from numflow.executor.contract import SAMPLE
+from numflow.network.windows import STATE
 from numflow.sizes import in_words
 
 MODEL_SEQUENCES, MODEL_TOKENS = 64, 512  # of a step, where no engine has set them
@@ -73,10 +74,12 @@ class Core:
                     raise RequestError(f"{runner.reserved} KV blocks are reserved already, more than the {blocks} "
                                        "that are allowed now: load the model anew")
                 try:
-                    if max(own.capacity for own in pools) <= blocks:  # else windows have shared them out already
-                        runner.reserve([blocks] * len(pools), blocks if runner.has_encoder else 0)
-                        for allocator in (*pools, *[cross] * runner.has_encoder):
-                            allocator.grow(blocks)
+                    counts = runner.shares(blocks, limits.sequences)
+                    if all(own.capacity <= count for own, count in zip(pools, counts, strict=True)):
+                        # else pools have shared them out already
+                        runner.reserve(counts, blocks if runner.has_encoder else 0)
+                        for allocator, count in zip((*pools, cross), (*counts, blocks * runner.has_encoder)):
+                            allocator.grow(count)
                 except MemoryError as error:
                     size = in_words(blocks * block_bytes(self.runner.program))
                     raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
@@ -110,7 +113,8 @@ class Core:
     def _set(self, limits: StepLimits, blocks: int | None, keep_up_to: int) -> None:
         for pool in self.runner.pools:
             pool.allocator.forget_idle()
-            pool.allocator.keep_up_to = keep_up_to
+            pool.allocator.keep_up_to = keep_up_to if pool.window != STATE else \
+                keep_up_to * self.runner.unit // max(1, pool.size)  # as many bytes of snapshots
         if blocks is None and self.runner.memory is not None:
             blocks = self.runner.memory.blocks
         self.runner.limit(blocks)

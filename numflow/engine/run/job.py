@@ -38,6 +38,8 @@ class Sample:
         if isinstance(self.search, BeamSearch) or self.done:
             return
         sequence, = self.sequences
+        if sequence.pending > 1:  # what it knows has to run first
+            return
         sequence.drafts = [int(id) for id in self.search.propose(min(MAX_DRAFTS, limit - 1 - len(sequence.ids)))]
 
     def choices(self, drafts: Ids[int]) -> list[Choice] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from numflow.errors import OutOfMemoryError, RequestError
 from numflow.machine import free_memory, whole_memory
+from numflow.network.windows import STATE
 from numflow.sizes import in_words
 
 CACHE_BYTES = 1 << 30  # memory that grows for the prefix cache's sake, where no budget is given
@@ -17,8 +18,9 @@ FLOOR_BYTES = 128 << 20  # of keys and values, that a model may have in any case
 
 
 def block_bytes(program) -> int:
-    """Bytes of one KV block of a program, with a block of encoder memory where it has any."""
-    return program.block_bytes + program.cross_block_bytes
+    """Bytes of one KV block of a program, with a block of encoder memory where it has any; of a slot for states where
+    there are no keys and values."""
+    return program.block_bytes + program.cross_block_bytes or program.window_bytes.get(STATE, 0)
 
 
 def blocks_within(size: int, program, memory: "MemoryPlan | None" = None) -> int:
@@ -45,8 +47,8 @@ class MemoryPlan:
     other machines or on GPUs, and keys and values grow until there is no more. left: bytes of these that are left to
     others. given: bytes for keys and values that somebody has decided on.
     block, tokens: bytes and tokens of a KV block.
-    windows: bytes that a text takes for layers that see a window of it, at most; growing: of a block, those of the
-    other layers.
+    windows: bytes that a text takes for layers that see a window of it, at most; states: for what recurrent steps keep
+    of it; growing: bytes of a block, of the other layers.
     """
 
     weights: int
@@ -57,6 +59,7 @@ class MemoryPlan:
     given: int | None = None
     windows: int = 0
     growing: int = 0
+    states: int = 0
 
     @property
     def most(self) -> int | None:
@@ -102,14 +105,15 @@ class MemoryPlan:
 
     def _room(self) -> tuple[str, str]:
         """Capacity in tokens and memory of a token, in words."""
-        most = self.most or 0
-        if not self.windows:
+        most, fixed = self.most or 0, self.windows + self.states
+        if not fixed:
             return f"{most // self.block * self.tokens:,} tokens", f"{in_words(self.block / self.tokens)} a token"
         if not self.growing:
-            return f"{most // self.windows:,} texts of any length", f"{in_words(self.windows)} each"
-        count = max(0, most - self.windows) // self.growing * self.tokens or most // self.block * self.tokens
-        return (f"{count:,} tokens of one text",
-                f"{in_words(self.growing / self.tokens)} a token beside {in_words(self.windows)} of windows")
+            return f"{most // fixed:,} texts of any length", f"{in_words(fixed)} each"
+        count = max(0, most - fixed) // self.growing * self.tokens or most // self.block * self.tokens
+        beside = " and ".join(f"{in_words(size)} of {what}" for what, size in
+                              (("windows", self.windows), ("states", self.states)) if size)
+        return f"{count:,} tokens of one text", f"{in_words(self.growing / self.tokens)} a token beside {beside}"
 
 
 def plan_memory(program, before: int | None, runner=None) -> MemoryPlan:
@@ -118,8 +122,9 @@ def plan_memory(program, before: int | None, runner=None) -> MemoryPlan:
     now, whole = free_memory(), whole_memory()
     free = None if before is None or now is None else max(0, min(now, before - int(program.weights_bytes)))
     left = max(LEAST_LEFT, (whole or 0) // PART_LEFT)
-    pools = [] if runner is None else [pool for pool in runner.pools if pool.window]
+    every = [] if runner is None else runner.pools
+    pools = [pool for pool in every if pool.window > 0]
     windows = sum(pool.size * pool.most(runner.context, runner.chunk, program.block_size) for pool in pools)
-    growing = block_bytes(program) - sum(pool.size for pool in pools)
+    growing = program.block_bytes + program.cross_block_bytes - sum(pool.size for pool in pools)
     return MemoryPlan(int(program.weights_bytes), block_bytes(program), program.block_size, free, left,
-                      windows=windows, growing=growing)
+                      windows=windows, growing=growing, states=sum(pool.size for pool in every if pool.window == STATE))

@@ -16,7 +16,7 @@ from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
 from numflow.errors import OutOfMemoryError
 from numflow.network.by_length import variant
-from numflow.network.windows import windows
+from numflow.network.windows import STATE, kinds
 from numflow.ops import Batch, TraceRow
 
 REWINDS = 32  # tokens that are taken back without running others again: more than are drafted at a time
@@ -42,7 +42,8 @@ class Runner:
     """Owns a program and its KV blocks. Each batch runs under `lock`, so sequences of several threads may alternate.
 
     chunk: rows of a prompt that run at once, where the network lets a prompt be cut (causal attention).
-    pools: its KV blocks, by the window of the layers that they are for; blocks: those of the first.
+    pools: its KV blocks, by the window of the layers that they are for, and its slots for states, if there are any, as
+    the last pool; blocks: the blocks of the first. unit: bytes of what memory is counted in (kv_memory.block_bytes).
     memory: what keys and values may take, None: all that there is.
     """
 
@@ -53,9 +54,10 @@ class Runner:
         self.context, self.vocabulary, self.has_encoder, self.causal = (
             facts.context, facts.vocabulary, facts.encoder, facts.causal)
         self.chunk = chunk if self.causal else self.context
-        found = windows(network)
+        found = kinds(network)
         sizes = {found[0]: program.block_bytes} if len(found) == 1 else program.window_bytes
         self.pools = [Pool(BlockAllocator(), window, sizes[window]) for window in found]
+        self.unit = sum(pool.size for pool in self.pools if pool.window != STATE) or self.pools[-1].size
         self.blocks = self.pools[0].allocator
         self.cross_blocks = BlockAllocator()
         self.lock = FairLock()
@@ -96,15 +98,15 @@ class Runner:
         counts = [pool.allocator.capacity for pool in self.pools]
         for pool in self.pools:
             pool.allocator.pinned = 0
+            pool.allocator.settle()
         if any(there > count for there, count in zip(self._there, counts)):
             self.reserve(counts, self.cross_blocks.capacity)
 
     def _average(self, counts: Ids[int]) -> int:
         """Blocks of all layers that take as much memory as so many of each pool."""
-        whole = sum(pool.size for pool in self.pools)
-        if len(counts) == 1 or not whole:
+        if len(counts) == 1 or not self.unit:
             return max(counts)
-        return -(-sum(pool.size * count for pool, count in zip(self.pools, counts, strict=True)) // whole)
+        return -(-sum(pool.size * count for pool, count in zip(self.pools, counts, strict=True)) // self.unit)
 
     @property
     def reserved(self) -> int:
@@ -113,16 +115,26 @@ class Runner:
 
     def limit(self, blocks: int | None) -> None:
         """Let keys and values take no more than so many blocks of all layers, shared out as pools need them."""
-        whole = sum(pool.size for pool in self.pools)
-        shared = len(self.pools) > 1 and whole > 0
-        common = CommonMemory(self.pools, blocks * whole) if blocks is not None and shared else None
+        shared = len(self.pools) > 1 and self.unit > 0
+        common = CommonMemory(self.pools, blocks * self.unit) if blocks is not None and shared else None
         for pool in self.pools:
             pool.allocator.common = common
-            pool.allocator.limit = blocks if common is None or not pool.size else common.nbytes // pool.size
+            pool.allocator.limit = blocks if common is None else common.nbytes // pool.size if pool.size else None
         self.cross_blocks.limit = blocks
 
+    def shares(self, blocks: int, sequences: int) -> list[int]:
+        """Blocks of each pool if memory for so many of all layers is reserved at once: slots for so many sequences, up
+        to half of it, and as many KV blocks as the rest holds."""
+        state = self.pools[-1] if self.pools[-1].window == STATE else None
+        if state is None or not state.size:
+            return [blocks] * len(self.pools)
+        alone = state.size == self.unit and len(self.pools) == 2 and not self.pools[0].size
+        slots = blocks if alone else min(sequences, blocks * self.unit // 2 // state.size)
+        left = blocks if alone else blocks - -(-slots * state.size // self.unit)
+        return [slots if pool is state else left for pool in self.pools]
+
     def kv_bytes(self, used: bool = False) -> int:
-        """Bytes of keys and values that are reserved, or of those that requests hold."""
+        """Bytes of keys and values, and of states, that are reserved, or of those that requests hold."""
         cross = self.program.cross_block_bytes if self.has_encoder else 0
         held = [(pool.allocator, pool.size) for pool in self.pools] + [(self.cross_blocks, cross)]
         return sum((allocator.used if used else allocator.capacity) * size for allocator, size in held)
@@ -209,10 +221,11 @@ class Runner:
         own = [tables] if tables else list(zip(*(sequence.tables for sequence in sequences), strict=True))
         blocks = [_rows_of([table.blocks for table in some]) for some in own]
         narrow = {pool.window: rows for pool, rows in zip(self.pools, blocks) if pool.window and not tables}
+        slots = narrow.pop(STATE, None)
         batch = Batch(
             tokens=np.concatenate([part.ids for part in parts], dtype=np.int32),
             positions=np.concatenate([s.length + np.arange(n, dtype=np.int32) for s, n in zip(sequences, counts)]),
-            starts=starts, blocks=blocks[0], windows=narrow or None,
+            starts=starts, blocks=blocks[0], windows=narrow or None, slots=None if slots is None else slots[:, 0],
             logit_rows=np.concatenate([start + part.rows for start, part in zip(starts, parts)], dtype=np.int32),
             types=np.concatenate([np.zeros(n, np.int32) if part.types is None else part.types
                                   for n, part in zip(counts, parts)]),
@@ -227,7 +240,7 @@ class Runner:
         """Let the tables of each text, one for each pool, hold its tokens; the program's KV memory grows in steps of up
         to `limits` tokens."""
         size = self.program.block_size
-        missing = [sum(map(BlockTable.missing, some, tokens)) for some in zip(*tables, strict=True)]
+        missing = [sum(map(_missing, some, tokens)) for some in zip(*tables, strict=True)]
         wanted = [sum(max(0, pool.most(limit, self.chunk, size) - len(own[at].held))
                       for own, limit in zip(tables, limits, strict=True)) for at, pool in enumerate(pools)]
         if any(missing) and not room(pools, missing, wanted, size):
@@ -235,6 +248,15 @@ class Runner:
         for own, count in zip(tables, tokens, strict=True):
             for table in own:
                 table.extend(count)
+                if table.window == STATE and table.shared(0):  # a marked state (OpenSequence.mark)
+                    old, new = table.own(0)
+                    self.program.copy_blocks([old], [new], STATE)
+                    table.allocator.settle()
+
+
+def _missing(table: BlockTable, tokens: int) -> int:
+    """Blocks that a table has to take for so many tokens."""
+    return table.missing(tokens) + (table.window == STATE and table.shared(0))
 
 
 def _copied(result) -> np.ndarray:
@@ -254,7 +276,8 @@ class OpenSequence:
     """One text in KV memory: `length` tokens have been run, at most `limit` will be. Use it in a `with`.
 
     encoded: tokens that the encoder has read for it. reach: tokens of the request that it is a part of, which choose
-    what depends on the length; 0: the limit. kept: tokens that it can be taken back to (`rewind`) whatever comes.
+    what depends on the length; 0: the limit. marked: tokens that it can be taken back to (`rewind`) whatever comes;
+    None: none.
     """
 
     def __init__(self, runner: Runner, limit: int, reach: int = 0):
@@ -262,8 +285,9 @@ class OpenSequence:
         self.limit, self.reach = limit, reach or limit
         self.length = 0
         self.encoded = 0
-        self.kept: int | None = None
+        self.marked: int | None = None
         self.tables = tuple(pool.table(runner.program.block_size) for pool in runner.pools)
+        self._marked_state: BlockTable | None = None
         self.cross = BlockTable(runner.cross_blocks, runner.program.block_size)
 
     @property
@@ -275,18 +299,43 @@ class OpenSequence:
         """So many tokens have been run: what no token to come sees is given back."""
         self.length += count
         for table in self.tables:
-            table.slide(self.length - REWINDS if self.kept is None else min(self.length, self.kept))
+            table.slide(self.length - REWINDS if self.marked is None else min(self.length, self.marked))
+
+    def mark(self) -> None:
+        """Let `rewind` come back to the tokens that there are now, whatever comes."""
+        with self.runner.lock:
+            self._forget_mark()
+            self.marked = self.length
+            if self.tables[-1].window == STATE:
+                self._marked_state = self.tables[-1].fork()
+
+    def _forget_mark(self) -> None:
+        if self._marked_state is not None:
+            self._marked_state.release()
+        self.marked = self._marked_state = None
 
     def rewind(self, length: int) -> int:
-        """Forget the tokens behind the first `length`. Returns how many are left: none where the blocks of a window
-        were given back that the next token would see."""
+        """Forget the tokens behind the first `length`. Returns how many are left: fewer where a state can be taken back
+        to a mark only, none where the blocks of a window were given back that the next token would see."""
+        if length < self.length and self.tables[-1].window == STATE:
+            length = self._back_to_mark(length)
         if any(table.reaches(length) < table.first for table in self.tables):
             with self.runner.lock:
+                self._forget_mark()
                 for table in self.tables:
                     table.release()
             length = 0
         self.length = length
         return length
+
+    def _back_to_mark(self, length: int) -> int:
+        """Take up the state that was marked, if that was not behind `length`."""
+        with self.runner.lock:
+            self.tables[-1].release()
+            if self._marked_state is None or self.marked is None or self.marked > length:
+                return 0
+            self.tables[-1].hold(self._marked_state.allocator.share(self._marked_state.blocks))
+            return self.marked
 
     def last(self, ids: Ids, output: str = "logits") -> np.ndarray:
         """Run `ids` in chunks; float32 [N], the output's row of the last one."""
@@ -314,6 +363,7 @@ class OpenSequence:
     def close(self) -> None:
         """Give the KV blocks back; may be called twice."""
         with self.runner.lock:
+            self._forget_mark()
             for table in self.tables:
                 table.release()
             self.cross.release()

@@ -80,10 +80,10 @@ def _one_context(runner, context, continuations) -> list[Likelihood]:
     """The context runs once, and every continuation after it."""
     results, before = [], len(context) - 1
     with runner.open(before + max(map(len, continuations))) as sequence:
-        sequence.kept = before
         if before:
             rest = sequence.advance(context[:-1])
             runner.run([BatchPart(sequence, rest, NO_ROWS)], None)
+        sequence.mark()
         for ids in continuations:
             sequence.rewind(before)  # what an earlier one has left behind is written over
             run = np.concatenate([context[-1:], ids[:-1]])

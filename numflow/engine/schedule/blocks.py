@@ -38,6 +38,7 @@ class BlockAllocator:
         self._stale: dict[int, None] = {}  # and those that go before them
         self._kept: set[int] = set()
         self._holders: Counter[int] = Counter()
+        self._leaving: list[int] = []
         self.grow(capacity)
 
     @property
@@ -64,6 +65,10 @@ class BlockAllocator:
         """Number of holders of a block."""
         return self._holders.get(block, 0)
 
+    def kept(self, block: int) -> bool:
+        """Whether the content of a block is kept."""
+        return block in self._kept
+
     def grow(self, capacity: int) -> None:
         """Raise the number of blocks; never lowers it."""
         self._free += range(self.capacity, capacity)
@@ -73,7 +78,7 @@ class BlockAllocator:
     def shrink(self, capacity: int) -> None:
         """Lower the number of blocks, not below `least`; what blocks beyond it held is forgotten."""
         for block in [block for block in (*self._stale, *self._idle) if block >= capacity]:
-            self._forget(block)
+            self.forget(block)
         self._free = [block for block in self._free if block < capacity]
         heapify(self._free)
         self.capacity = min(capacity, self.capacity)
@@ -108,7 +113,7 @@ class BlockAllocator:
         """
         if count > self.free:
             raise RequestError(f"{count} KV blocks are needed and {self.free} of {self.capacity} are free")
-        blocks = [heappop(self._free) if self._free else self._forget() for _ in range(count)]
+        blocks = [heappop(self._free) if self._free else self.forget() for _ in range(count)]
         self._holders.update(blocks)
         return blocks
 
@@ -141,7 +146,7 @@ class BlockAllocator:
     def forget_idle(self) -> None:
         """Lose the content of all free blocks."""
         while self.idle:
-            heappush(self._free, self._forget())
+            heappush(self._free, self.forget())
 
     def release(self, blocks: list[int], worth: bool = True) -> None:
         """Give blocks back; of those kept the last ones are the first to be overwritten. worth: whether memory may grow
@@ -160,8 +165,21 @@ class BlockAllocator:
                 else:
                     heappush(self._free, block)
 
-    def _forget(self, block: int | None = None) -> int:
-        """Lose what a free block holds, by default of the one that goes first."""
+    def release_later(self, block: int) -> None:
+        """Give a block back whose content is still to be copied: it is free after `settle`, or at once for others who
+        hold it."""
+        if self.holders(block) > 1:
+            self.release([block])
+        else:
+            self._leaving.append(block)
+
+    def settle(self) -> None:
+        """Planned copies are made."""
+        leaving, self._leaving = self._leaving, []
+        self.release(leaving)
+
+    def forget(self, block: int | None = None) -> int:
+        """Lose the content of a block, by default of the free one that goes first: it is kept for nobody."""
         if block is None:
             block = next(iter(self._stale or self._idle))
         self._stale.pop(block, None)
@@ -197,9 +215,26 @@ class BlockTable:
         """The blocks that are there."""
         return self.blocks[self.first:] if self.first else self.blocks
 
+    @property
+    def room(self) -> int:
+        """Tokens that the blocks are for."""
+        return len(self.blocks) * self.block_size
+
+    def count(self, tokens: int) -> int:
+        """Blocks of so many tokens."""
+        return -(-tokens // self.block_size)
+
+    def place(self, position: int) -> int:
+        """Index of the block of a token's position."""
+        return position // self.block_size
+
+    def ended(self, at: int, length: int) -> int:
+        """Block of place `at`, which a text of so many tokens has filled."""
+        return self.blocks[at]
+
     def missing(self, tokens: int) -> int:
         """Blocks to allocate before `tokens` tokens fit."""
-        return max(0, -(-tokens // self.block_size) - len(self.blocks))
+        return max(0, self.count(tokens) - len(self.blocks))
 
     def extend(self, tokens: int) -> None:
         """Hold enough blocks for `tokens` tokens."""
@@ -209,7 +244,7 @@ class BlockTable:
 
     def truncate(self, tokens: int) -> None:
         """Give back the blocks beyond the first `tokens` tokens."""
-        needed = max(self.first, -(-tokens // self.block_size))
+        needed = max(self.first, self.count(tokens))
         if needed < len(self.blocks):
             self.allocator.release(self.blocks[needed:])
             del self.blocks[needed:]
@@ -235,8 +270,18 @@ class BlockTable:
 
     def shared(self, position: int) -> bool:
         """Whether the block of a token's position, if there is one already, has another holder too."""
-        at = position // self.block_size
+        at = self.place(position)
         return at < len(self.blocks) and self.allocator.holders(self.blocks[at]) > 1
+
+    def unshare(self, position: int) -> None:
+        """Nothing: a block that is kept is full, and not written to; see slots.py."""
+
+    def try_out(self) -> tuple[int, int] | None:
+        """Before drafts run: keys and values behind those that were right are written over, nothing has to be done."""
+        return None
+
+    def decide(self, right: bool) -> None:
+        """After drafts ran; see slots.py."""
 
     def own(self, position: int) -> tuple[int, int]:
         """Take a block of its own in place of the shared one at a position: (old block, new block)."""
@@ -248,7 +293,7 @@ class BlockTable:
 
     def fork(self, count: int | None = None) -> "BlockTable":
         """A table that shares the first `count` blocks (None: all), which neither writes to any more."""
-        twin = BlockTable(self.allocator, self.block_size, self.window)
+        twin = type(self)(self.allocator, self.block_size, self.window)
         twin.hold([*self.blocks[:self.first], *self.allocator.share(self.blocks[self.first:count])], self.first)
         return twin
 

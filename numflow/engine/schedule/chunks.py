@@ -1,25 +1,22 @@
 """Choice of the tokens that a step runs, sequence by sequence. Integers only."""
 
-from collections.abc import Callable, Hashable
-
 from numflow.engine.schedule.limits import StepLimits
+from numflow.engine.schedule.reuse import Reuse
 from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup
 
 
-def choose_chunks(running: list[SequenceGroup], output: str, limits: StepLimits,
-                  next_block: Callable[[Sequence], Hashable]) -> list[ScheduledChunk]:
+def choose_chunks(running: list[SequenceGroup], output: str, limits: StepLimits, reuse: Reuse) -> list[ScheduledChunk]:
     """The chunks of a step, for the running groups that want this output, in their order.
 
     First what generates: of every sequence the last known token and its drafts; the drafts are the first to be cut.
     Then pieces of prompts with what is left of the budget. A request of several sequences goes on when all of them are
     ready.
 
-    next_block: lets a sequence take over tokens that have run elsewhere, and names the block that comes next, None if
-                it is of no use to others. Of sequences with the same one only the first runs it; the others will take
-                it over.
+    reuse: lets a sequence take over tokens that have run elsewhere, and names the block that comes next, None if it is
+           of no use to others. Of sequences with the same one only the first runs it; the others will take it over.
     """
     groups = [group for group in running if group.output == output and (group.encoded or not group.encoder)]
-    upcoming = {sequence: next_block(sequence) for group in groups for sequence in group.sequences
+    upcoming = {sequence: reuse.next_block(sequence) for group in groups for sequence in group.sequences
                 if sequence.pending > 1}
     ready = [group for group in groups
              if not group.every_row and all(sequence.pending == 1 for sequence in group.sequences)]
@@ -41,7 +38,7 @@ def choose_chunks(running: list[SequenceGroup], output: str, limits: StepLimits,
             block = upcoming.get(sequence)
             if block is not None and block in claimed:
                 continue
-            if chunk := _piece(sequence, spare, rows, limits.chunk, alone=not chunks):
+            if chunk := _piece(sequence, spare, rows, reuse.piece(sequence), alone=not chunks):
                 claimed.add(block)
                 spare -= chunk.count
                 rows -= len(chunk.rows) if group.every_row else 0

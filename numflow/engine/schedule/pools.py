@@ -1,16 +1,18 @@
-"""Memory that KV blocks of several kinds share: layers with a window, and layers that see the whole text."""
+"""Memory that KV blocks of several kinds share: layers with a window, layers that see the whole text, and slots for the
+states of recurrent steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
-from numflow.network.windows import most_blocks
+from numflow.engine.schedule.slots import SlotTable
+from numflow.network.windows import STATE, most_blocks
 
 
 @dataclass(eq=False)
 class Pool:
-    """The KV blocks of the layers with one window. size: bytes of a block."""
+    """The KV blocks of the layers with one window, or the slots of STATE. size: bytes of a block."""
 
     allocator: BlockAllocator
     window: int = 0
@@ -18,11 +20,11 @@ class Pool:
 
     def table(self, block_size: int) -> BlockTable:
         """An empty table."""
-        return BlockTable(self.allocator, block_size, self.window)
+        return (SlotTable if self.window == STATE else BlockTable)(self.allocator, block_size, self.window)
 
     def most(self, tokens: int, chunk: int, block_size: int) -> int:
         """Blocks that a text of so many tokens may hold at a time."""
-        return most_blocks(self.window, tokens, chunk, block_size)
+        return min(1, tokens) if self.window == STATE else most_blocks(self.window, tokens, chunk, block_size)
 
 
 def text_bytes(pools: Sequence[Pool], tokens: int, chunk: int, block_size: int) -> int:

@@ -8,16 +8,18 @@ what it knows.
 """
 
 from bisect import insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
-from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
+from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.chunks import choose_chunks
 from numflow.engine.schedule.limits import StepLimits
 from numflow.engine.schedule.pools import CommonMemory, Pool, room
 from numflow.engine.schedule.prefix import PrefixCache
+from numflow.engine.schedule.reuse import Reuse
 from numflow.engine.schedule.sequence import ScheduledChunk, Sequence, SequenceGroup, StepPlan
 from numflow.engine.schedule.swap_space import SwapSpace
 from numflow.errors import RequestError
+from numflow.network.windows import STATE
 from numflow.sizes import in_words
 
 
@@ -47,6 +49,7 @@ class Scheduler:
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
         self.counts = {"preemptions": 0, "swaps": 0, "prefix_tokens": 0, "prompt_tokens": 0}
+        self.reuse = Reuse(prefix, self.pools, block_size, limits, self.counts)
         self._arrivals = 0
         self._last_output = ""
 
@@ -102,6 +105,7 @@ class Scheduler:
         plan = StepPlan()
         for swap_space, pool in zip(self.swap_spaces, self.pools, strict=True):
             swap_space.settle()
+            pool.allocator.settle()
             pool.allocator.pinned = 0
         for group in list(self.running):
             self._make_room(group, plan)
@@ -110,20 +114,26 @@ class Scheduler:
         if outputs:
             others = sorted(outputs - {self._last_output}) or [self._last_output]
             plan.output = self._last_output = others[0]
-            plan.chunks = choose_chunks(self.running, plan.output, self.limits, self._next_block)
+            plan.chunks = choose_chunks(self.running, plan.output, self.limits, self.reuse)
         return plan
 
     def ran(self, chunk: ScheduledChunk) -> None:
         """A chunk has run: its known tokens have keys and values now. Drafts wait for `accept`."""
-        chunk.sequence.drafts = []
+        sequence, sequence.drafts = chunk.sequence, []
         if chunk.drafts:
-            chunk.sequence.length = chunk.start + chunk.count - len(chunk.drafts)
+            sequence.length, sequence.tried = chunk.start + chunk.count - len(chunk.drafts), len(chunk.drafts)
         else:
-            self._advance(chunk.sequence, chunk.start + chunk.count)
+            for table in sequence.tables:
+                table.decide(True)
+            self._advance(sequence, chunk.start + chunk.count)
 
     def accept(self, sequence: Sequence, drafts: int) -> None:
-        """The first `drafts` tokens after those that have run were right, and are at the end of `sequence.ids`."""
-        self._advance(sequence, sequence.length + drafts)
+        """The first `drafts` tokens after those that have run were right, and are at the end of `sequence.ids`. Behind
+        a state that others have passed through they run again."""
+        right = drafts == sequence.tried
+        for table in sequence.tables:
+            table.decide(right)
+        self._advance(sequence, sequence.length + drafts if right or not sequence.recurrent else sequence.length - 1)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A new sequence of the same group with the same tokens; blocks are shared until one of them writes."""
@@ -156,16 +166,9 @@ class Scheduler:
         sequence.length = length
         for table in sequence.tables:
             table.truncate(max(length, len(sequence.ids)))
-        if (prefix := self._prefix_of(sequence)) is not None:
-            for at in range(sequence.registered, length // self.block_size):
-                blocks = [table.blocks[at] for table in sequence.tables]
-                sequence.node = prefix.insert(sequence.node, sequence.ids, at, blocks)
-                sequence.registered = at + 1
+        self.reuse.keep(sequence, length)
         for table in sequence.tables:
             table.slide(length, sequence.border)
-
-    def _prefix_of(self, sequence: Sequence) -> PrefixCache | None:
-        return self.prefix if sequence.group.cached else None
 
     def _make_room(self, group: SequenceGroup, plan: StepPlan) -> None:
         """Let every sequence of a running group write what is due, if others have to go for it."""
@@ -174,18 +177,26 @@ class Scheduler:
 
     def _writable(self, group: SequenceGroup, plan: StepPlan) -> bool:
         """Take the blocks that the known tokens and drafts of a group need, own ones where they are written to."""
+        for sequence in group.sequences:
+            for table in sequence.tables:
+                table.decide(True)  # drafts that did not run after all
         needed = self._needed(group)
         if any(needed) and not room(self.pools, needed, self._may_need(group), self.block_size):
             for sequence in group.sequences:
                 sequence.drafts = []
+                for table in sequence.tables:
+                    table.unshare(sequence.length)
             needed = self._needed(group)
             if not room(self.pools, needed, needed, self.block_size):
                 return False
         if any(needed):
             for sequence in group.sequences:
                 for pool, table in enumerate(sequence.tables):
-                    if table.shared(sequence.length):
-                        plan.moves(pool).copies.append(table.own(sequence.length))
+                    copy = table.try_out() if sequence.drafts else None
+                    if copy is None and table.shared(sequence.length):
+                        copy = table.own(sequence.length)
+                    if copy is not None:
+                        plan.moves(pool).copies.append(copy)
                         self._pin(plan)
                     table.extend(sequence.due(table, self.limits.chunk))
         return True
@@ -199,10 +210,12 @@ class Scheduler:
             shared: dict[int, int] = {}
             for sequence, table in ((sequence, sequence.tables[number]) for sequence in group.sequences):
                 needed += table.missing(sequence.due(table, self.limits.chunk))
-                if table.shared(sequence.length):
-                    block = table.blocks[sequence.length // self.block_size]
+                if sequence.drafts and pool.window == STATE:
+                    needed += 1  # to try them out
+                elif table.shared(sequence.length):
+                    block = table.blocks[table.place(sequence.length)]
                     shared[block] = shared.get(block, 0) + 1
-            found.append(needed + sum(min(count, pool.allocator.holders(block) - 1)
+            found.append(needed + sum(min(count, pool.allocator.holders(block) - 1 + pool.allocator.kept(block))
                                       for block, count in shared.items()))
         return found
 
@@ -298,7 +311,7 @@ class Scheduler:
             group.sequences.append(Sequence(group, list(group.prompt), *tables))
         fresh = not group.swapped
         if fresh:
-            self._find(group)
+            self.reuse.find(group)
         if not self._has_room(group, fresh):
             found = any(sequence.length for sequence in group.sequences) and fresh
             for sequence in group.sequences if fresh else ():
@@ -312,13 +325,13 @@ class Scheduler:
         else:
             for swap_space, pool in zip(self.swap_spaces, self.pools, strict=True):
                 swap_space.swap_in(group, pool.allocator, plan)
-            self._writable(group, plan)  # what it needs was counted
         if group.encoder:
             group.cross.extend(group.encoder)
             scratch = BlockTable(self.blocks, self.block_size)
             scratch.extend(group.encoder)
             plan.encodes.append((group, scratch))
             group.encoded = True  # it reads before the chunks of the same plan run
+        self._writable(group, plan)  # what it needs was counted
         return True
 
     def _has_room(self, group: SequenceGroup, fresh: bool) -> bool:
@@ -334,66 +347,10 @@ class Scheduler:
         """Nothing of a sequence has run, or what has is lost."""
         sequence.length, sequence.node, sequence.registered, sequence.border = 0, sequence.group.root, 0, 0
 
-    def _find(self, group: SequenceGroup) -> None:
-        """Let new sequences hold what the prefix cache has of them; their last token runs in any case."""
-        for sequence in group.sequences:
-            if (prefix := self._prefix_of(sequence)) is None or sequence.group.every_row:
-                continue
-            most = (len(sequence.ids) - 1) // self.block_size
-            node, blocks, sequence.border = prefix.match(group.root, sequence.ids, most, sequence.tables)
-            for table, own in zip(sequence.tables, blocks, strict=True):
-                first = own.count(GONE)
-                table.hold([*own[:first], *table.allocator.share(own[first:])], first)
-            sequence.node, sequence.registered, sequence.length = node, len(blocks[0]), len(blocks[0]) * self.block_size
-
     def _fill(self, group: SequenceGroup) -> None:
         """Let new sequences hold what they need beside what was found."""
         for sequence in group.sequences:
             self.counts["prompt_tokens"] += len(sequence.ids)
-            self._count(sequence, sequence.registered)
+            self.reuse.count(sequence, sequence.registered)
             for table in sequence.tables:
                 table.extend(sequence.due(table, self.limits.chunk))
-
-    def _next_block(self, sequence: Sequence) -> Hashable:
-        """Take over blocks of the prefix cache that came into being since the sequence started; see choose_chunks."""
-        start = sequence.length
-        if (prefix := self._prefix_of(sequence)) is None or sequence.group.every_row or start % self.block_size:
-            return None
-        upcoming = self._take_over(sequence, prefix)
-        if sequence.length > start:
-            self._extend(sequence, [sequence.due(table, self.limits.chunk) for table in sequence.tables])
-        return upcoming
-
-    def _take_over(self, sequence: Sequence, prefix: PrefixCache) -> Hashable:
-        size = self.block_size
-        while sequence.length + size < len(sequence.ids) and sequence.registered == (at := sequence.length // size):
-            found = prefix.find(sequence.node, sequence.ids, at)
-            if found is None:
-                return sequence.node, tuple(sequence.ids[sequence.length:sequence.length + size])
-            further = min(len(sequence.ids), (at + 2) * size)  # what is left to run needs a block too
-            if GONE in found[1] or not self._extend(sequence, [further] * len(sequence.tables)):
-                return None
-            sequence.node, blocks = found
-            for table, block in zip(sequence.tables, blocks, strict=True):
-                if block != table.blocks[at]:
-                    table.allocator.share([block])
-                    table.allocator.release([table.blocks[at]])
-                    table.blocks[at] = block
-            sequence.length, sequence.registered = sequence.length + size, at + 1
-            self._count(sequence, 1)
-            for table in sequence.tables:
-                table.slide(sequence.length, sequence.border)
-        return None
-
-    def _extend(self, sequence: Sequence, tokens: list[int]) -> bool:
-        """Let each table of a sequence hold so many tokens, if there is room."""
-        missing = [table.missing(count) for table, count in zip(sequence.tables, tokens, strict=True)]
-        if any(missing) and not room(self.pools, missing, missing, self.block_size):
-            return False
-        for table, count in zip(sequence.tables, tokens, strict=True):
-            table.extend(count)
-        return True
-
-    def _count(self, sequence: Sequence, blocks: int) -> None:
-        self.counts["prefix_tokens"] += blocks * self.block_size
-        sequence.group.reused = min(sequence.group.reused + blocks * self.block_size, len(sequence.group.prompt))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from numflow.engine.schedule.blocks import BlockTable
 from numflow.engine.schedule.prefix import START
+from numflow.network.windows import STATE
 
 
 class Sequence:
@@ -13,16 +14,18 @@ class Sequence:
     ids:    all tokens that are known. length: number of tokens whose keys and values are cached, in the blocks of
             `tables`, one for each pool.
     drafts: draft tokens behind `ids`; forgotten when they have run.
+    tried:  number of drafts that ran in the last step.
     node, registered: the prefix cache's node of the first `registered` blocks. border: blocks of its beginning that it
             has in common with another text.
     """
 
-    __slots__ = ("border", "drafts", "group", "ids", "length", "node", "registered", "tables")
+    __slots__ = ("border", "drafts", "group", "ids", "length", "node", "registered", "tables", "tried")
 
     def __init__(self, group: "SequenceGroup", ids: list[int], *tables: BlockTable):
         self.group, self.ids, self.tables, self.length = group, ids, tables, 0
         self.drafts: list[int] = []
         self.node, self.registered, self.border = group.root, 0, 0
+        self.tried = 0
 
     @property
     def table(self) -> BlockTable:
@@ -37,13 +40,18 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that its tables have blocks for, behind those that have run."""
-        return min(len(table.blocks) * table.block_size for table in self.tables) - self.length
+        return min(table.room for table in self.tables) - self.length
 
     def due(self, table: BlockTable, chunk: int) -> int:
         """Tokens that a table must have room for now, if up to `chunk` of a prompt run in a step. Blocks of a window
         are taken as they are needed, since those before them are given back by then."""
         known = len(self.ids) + len(self.drafts)
         return min(known, self.length + max(chunk, 1 + len(self.drafts))) if table.window else known
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has a state, which drafts that were wrong cannot be taken out of."""
+        return self.tables[-1].window == STATE
 
     @property
     def pending(self) -> int:

@@ -18,7 +18,7 @@ class SwapSpace:
 
     def _wanted(self, group: SequenceGroup) -> list[tuple[BlockTable, list[int]]]:
         """Of each sequence, the blocks of what it has run."""
-        return [(table, table.blocks[table.first:-(-sequence.length // self.block_size)])
+        return [(table, table.blocks[table.first:table.count(sequence.length)])
                 for sequence, table in self._tables(group)]
 
     def room(self, group: SequenceGroup) -> bool:
@@ -47,10 +47,10 @@ class SwapSpace:
         tables = self._tables(group)
         swapped = len({block for _, table in tables for block in table.swapped})
         last = [table.swapped[at] for sequence, table in tables
-                if (at := sequence.length // self.block_size - table.skipped) < len(table.swapped)]
+                if (at := table.place(sequence.length) - table.skipped) < len(table.swapped)]
         copies = len(last) - len(set(last))
         return swapped + copies + sum(
-            max(0, -(-sequence.due(table, chunk) // self.block_size) - table.skipped - len(table.swapped))
+            max(0, table.count(sequence.due(table, chunk)) - table.skipped - len(table.swapped))
             for sequence, table in tables)
 
     def swap_in(self, group: SequenceGroup, blocks: BlockAllocator, plan: StepPlan) -> None:

@@ -133,7 +133,9 @@ class ModelDrafter(Paced):
         common = min(len(ids) - 1, len(self._held))
         differs = np.flatnonzero(ids[:common] != self._held[:common])
         self._held = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
-        return self._run(ids[self._sequence.length:])
+        logits = self._run(ids[self._sequence.length:])
+        self._sequence.mark()
+        return logits
 
     def _run(self, ids) -> np.ndarray:
         ids = np.asarray(ids, np.int32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from numflow.network import check_step
 from numflow.network.weights.source import RawMatrix
-from numflow.ops import OPS, Batch, Buffer, Cache, Network, Step, View, Weight
+from numflow.ops import OPS, Batch, Buffer, Cache, Network, State, Step, View, Weight
 
 VOCABULARY = 97
 
@@ -102,6 +102,7 @@ class Case:
             cross_blocks=cross[list(sequences)] if self.encoder else None,
             cross_lengths=np.array([self.encoder[s] for s in sequences], np.int32) if self.encoder else None,
             limits=np.array([self.limits[s] for s in sequences], np.int32) if self.limits else None,
+            slots=np.array([4 - s for s in sequences], np.int32) if self.network.states else None,
         )
         return CaseRun(batch, entry, "logits" if entry == "main" else None, sequences)
 
@@ -137,6 +138,7 @@ class CaseBuilder:
     weights: dict = field(default_factory=dict)
     arrays: dict = field(default_factory=dict)
     caches: dict = field(default_factory=dict)
+    states: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.rng = np.random.default_rng(sum(map(ord, self.name)))
@@ -162,6 +164,11 @@ class CaseBuilder:
         self.caches[name] = Cache(name, kv_heads, k_dim, 0 if prefix else v_dim or k_dim, kind, prefix)
         return name
 
+    def state(self, *shape, axis=0):
+        name = f"state.{len(self.states)}"
+        self.states[name] = State(name, shape, axis)
+        return name
+
     def step(self, op, inputs, outputs, weights=None, entry="main", **params):
         label = f"{entry}.{len(self.steps.setdefault(entry, []))}"
         self.steps[entry].append(Step(op, tuple(inputs), tuple(outputs), weights or {}, params, label))
@@ -182,7 +189,7 @@ class CaseBuilder:
             self.step("select_rows", (y,), (out,))
             y = out
         network = Network(self.name, {k: tuple(v) for k, v in self.steps.items()}, self.buffers, self.weights,
-                          self.caches, {"logits": y}, {"type": "decoder"})
+                          self.caches, {"logits": y}, {"type": "decoder"}, self.states)
         for steps in network.entries.values():
             for step in steps:
                 assert step.op in OPS

@@ -137,6 +137,12 @@ def _elementwise():
             y = x if in_place else b.buffer(60)
             b.step(op, (x,), (y,), **params)
             yield b.case(y)
+    for name, in_place in (("mul", False), ("mul-in-place", True)):
+        b = Builder(name)
+        x, z = b.inputs(60, 60)
+        y = z if in_place else b.buffer(60)
+        b.step("mul", (x, z), (y,))
+        yield b.case(y, RAGGED)
     for name, scale, in_place in (("add", 1.0, True), ("add-scaled", 0.22, False)):
         b = Builder(name)
         x, z = b.inputs(60, 60)
@@ -266,5 +272,24 @@ def _expert_linear(b, x, ids, y, experts, bias):
     b.step("expert_linear", (x, ids), (y,), weights)
 
 
+def _causal_conv():
+    several = (((0, 3), (1, 1), (2, 9)), ((2, 1), (0, 1)), ((1, 7), (0, 2), (2, 1)), ((0, 5),))
+    for name, width, taps, bias, kind, schedule in (
+            ("causal_conv", 64, 3, False, "none", several), ("causal_conv-bias-silu", 60, 4, True, "silu", several),
+            ("causal_conv-two-taps", 100, 2, True, "none", RAGGED),
+            ("causal_conv-many-taps", 20, 9, False, "silu", several),
+            ("causal_conv-one-token", 200, 4, True, "silu", ONE),
+            ("causal_conv-long", 48, 4, False, "none", (((0, 70),),))):
+        b = Builder(name)
+        x, _ = b.inputs(width, 4)
+        y = b.buffer(width)
+        weights = {"weight": b.weight("weight", b.normal(width, taps))}
+        if bias:
+            weights["bias"] = b.weight("bias", b.normal(width))
+        state = b.state(taps - 1, width, axis=1)
+        b.step("causal_conv", (x,), (y,), weights, state=state, kind=kind)
+        yield b.case(y, schedule)
+
+
 CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_route(), *_experts(),
-         *attention_cases()]
+         *_causal_conv(), *attention_cases()]

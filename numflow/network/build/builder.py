@@ -9,7 +9,7 @@ import numpy as np
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.network.build.names import TensorNames
-from numflow.ops import Buffer, Cache, Network, Part, Step, View, Weight
+from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
 
 
@@ -21,6 +21,7 @@ class Builder:
         self.buffers: dict[str, Buffer] = {}
         self.weights: dict[str, Weight] = {}
         self.caches: dict[str, Cache] = {}
+        self.states: dict[str, State] = {}
         self.entries: dict[str, list[Step]] = {}
         self.outputs: dict[str, View] = {}
         self.entry = "main"
@@ -60,6 +61,12 @@ class Builder:
         old = self.buffers.get(name)
         self.buffers[name] = Buffer(name, rows, max(width, old.width if old else 0), dtype)
         return View(name, 0, width)
+
+    def state(self, label: str, *shape: int, axis: int = 0) -> str:
+        """Memory of a recurrent step that stands here; its name."""
+        state = State(f"{self.prefix}{label}", shape, axis)
+        self.states[state.name] = state
+        return state.name
 
     def emit(self, op: str, inputs: tuple[View, ...], outputs: tuple[View, ...], label: str,
              weights: Mapping[str, str] | None = None, **params: Any) -> None:
@@ -222,7 +229,7 @@ class Builder:
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,
-                       self.caches, self.outputs, dict(facts))
+                       self.caches, self.outputs, dict(facts), self.states)
 
 
 def _covers(stored: int, rows: int, select: Any) -> bool:

@@ -3,7 +3,21 @@
 from functools import cache
 
 from numflow.errors import NetworkError, did_you_mean
-from numflow.ops import ACTIVATIONS, EXCHANGES, OPS, REQUIRED, Cache, Network, Op, Step, View, op_of, param
+from numflow.ops import (
+    ACTIVATIONS,
+    CONV_KINDS,
+    EXCHANGES,
+    OPS,
+    REQUIRED,
+    Cache,
+    Network,
+    Op,
+    Step,
+    View,
+    op_of,
+    param,
+    states_of,
+)
 
 
 def verify(network: Network) -> None:
@@ -53,6 +67,9 @@ def check_step(step: Step, network: Network) -> None:
     for role, name in step.weights.items():
         if name not in network.weights:
             raise NetworkError(f"{step}: {role} {name!r} is no weight of this network")
+    for state in states_of(step).values():
+        if state not in network.states:
+            raise NetworkError(f"{step}: no state named {state!r}{did_you_mean(state, network.states)}")
     _SHAPES[step.op](step, network)
 
 
@@ -206,6 +223,21 @@ def _attention(step: Step, network: Network) -> None:
             _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
 
 
+def _causal_conv(step: Step, network: Network) -> None:
+    (x,), (y,), state = step.inputs, step.outputs, network.states[param(step, "state")]
+    _same(step, network)
+    weight = network.weights[step.weights["weight"]].shape
+    if len(weight) != 2 or weight[0] != x.width or weight[1] < 2:
+        raise NetworkError(f"{step}: weight should be [{x.width}, 2 taps or more], is {list(weight)}")
+    if "bias" in step.weights:
+        _expect(step, "shape of bias", (x.width,), network.weights[step.weights["bias"]].shape)
+    _expect(step, f"shape of {state.name!r}", (weight[1] - 1, x.width), state.shape)
+    if x.overlaps(y):
+        raise NetworkError(f"{step}: rows of {x} are read after {y} is written: they should not overlap")
+    if param(step, "kind") not in CONV_KINDS:
+        raise NetworkError(f"{step}: kind should be one of {', '.join(CONV_KINDS)}, is {param(step, 'kind')!r}")
+
+
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
     # The clamped form needs gate and up together; the one with numbers of its own has no gate.
@@ -308,8 +340,9 @@ _SHAPES = {
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act,
     "gate_rows": _gate_rows,
-    "add": _same, "scale": _scale, "scale_by_position": _scale_by_position, "sparsify": _same,
-    "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "select_rows": _select, "copy": _same,
+    "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
+    "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
+    "select_rows": _select,
     "moe_route": _route, "expert_scale": _expert_scale, "expert_linear": _expert_linear, "expert_combine": _combine,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

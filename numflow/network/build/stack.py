@@ -5,8 +5,12 @@ from numflow.network.build.attention import cross_attention, cross_memory, self_
 from numflow.network.build.builder import Builder
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
+from numflow.network.build.recurrent import short_convolution
 from numflow.network.build.rope import sinusoids
 from numflow.ops import View
+
+# What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
+MIXERS = {"attention": self_attention, "conv": short_convolution}
 
 
 def decoder_or_encoder(b: Builder) -> None:
@@ -86,10 +90,10 @@ def _add_embeddings(b: Builder, x: View) -> View:
 
 
 def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
-    """x + attention(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
+    """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
-    _residual_branch(b, x, "attn", self_attention)
+    _residual_branch(b, x, "attn", MIXERS[b.option("mixer", "kind")])
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
     _residual_branch(b, x, "ffn", _beside(x) if b.option("moe", "beside") else feed_forward)
@@ -118,13 +122,13 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
 
 
 def _parallel_layer(b: Builder, x: View) -> View:
-    """Attention and feed-forward read the same x; each through its own norm where there are two."""
+    """Mixer and feed-forward read the same x; each through its own norm where there are two."""
     h = b.norm("attn_norm", x, b.view("normed", x.width))
     two = b.has("ffn_norm.weight") and b.names.find("ffn_norm", layer=b.layer) is not b.names.find(
         "attn_norm", layer=b.layer)  # a file may call the only one by both names
     h_ffn = b.norm("ffn_norm", x, b.view("normed_ffn", x.width)) if two else h
     attended = b.view("attended", x.width)
-    y = self_attention(b, h)
+    y = MIXERS[b.option("mixer", "kind")](b, h)
     b.emit("copy", (y,), (attended,), "attn_keep")
     y = feed_forward(b, h_ffn)
     scale = b.option("block", "residual_scale")

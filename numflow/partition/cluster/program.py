@@ -11,7 +11,7 @@ import numpy as np
 
 from numflow.errors import DeviceError, DeviceLostError
 from numflow.executor.contract import Program
-from numflow.network.windows import windows
+from numflow.network.windows import kinds
 from numflow.ops import Batch, Network, TraceRow
 from numflow.partition.cluster.connect import connected, environment, room
 from numflow.partition.cluster.resources import bundles, listed, needs_of, nodes_of
@@ -77,11 +77,11 @@ class RayProgram(Program):
 
     @property
     def window_bytes(self) -> dict[int, int]:
-        """Bytes of one KV block of the layers with each window, on all devices."""
+        """Bytes of one KV block of the layers with each window, and of a slot of STATE, on all devices."""
         found: dict[int, int] = {}
         for own in self._ask("window_bytes"):
             found |= {window: size + found.get(window, 0) for window, size in own.items()}
-        return {window: found.get(window, 0) for window in windows(self.network)}
+        return {window: found.get(window, 0) for window in kinds(self.network)}
 
     @property
     def cross_block_bytes(self) -> int:

@@ -14,7 +14,7 @@ A step that needs a value whole gets an `all_gather` or an `all_reduce` just bef
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from numflow.ops import Cache, Network, Step, View, Weight, param
+from numflow.ops import Cache, Network, State, Step, View, Weight, param, states_of
 from numflow.partition.cut.by_layer import PipelineStage
 from numflow.partition.cut.choose import (
     COLUMNS,
@@ -51,12 +51,13 @@ Layout = Split | Partial
 
 
 class DeviceSteps:
-    """Part of one device of the group: steps by entry, weights, caches."""
+    """Part of one device of the group: steps by entry, weights, caches, states."""
 
     def __init__(self, network: Network):
         self.entries: dict[str, list[Step]] = {entry: [] for entry in network.entries}
         self.weights: dict[str, Weight] = {}
         self.caches: dict[str, Cache] = {}
+        self.states: dict[str, State] = {}
         self.outputs: dict[str, View] = {}
 
     def weight(self, weight: Weight) -> str:
@@ -235,7 +236,8 @@ class _Emitter:
                 inputs=tuple(self.split(v, pieces[v], i) if v in pieces else v for v in step.inputs),
                 outputs=tuple(piece(v, spans[i]) for v in step.outputs),
                 weights={role: self._slice(step, role, begin, end) for role in step.weights},
-                params=self._params(step, begin, end), cache=i if "cache" in step.params else None)
+                params=self._params(step, begin, end), cache=i if "cache" in step.params else None,
+                state=((end - begin), step.outputs[0].width) if states_of(step) else (1, 1))
         return Split(spans) if step.outputs else None
 
     def _pieces(self, step: Step, spans: Spans) -> dict[View, Spans]:
@@ -265,7 +267,7 @@ class _Emitter:
         if step.op == "head_linear":
             size = step.outputs[0].width // param(step, "heads")
             return experts_of(weight, begin // size, end // size)
-        if step.op == "linear" or weight.shape == (step.outputs[0].width,):
+        if step.op in ("linear", "causal_conv") or weight.shape == (step.outputs[0].width,):
             return rows_of(weight, begin, end)
         return weight  # a norm's, the same for every head
 
@@ -290,8 +292,10 @@ class _Emitter:
 
     # Writing
 
-    def _append(self, i: int, step: Step, inputs=None, outputs=None, weights=None, params=None, cache=None) -> None:
-        """The step on device i; what is not given is the step's own."""
+    def _append(self, i: int, step: Step, inputs=None, outputs=None, weights=None, params=None, cache=None,
+                state: tuple[int, int] = (1, 1)) -> None:
+        """The step on device i; what is not given is the step's own. state: the device's part of its states, and of
+        what."""
         device = self.devices[i]
         if weights is None:
             for name in step.weights.values():
@@ -302,6 +306,8 @@ class _Emitter:
             whole = self.network.caches[name]
             begin, end = self.caches[name].kv_heads[i] if cache is not None else (0, whole.kv_heads)
             device.caches[name] = replace(whole, kv_heads=end - begin)
+        for name in states_of(step).values():
+            device.states[name] = _share_of(self.network.states[name], *state)
         if inputs or outputs or weights or params:
             step = Step(step.op, inputs or step.inputs, outputs or step.outputs, names, params or step.params,
                         step.label)
@@ -325,6 +331,13 @@ class _Emitter:
             self.whole(view)
             for device in self.devices:
                 device.outputs[name] = view
+
+
+def _share_of(state: State, part: int, whole: int) -> State:
+    """A device's heads or channels of a state."""
+    sizes = list(state.shape)
+    sizes[state.axis] = sizes[state.axis] * part // whole
+    return replace(state, shape=tuple(sizes))
 
 
 PIECES = ".part"

@@ -176,6 +176,13 @@ class _Chooser:
             self.wanted[view] = scaled(kv_heads, size)
         return Sharding(COLUMNS, kv_heads)
 
+    def _channels(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        """Columns of the input and of the state alike."""
+        if spans is None:
+            return Sharding(WHOLE)
+        self.wanted[step.inputs[0]] = spans
+        return Sharding(COLUMNS, spans)
+
     def _linear(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         x, y, weight = step.inputs[0], step.outputs[0], self.network.weights[step.weights["weight"]]
         if spans is not None:
@@ -204,7 +211,7 @@ class _Chooser:
         if attention is not None:
             cut = self.caches[param(attention, "cache")]
             return scaled(cut.heads, x.width // param(attention, "heads")), cut.fits
-        if source.op in ("act", "act_mul") and all(self._made_by_linear(made, view) for view in source.inputs):
+        if source.op in ("act", "act_mul", "mul") and all(self._by_columns(made, view) for view in source.inputs):
             unit = column_unit(weight)
             spans = even_spans(x.width, self.shares, max(unit, 1))
             if unit and len(holders(spans)) == min(len(self.shares), x.width):
@@ -223,9 +230,12 @@ class _Chooser:
         found = [self._attention_of(writer) for writer in writers if writer is not None]
         return next((step for step in found if step is not None), None)
 
-    def _made_by_linear(self, at: int, view: View) -> bool:
+    def _by_columns(self, at: int, view: View) -> bool:
+        """Whether a linear makes a view, or a convolution of products of such: each column by itself."""
         made = self._writer(at, view)
-        return made is not None and self.steps[made].op == "linear"
+        if made is None or self.steps[made].op not in ("linear", "causal_conv", "mul"):
+            return False
+        return self.steps[made].op == "linear" or all(self._by_columns(made, x) for x in self.steps[made].inputs)
 
     def _writer(self, at: int, view: View) -> int | None:
         """The step before `at` that wrote exactly this view last; None if another step wrote some of it since."""
@@ -250,7 +260,8 @@ class _Chooser:
                          "send", "receive"), _whole),  # the exchanges are those between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
-        "cache_write": _cache_write, "linear": _linear, "embed": _embed, "expert_linear": _experts,
+        "cache_write": _cache_write, "causal_conv": _channels, "linear": _linear, "embed": _embed,
+        "expert_linear": _experts,
     }
 
 

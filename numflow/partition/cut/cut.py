@@ -96,6 +96,7 @@ def _network(network: Network, device: DeviceSteps, fuse: bool) -> Network:
         buffers[name] = Buffer(name, whole.rows, width if name.endswith(PIECES) else whole.width, whole.dtype)
     own = replace(network, entries={entry: tuple(map(moved, steps)) for entry, steps in device.entries.items()},
                   buffers=buffers, weights=device.weights, caches=device.caches, outputs=device.outputs,
+                  states=device.states,
                   # What an executor chooses by the types of all weights is the same on all devices.
                   facts={**network.facts, "all_floats": all_floats(network)})
     return fuse_linears(own) if fuse else own

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numflow.network.cost import StepCost, Workload, step_cost, tables, weight_bytes
+from numflow.network.describe import state_bytes
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import EXCHANGES, Cache, Network, Step, Weight, param
 from numflow.partition.cut.plan import DevicePart, Plan, layer_of
@@ -112,11 +113,11 @@ class Prices:
     def cached_bytes(self, network: Network, tokens: int = 1, queries: int = 1,
                      hold: Callable[[Cache], float] | None = None) -> float:
         """Bytes of so many tokens in the caches, of all queries together; of an encoder-decoder, as many that are read
-        and as many that are written. Layers with a window keep the last ones of each query."""
+        and as many that are written. Layers with a window keep the last ones of each query, recurrent ones a state."""
         hold = hold or self.hold or (lambda cache: cache.kv_heads * (cache.k_dim + cache.v_dim) * self.kv_bytes)
         windows = cache_windows(network)
-        return sum(hold(cache) * kept_tokens(windows.get(name, 0), tokens, queries)
-                   for name, cache in network.caches.items())
+        return queries * state_bytes(network) + sum(
+            hold(cache) * kept_tokens(windows.get(name, 0), tokens, queries) for name, cache in network.caches.items())
 
     def scripts(self, loads: Sequence[Workload], entry: str = "main") -> dict[str, Script]:
         """Script of each device for a batch of these loads."""

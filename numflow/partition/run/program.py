@@ -14,7 +14,7 @@ from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, did_you_mean, no_memory
 from numflow.executor.base import steps_to
 from numflow.executor.contract import SAMPLE, TRACE, Program
-from numflow.network.windows import windows
+from numflow.network.windows import STATE, kinds
 from numflow.ops import Batch, Network, TraceRow, param
 from numflow.partition.cut.plan import Plan
 from numflow.partition.run.micro import cut_batch, pieces_of
@@ -104,13 +104,13 @@ class PlanProgram(Program):
     @property
     def block_bytes(self) -> int:
         """Bytes of one self-attention KV block, all layers and devices."""
-        return sum(self.window_bytes.values())
+        return _of_blocks(self.window_bytes)
 
     @property
     def window_bytes(self) -> dict[int, int]:
-        """Bytes of one KV block of the layers with each window, on all devices."""
+        """Bytes of one KV block of the layers with each window, and of a slot of STATE, on all devices."""
         return {window: sum(own.get(window, 0) for own in self._sizes["window_bytes"])
-                for window in windows(self.network)}
+                for window in kinds(self.network)}
 
     @property
     def cross_block_bytes(self) -> int:
@@ -223,7 +223,7 @@ class PlanProgram(Program):
 
     def load_blocks(self, blocks: Sequence[int], data: np.ndarray, window: int | None = None) -> None:
         """Fill KV blocks with what `save_blocks` returned."""
-        sizes = [sum(own.values()) if window is None else own.get(window, 0) for own in self._sizes["window_bytes"]]
+        sizes = [_of_blocks(own) if window is None else own.get(window, 0) for own in self._sizes["window_bytes"]]
         shares = np.split(data, np.cumsum(sizes)[:-1], axis=1)
         self._each("load_blocks", [(blocks, np.ascontiguousarray(share), window) for share in shares])
 
@@ -365,3 +365,8 @@ class PlanProgram(Program):
             self._broken = self._broken or f"device {late} does not answer any more; load the model again"
         elif not self._broken:
             self._world.reset()
+
+
+def _of_blocks(sizes: Mapping[int, int]) -> int:
+    """Bytes of a KV block in all layers, whatever their windows."""
+    return sum(size for window, size in sizes.items() if window != STATE)

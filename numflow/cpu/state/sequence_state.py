@@ -1,0 +1,55 @@
+"""Memory of a recurrent step: a slot of float32 for each sequence."""
+
+import numpy as np
+
+from numflow.cpu.memory.buffers import LINE, aligned
+from numflow.network.windows import STATE
+from numflow.ops import State
+
+
+class StateMemory:
+    """Slots of `shape`; rows of kernels find theirs by the header's STATE_SLOTS.
+
+    addresses: int64 [1], where the first slot is now. Kernels read it at run time, so that the memory may move.
+    stride:    bytes from one slot to the next, whole cache lines.
+    """
+
+    window = STATE
+
+    def __init__(self, state: State):
+        self.shape, self.blocks = state, 0
+        self.stride = -(-4 * state.size // LINE) * LINE
+        self.addresses = np.zeros(1, np.int64)
+        self._slots = aligned((0, self.stride), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return self._slots.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one slot."""
+        return self.stride
+
+    def resize(self, blocks: int) -> bool:
+        """Hold `blocks` slots; the content of those that remain is kept. Nobody has to follow: see `addresses`."""
+        if blocks == self.blocks:
+            return False
+        new = aligned((blocks, self.stride), np.uint8)
+        kept = min(blocks, self.blocks)
+        new[:kept] = self._slots[:kept]
+        self._slots, self.addresses[0], self.blocks = new, new.ctypes.data, blocks
+        return False
+
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copy slots, int64 [n] each; no target is a source."""
+        self._slots[targets] = self._slots[sources]
+
+    def save(self, blocks: np.ndarray) -> np.ndarray:
+        """The bytes of slots int64 [n], uint8 [n, block_bytes]."""
+        return self._slots[blocks]
+
+    def load(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        """Put back what `save` returned, uint8 [n, block_bytes]."""
+        self._slots[blocks] = data
