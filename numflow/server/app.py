@@ -23,6 +23,7 @@ from numflow.server.openapi import openapi
 from numflow.server.protocols import messages, ollama, ollama_models, responses
 from numflow.server.protocols import openai_texts as texts
 from numflow.server.protocols.inferflow import native
+from numflow.server.protocols.infill import infill
 from numflow.server.protocols.openai_chat import chat
 from numflow.server.protocols.openai_completions import completions
 from numflow.server.service import status
@@ -97,17 +98,21 @@ ENDPOINTS = (
     Endpoint("POST", ("/api/pull",), ollama_models.pull, "Ollama: fetch the files of a configured model", OllamaModel),
     Endpoint("DELETE", ("/api/delete",), ollama_models.delete, "Ollama: delete the files of a fetched model "
              "(`deletable`)", OllamaModel),
+    Endpoint("POST", ("/infill",), infill, "what stands between `input_prefix` and `input_suffix`; models with tokens "
+             "for it", schemas.InfillRequest),
     Endpoint("POST", ("/translate",), texts.translate, "`text` (or a list), `source`, `target`, `num_beams`, "
              "`max_tokens`; encoder-decoders", schemas.TranslateRequest),
     Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",
              schemas.FillMaskRequest),
-    Endpoint("POST", ("/tokenize",), texts.tokenize, "text or messages to ids", schemas.TokenizeRequest),
+    Endpoint("POST", ("/tokenize",), texts.tokenize, "`text`, `content` or `messages` to ids", schemas.TokenizeRequest),
     Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", schemas.DetokenizeRequest),
     Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
              schemas.TemplateRequest),
     Endpoint("GET", ("/health",), status.health, "200 when ready; 503 while models load, while the service ends, and "
              "from a device's death until its model is loaded again, with the reason; never asks for a key"),
     Endpoint("GET", ("/status",), status.status, "engines and requests now, as JSON"),
+    Endpoint("GET", ("/props",), status.props, "the first model (or `?model=`): context, template, settings, slots"),
+    Endpoint("GET", ("/slots",), status.slots, "places for sequences that run side by side"),
     Endpoint("GET", ("/metrics",), status.metrics, "counters and histograms for Prometheus"),
     Endpoint("GET", ("/openapi.json",), schema, "the fields of every route"),
 )

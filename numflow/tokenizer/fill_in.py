@@ -1,7 +1,7 @@
 """Filling in: prompts of models that write what stands between a beginning and an end, by tokens of their own."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,15 +12,22 @@ BEFORE, AFTER = "before", "after"  # places of the two texts
 
 @dataclass(frozen=True)
 class FillIn:
-    """The way of one vocabulary. order: ids, and the places of the two texts. ends: ids that end what is filled in."""
+    """The way of one vocabulary. order: ids, and the places of the two texts. ends: ids that end what is filled in.
+    file: what begins another file, followed by its name; None: nothing does."""
 
     order: tuple[int | str, ...]
     ends: tuple[int, ...]
+    file: int | None = None
 
-    def ids(self, tokenizer, before: str, after: str) -> list[int]:
-        """Token ids of a prompt. Special tokens that are written in the texts are ordinary characters."""
+    def ids(self, tokenizer, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Token ids of a prompt. Special tokens that are written in the texts are ordinary characters.
+
+        files: names and texts of others, which come first.
+        """
         texts = {BEFORE: before, AFTER: after}
         found: list[int] = []
+        for name, text in files:
+            found += ([] if self.file is None else [self.file]) + tokenizer.encode(f"{name}\n{text}\n", False, False)
         for part in self.order:
             found += [part] if isinstance(part, int) else tokenizer.encode(texts[part], False, False)
         return tokenizer.wrapping.apply(found)[0]
@@ -40,5 +47,6 @@ def find_fill_in(tokenizer) -> FillIn | None:
         order = [part if part in (BEFORE, AFTER) else id_of(part) for part in row["order"]]
         if None not in order:
             ends = (id_of(text) for text in row["ends"])
-            return FillIn(tuple(part for part in order if part is not None), tuple(id for id in ends if id is not None))
+            return FillIn(tuple(part for part in order if part is not None),
+                          tuple(id for id in ends if id is not None), id_of(row["file"]) if "file" in row else None)
     return None

@@ -56,6 +56,7 @@ BODIES |= {
         "model": "org/chat", "prompt": "hi", "system": "Be brief.", "raw": False, "context": [3, 4], "stream": False,
         "suffix": "", "images": [], "template": "", "format": "json", "think": False,
         "options": {"num_predict": 3, "temperature": 0.5, "stop": ["x"], "mirostat": 0}, "keep_alive": 60},
+    "/tokenize": {"content": "hi", "with_pieces": True, "add_special": True, "parse_special": False},
     "/api/embed": {"model": "encoder", "input": ["a", "b"], "truncate": True, "dimensions": 0, "options": {"a": 1}},
     "/api/show": {"model": "org/chat", "name": "x", "verbose": True},
     "/api/pull": {"model": "org/chat", "stream": False, "insecure": False},

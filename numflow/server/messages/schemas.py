@@ -228,6 +228,28 @@ class CompletionRequest(GeneratingBody):
     best_of: Annotated[Whole, Field(ge=1)] | None = None
 
 
+class InfillFile(Open):
+    """Another file, which the model sees first."""
+
+    filename: str | None = None
+    text: str
+
+
+class InfillRequest(Settled):
+    """POST /infill. Names of settings are those of the program that this route is from."""
+
+    model: str | None = None
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[InfillFile] | None = None
+    prompt: str | None = None
+    n_predict: Limit | None = None
+    repeat_penalty: float | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+
+
 class EmbeddingRequest(Without):
     """POST /v1/embeddings."""
 
@@ -243,10 +265,12 @@ class EmbeddingRequest(Without):
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize: a text, or a conversation."""
+    """POST /tokenize: a text, or a conversation. content: as text, but without the model's own tokens around it unless
+    add_special says so."""
 
     model: str | None = None
     text: str | None = None
+    content: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     add_special: bool | None = None

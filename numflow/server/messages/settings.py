@@ -102,10 +102,10 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], ig
     """Settings of a text completion.
 
     Raises:
-        ApiError: fields that contradict each other, a constraint that cannot be met, or suffix.
+        ApiError: fields that contradict each other, or a constraint that cannot be met.
     """
-    if body.suffix:
-        raise bad_request("suffix is not supported: text can only be continued, not filled in", "suffix", "unsupported")
+    if body.suffix and body.echo:
+        raise bad_request("echo repeats a prompt that the text continues; with suffix it is filled in", "echo")
     settings = generating(body, defaults, ignored, talks=False)
     settings["max_tokens"] = COMPLETION_TOKENS if body.max_tokens is None else _least([body.max_tokens])
     if body.logprobs is not None:

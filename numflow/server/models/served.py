@@ -89,8 +89,10 @@ class Served:
         except NumflowError:
             return None
 
-    def filled_in(self, before: str, after: str) -> tuple[list[int], dict[str, Any]]:
-        """A prompt to write what stands between two texts, and the settings that it needs.
+    def filled_in(self, before: str, after: str,
+                  files: Sequence[tuple[str, str]] = ()) -> tuple[list[int], dict[str, Any]]:
+        """A prompt to write what stands between two texts, and the settings that it needs. files: names and texts of
+        others.
 
         Raises:
             ApiError: the model cannot.
@@ -98,9 +100,9 @@ class Served:
         if self.fill_in is None:
             raise bad_request(f"{self.name} cannot fill in: its vocabulary has no tokens for what stands before and "
                               "after", "suffix", "unsupported")
-        for text in (before, after):
+        for text in (before, after, *(text for _, text in files)):
             check_size(self.tokenizer, text, self.model.context)
-        return self.fill_in.ids(self.tokenizer, before, after), {"stop_token_ids": list(self.fill_in.ends)}
+        return self.fill_in.ids(self.tokenizer, before, after, files), {"stop_token_ids": list(self.fill_in.ends)}
 
     @property
     def defaults(self) -> Mapping[str, Any]:

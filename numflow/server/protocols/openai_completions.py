@@ -53,17 +53,28 @@ class _Answer(Answer):
         self._running.check_count(len(self._prompts) * max(self._n, self._body.best_of or 1))  # before anything is made
 
         def make(engine: Engine) -> list[Checked]:
-            encode = self._served.prompts.encode
-            self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
+            own = self._encoded()
             for ids in self._ids:
                 self._running.check(ids, "prompt")
-            requests = [engine.request(ids, **settings) for ids in self._ids]
+            requests = [engine.request(ids, **{**settings, **own}) for ids in self._ids]
             if self._body.echo:
                 self._echoes = [_Echo(self._served, prompt, checked)
                                 for prompt, checked in zip(self._prompts, requests, strict=True)]
             return requests
 
         await self._running.start(make)
+
+    def _encoded(self) -> dict[str, Any]:
+        """Read the prompts; the settings that they need."""
+        encode, suffix = self._served.prompts.encode, self._body.suffix
+        if not suffix:
+            self._ids = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in self._prompts]
+            return {}
+        if not all(isinstance(prompt, str) for prompt in self._prompts):
+            raise bad_request("suffix needs a prompt that is text", "prompt", "unsupported")
+        found = [self._served.filled_in(prompt, suffix) for prompt in self._prompts if isinstance(prompt, str)]
+        self._ids = [ids for ids, _ in found]
+        return found[0][1]
 
     async def finish(self) -> None:
         """Wait for all of it."""

@@ -59,7 +59,7 @@ def _base64(vector: np.ndarray) -> Any:
 async def tokenize(service: Service, request: Request) -> Json:
     """POST /tokenize."""
     body = await service.read(request, TokenizeRequest)
-    if (body.text is None) == (body.messages is None):
+    if sum(given is not None for given in (body.text, body.content, body.messages)) != 1:
         raise bad_request("give text or messages", "text")
     if body.messages is not None and (body.add_special is not None or body.parse_special is not None):
         raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
@@ -70,7 +70,9 @@ async def tokenize(service: Service, request: Request) -> Json:
         if body.messages is not None:
             ids = list(render(served, messages_of(body.messages), body.tools, {}))
         else:
-            ids = served.tokenizer.encode(body.text, body.add_special is not False, body.parse_special is not False)
+            text, alone = (body.content, True) if body.text is None else (body.text, False)
+            add = not alone if body.add_special is None else body.add_special
+            ids = served.tokenizer.encode(text, add, body.parse_special is not False)
         found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
                                  "max_model_len": served.model.context}
         if body.with_pieces:
@@ -87,7 +89,8 @@ async def detokenize(service: Service, request: Request) -> Json:
     def work(served: Served):
         for id in body.tokens:
             served.tokenizer.token_text(id)  # raises if there is none
-        return {"model": served.name, "text": served.tokenizer.decode(body.tokens, bool(body.skip_special))}
+        text = served.tokenizer.decode(body.tokens, bool(body.skip_special))
+        return {"model": served.name, "text": text, "content": text}
 
     return Json(await service.in_thread(request, body.model, work))
 

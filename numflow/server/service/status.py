@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
-from numflow.server.http.errors import MOST, one_line
+from numflow.engine.options import EngineOptions
+from numflow.server.http.errors import MOST, ApiError, one_line
 from numflow.server.messages.wire import Json
 from numflow.server.models.facts import file_facts, quantisation
+from numflow.server.models.served import Served
 from numflow.server.service.service import Service
 
 
@@ -78,6 +80,39 @@ async def _entry(service: Service, name: str) -> dict[str, Any]:
         entry |= {"max_model_len": found.model.context, "chats": found.chats, "capabilities": found.capabilities}
         entry |= {"sampling": found.sampling} if found.generates else {}
     return entry
+
+
+async def props(service: Service, request: Request) -> Json:
+    """GET /props: the first model, or the one that the query names."""
+    served = await _loaded(service, request)
+    texts = served.tokenizer.special_texts()
+    return Json({"default_generation_settings": {"n_ctx": served.model.context, "params": dict(served.sampling)},
+                 "total_slots": len(_slots(served)), "model_alias": served.name, "model_path": str(served.config.path),
+                 "chat_template": served.chat_template or "", "bos_token": texts.get("bos_token", ""),
+                 "eos_token": texts.get("eos_token", ""), "modalities": {"vision": False, "audio": False},
+                 "build_info": f"numflow {numflow.__version__}", "is_sleeping": False})
+
+
+async def slots(service: Service, request: Request) -> Json:
+    """GET /slots: places for sequences that run side by side, of which the first ones are taken."""
+    return Json(_slots(await _loaded(service, request)))
+
+
+def _slots(served: Served) -> list[dict[str, Any]]:
+    engine = served.need_engine()
+    running, places = engine.stats["sequences"], served.config.engine.get("max_batch", EngineOptions.max_batch)
+    return [{"id": at, "n_ctx": served.model.context, "is_processing": at < running} for at in range(places)]
+
+
+async def _loaded(service: Service, request: Request) -> Served:
+    """The first model, or the one that the query names, if it writes text and is loaded."""
+    name = service.pool.find(request.query_params.get("model"))
+    served = next(found for config, found, _ in service.pool.listing() if config.name == name)
+    if served is None:
+        raise ApiError(503, f"{name} is not loaded", param="model", code="model_unavailable",
+                       headers={"Retry-After": "2"})
+    served.need_engine()
+    return served
 
 
 async def metrics(service: Service, request: Request) -> Response:
