@@ -50,6 +50,7 @@ class Kind:
     bits:   of a code in memory. header: how a header is kept, and what it says. book: values of the codes.
     factor: of all scales; only SIGNED and SIGNED16 have one. center: the code that stands for zero, where that is not
             the middle. shared: columns that a file has one SCALE for; its values repeat it for every 32.
+    levels: of codes, where they are fewer than their bits can tell apart.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Kind:
     factor: float = 1.0
     center: int = 0
     shared: int = 32
+    levels: int = 0
 
     @property
     def zero(self) -> int:
@@ -118,6 +120,7 @@ KINDS = {kind.name: kind for kind in (
     Kind("e2m1_power", 4, POWER, E2M1), Kind("e2m1_scale16", 4, SCALE16, E2M1),
     Kind("b1_scale128", 1, SCALE, center=1, shared=128), Kind("b2_scale64", 2, SCALE, center=1, shared=64),
     Kind("b2_scale128", 2, SCALE, center=1, shared=128), Kind("b2_scale256", 2, SCALE, center=1, shared=256),
+    Kind("trits_scale256", 2, SCALE, center=1, shared=256, levels=3),
     *map(_of_grids, GRIDS.values()), *map(_own, ROW_SCHEMES.values()),
     Kind("f32", 32, F32), Kind("f16", 16, F16), Kind("bf16", 16, BF16),
 )}
@@ -130,7 +133,7 @@ _ROWS = (
     ("IQ4_NL", "iq4_scale", of.q4_0), ("IQ4_XS", "iq4_signed", of.iq4_xs),
     ("MXFP4", "e2m1_power", of.mxfp4), ("NVFP4", "e2m1_scale16", of.nvfp4),
     ("Q1_0", "b1_scale128", of.q1_0), ("Q2_0", "b2_scale64", of.q2_0(64)), ("Q2_0_128", "b2_scale128", of.q2_0(128)),
-    ("TQ1_0", "b2_scale256", of.tq1_0), ("TQ2_0", "b2_scale256", of.tq2_0),
+    ("TQ1_0", "trits_scale256", of.tq1_0), ("TQ2_0", "b2_scale256", of.tq2_0),
     *((grid.name, grid.name.lower(), of.of_grids(grid)) for grid in GRIDS.values()),
     *((name, name, of.own(scheme)) for name, scheme in ROW_SCHEMES.items()),
     *((name, kind, of.inferflow(INFERFLOW_SCHEMES[name])) for name, kind in {

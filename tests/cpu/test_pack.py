@@ -65,7 +65,7 @@ def test_sizes_are_those_of_the_layout():
     bits = {kind: 8 * sum(SCHEMES[stored.kind.name].tile_bytes(512)) / (16 * 512) for kind, stored in STORED.items()}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
-                    "NVFP4": 5.0, "Q1_0": 1.125, "Q2_0": 2.25, "Q2_0_128": 2.125, "TQ1_0": 2.0625, "TQ2_0": 2.0625,
+                    "NVFP4": 5.0, "Q1_0": 1.125, "Q2_0": 2.25, "Q2_0_128": 2.125, "TQ1_0": 1.8125, "TQ2_0": 2.0625,
                     "IQ1_S": 1.6875, "IQ1_M": 1.8125, "IQ2_XXS": 2.1875, "IQ2_XS": 2.4375, "IQ2_S": 2.5625,
                     "IQ3_XXS": 3.1875, "IQ3_S": 3.4375, "F32": 32, "F16": 16, "BF16": 16,
                     # as in the file, whose rows have 16 bits of header

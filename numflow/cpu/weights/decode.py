@@ -11,7 +11,7 @@ from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
 from numflow.cpu.simd.lookup import lookup16
 from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
-from numflow.cpu.weights.decode_own import Grid, of_pair, pair_codes
+from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
 from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
 from numflow.cpu.weights.look_up import looked_up, step_values
 from numflow.quant.stored import (
@@ -47,6 +47,8 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     """
     if scheme.bits == 3.5:
         return of_pair(pair_codes(codes, group // 2, row, hold), group % 2, hold)
+    if scheme.in_fours:
+        return of_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
     if scheme.grid:
         return _of_book(looked_up(codes, scheme, group, row, hold), scheme)
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)

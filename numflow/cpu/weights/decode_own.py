@@ -89,7 +89,7 @@ class Grid:
 
 
 def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is) -> Value:
-    """Pairs of weights of column groups 2 * pair and 2 * pair + 1: u8x64, or u8x4 of one row."""
+    """Pairs of weights of column groups 2 * pair and 2 * pair + 1, or fours: u8x64, or u8x4 of one row."""
     at, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     vectors = [load(at + 64 * i, "u8", lanes) for i in range(3)]
     if pair < 3:
@@ -117,6 +117,25 @@ def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
     lower, upper = (_elevenths(part).as_("u8", code.lanes) for part in (words & 255, words))
     quotient = lower.with_odd(upper)
     return quotient if second else (words - quotient.as_("u16", words.lanes) * PAIR_LEVELS).as_("u8", code.lanes)
+
+
+def of_four(code: Value, index: int, hold: Keep = as_it_is) -> Value:
+    """One of the four digits of base 3, the lowest first, of codes of 7 bits (u8 lanes)."""
+    if _permutes(code):
+        return _permuted(code, [c // 3**index % 3 for c in range(128)], hold)
+    for _ in range(index):
+        code = _third(code)
+    return code if index == 3 else code - _third(code) * 3
+
+
+def _third(code: Value) -> Value:
+    """u8 lanes / 3, exact up to 127."""
+    if isa() == "neon":
+        return (code.widen("u16") * 171 >> 8).narrow("u8") >> 1
+    words = code.as_("u16", code.lanes // 2)
+    factor = -(-(1 << 16) // 3)
+    lower, upper = ((part.high_of_product(factor)).as_("u8", code.lanes) for part in (words & 255, words))
+    return lower.with_odd(upper)
 
 
 def _permutes(code: Value) -> bool:

@@ -16,6 +16,7 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
                    bits are pairs p = 0 .. 2, then half a vector of nibbles (row r, row r + 8), the low 4 bits of
                    pair 3, whose 3 high ones are the top bits of the other vectors
+           1.75    of two units together, fours of 3 levels, a + 3 b + 9 c + 27 d for groups 4p .. 4p + 3, like pairs
 headers  by kind (numflow/quant/stored.py says what they mean), [16] is one value per row:
            SCALE    per unit, or as many as share it  f16 d[16]
            SCALE16  per unit  f16 d[2][16]
@@ -100,12 +101,19 @@ class Scheme(Kind):
     @property
     def unit_bytes(self) -> int:
         """Bytes of the codes of a unit of a tile."""
-        return sum(self.unit_parts) if self.grid else int(2 * UNIT * self.bits)
+        if self.grid:
+            return sum(self.unit_parts)
+        return int(2 * UNIT * (1.75 if self.in_fours else self.bits))
 
     @property
     def header_bytes(self) -> int:
         """Bytes of a header, for 16 rows; not of numflow's own schemes."""
         return 2 * ROWS + ROWS * self.grid.scales // 2 if self.grid else _HEADER[self.header]
+
+    @property
+    def in_fours(self) -> bool:
+        """Whether four codes, of 3 levels each, share 7 bits."""
+        return self.levels == 3
 
     @property
     def strip(self) -> int:

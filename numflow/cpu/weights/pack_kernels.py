@@ -11,7 +11,7 @@ from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT
 from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
-from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, pair_planes
+from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, four_planes, pair_planes
 from numflow.formats.types import TYPES
 from numflow.quant.grids import GRIDS
 from numflow.quant.stored import STORED
@@ -78,7 +78,7 @@ def put_planes(typingctx, groups, codes, kind):
             put_units([load(groups + 64 * word, "i32", 16) for word in range(4)], kind.scheme, codes)
             return context.get_dummy_value()
         vectors = [load(groups + 64 * g, "u8", 64) for g in range(8 * kind.scheme.strip)]
-        for i, plane in enumerate(planes(vectors, kind.scheme.bits)):
+        for i, plane in enumerate(four_planes(vectors) if kind.scheme.in_fours else planes(vectors, kind.scheme.bits)):
             save(codes + 64 * i, plane)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, kind), codegen

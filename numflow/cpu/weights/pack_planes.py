@@ -43,8 +43,19 @@ def put_words(out: Value, codes: Value) -> None:
 
 
 def pair_planes(groups: list[Value]) -> list[Value]:
-    """3 vectors of pairs, their top bits those of pair 3, and half a vector with its low bits (layout.py)."""
-    *pairs, last = (groups[2 * p] + groups[2 * p + 1] * PAIR_LEVELS for p in range(4))
+    """Pairs of groups in 7 bits."""
+    return _of_seven_bits([groups[2 * p] + groups[2 * p + 1] * PAIR_LEVELS for p in range(4)])
+
+
+def four_planes(groups: list[Value]) -> list[Value]:
+    """Fours of groups of 3 levels in 7 bits."""
+    return _of_seven_bits([functools.reduce(lambda high, low: high * 3 + low, reversed(groups[4 * q:4 * q + 4]))
+                           for q in range(4)])
+
+
+def _of_seven_bits(codes: list[Value]) -> list[Value]:
+    """3 vectors of codes, their top bits those of code 3, and half a vector with its low bits (layout.py)."""
+    *pairs, last = codes
     nibbles = last & 15
     half = nibbles.part(0, 32) | nibbles.part(32, 32) << 4
     return [*(pair | (last >> (4 + p)) << 7 for p, pair in enumerate(pairs)), half]
