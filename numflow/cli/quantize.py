@@ -11,7 +11,7 @@ from numflow.cli import options
 from numflow.cli.inputs import read_text
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_fields, print_table, printable
-from numflow.errors import RequestError
+from numflow.errors import FormatError, RequestError
 
 Target = Annotated[Path, typer.Argument(metavar="DST", show_default=False, help="The file to write.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
@@ -26,12 +26,12 @@ def quantize(
     target: Target,
     weights: Annotated[str | None, typer.Option("--weights", metavar="NAME", show_default=False, help="A scheme (q2, "
                        "q3, q3h, q4, q5, q6, q8, or Inferflow's by full name), with outliers kept apart "
-                       "(q3h+0.5%), or a preset (q4-mix). For DST.gguf: a type (Q8_0, Q4_0, Q4_K, ...; q8 and q4 mean "
-                       "the first two) or a mix (Q4_K_M, Q5_K_S, ...).")] = None,
+                       "(q3h+0.5%), or a preset (q4-mix). For any file: a GGUF type (Q8_0, Q4_0, Q4_K, ...) or mix "
+                       "(Q4_K_M, Q5_K_S, IQ4_XS, ...); in DST.gguf q8 and q4 mean the first two.")] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", metavar="FILE", show_default=False, help="Which tensor "
                       "gets which scheme: a TOML file; --weights is then for what it does not name.")] = None,
     imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
-                       "`numflow imatrix`, or a text to calibrate on.")] = None,
+                       "`numflow imatrix`, an imatrix of GGML's programs, or a text to calibrate on.")] = None,
     target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
                           "schemes by measured sensitivity so that matrices take so many bits per weight; needs "
                           "--imatrix. What --recipe names stays so; --weights is what is measured with.")] = None,
@@ -53,8 +53,7 @@ def quantize(
     from numflow.engine.quantise.quantize import check_target
     from numflow.engine.quantise.quantize import quantize as run
     from numflow.engine.quantise.sensitivity import FREE, automatic_recipe, check_bits
-    from numflow.formats.gguf_mixes import MIXES
-    from numflow.formats.gguf_writer import WRITTEN
+    from numflow.network.gguf.mixes import named
     from numflow.network.quantise.quantise import already_quantised
     from numflow.quant.recipe import KEEP, Recipe, read_recipe
     from numflow.registry.progress import megabytes, reporter
@@ -66,11 +65,11 @@ def quantize(
     if imatrix is None and (context, chunks) != (None, None):
         raise RequestError("--context and --chunks are of the text to calibrate on: give one with --imatrix")
     as_gguf = target.suffix.lower() == ".gguf"
-    if as_gguf and imatrix is not None:
-        raise RequestError(f"{target}: GGUF types are found without calibration; leave --imatrix and --target-bpw out")
+    if as_gguf and target_bpw is not None:
+        raise RequestError(f"{target}: schemes are chosen for other files; leave --target-bpw out and name a mix")
     # What can be refused is refused before a calibration has taken its time.
-    types, mixes = (WRITTEN, MIXES) if as_gguf else (None, ())
-    given = [read_recipe(name, types, mixes) for name in (recipe, weights) if name is not None]
+    given = [named(name, as_gguf) if target_bpw is None else read_recipe(name)
+             for name in (recipe, weights) if name is not None]
     chosen = reduce(Recipe.over, given) if given else FREE
     if target_bpw is not None and chosen.weights == KEEP:  # a file that says nothing of what it does not name
         chosen = chosen.over(FREE)
@@ -83,14 +82,16 @@ def quantize(
         check_bits(path, target_bpw, spec, chosen)
     progress = reporter()
     try:
-        calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress)
+        calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress,
+                                                                  moments=not as_gguf)
         if target_bpw is not None:
             progress.stage("measuring sensitivity", 0)
             chosen = automatic_recipe(path, target_bpw, calibration, spec,
                                       lambda done, total: progress.part(done, total, "group of matrices"), chosen)
         progress.stage(f"quantising to {chosen.name}", 0)
         if as_gguf:
-            report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force)
+            report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force,
+                                 calibration, threads)
         else:
             report = run(checkpoint, target, chosen, calibration, spec, threads,
                          lambda done, total: progress.done(done), force)
@@ -140,7 +141,8 @@ def verify(
 def imatrix(
     text: Annotated[str, typer.Option("--text", metavar="FILE", show_default=False, help="The text to read; - is "
                                       "standard input.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The file to write; "
+                             "one that ends in .gguf or .dat is as GGML's programs have it.")],
     model: options.Model = None,
     context: Context = None,
     chunks: Chunks = None,
@@ -153,16 +155,18 @@ def imatrix(
     The file is what --imatrix of `quantize` and of the commands that run models takes.
     """
     from numflow import registry
+    from numflow.engine.quantise.calibrate import is_imatrix_name, save
     from numflow.registry.progress import megabytes, reporter
 
     _check_out(out)
+    moments = moments and not is_imatrix_name(out)
     path = registry.resolve(model or registry.default_model(), offline=offline)
     progress = reporter()
     try:
         found = _calibrate(path, read_text(text), context, chunks, moments, spec, progress)
     finally:
         progress.close()
-    found.write(out)
+    save(found, out, path, spec)
     print(f"{out}: {len(found.importances)} matrices, {found.facts['tokens']} tokens, {megabytes(out.stat().st_size)}")
 
 
@@ -170,14 +174,22 @@ def _check_out(out: Path) -> None:
     """Refuse to write a calibration where that cannot be, or over anything but another calibration."""
     from numflow.formats.folder import made_here
     from numflow.network.quantise.calibration import KIND
+    from numflow.network.quantise.imatrix_files import read_imatrix
 
     if not out.parent.is_dir():
         raise RequestError(f"{out}: no folder {out.parent}")
-    if out.exists() and (not out.is_file() or made_here(out) != KIND):
+    if not out.exists() or (out.is_file() and made_here(out) == KIND):
+        return
+    try:
+        known = out.is_file() and read_imatrix(out)
+    except FormatError:
+        known = None
+    if not known:
         raise RequestError(f"{out} is there already, and is no calibration")
 
 
-def _calibration(model: Path, file: Path, context: int | None, chunks: int | None, spec: str | None, progress):
+def _calibration(model: Path, file: Path, context: int | None, chunks: int | None, spec: str | None, progress,
+                 moments: bool):
     """A calibration file's content, or that of a run over a text."""
     from numflow.network.quantise.calibration import is_calibration, read_calibration
 
@@ -185,7 +197,7 @@ def _calibration(model: Path, file: Path, context: int | None, chunks: int | Non
         if (context, chunks) != (None, None):
             raise RequestError(f"{file} is a calibration already: --context and --chunks have nothing to do")
         return read_calibration(file)
-    return _calibrate(model, read_text(file), context, 32 if chunks is None else chunks, True, spec, progress)
+    return _calibrate(model, read_text(file), context, 32 if chunks is None else chunks, moments, spec, progress)
 
 
 def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, moments: bool, spec: str | None,
@@ -202,10 +214,11 @@ def _could_be_calibrated(report: dict) -> bool:
     """Whether there are matrices of up to 4 bits for a weight in schemes that a calibration helps."""
     from math import prod
 
+    from numflow.formats.gguf_writer import SEARCHED
     from numflow.quant import SCHEMES, takes_calibration
 
-    return any(8 * row["bytes"] <= 4 * prod(row["shape"]) and takes_calibration(SCHEMES[row["type"]])
-               for row in report["tensors"] if row["type"] in SCHEMES)
+    helped = {*SEARCHED, *(name for name, scheme in SCHEMES.items() if takes_calibration(scheme))}
+    return any(8 * row["bytes"] <= 4 * prod(row["shape"]) and row["type"] in helped for row in report["tensors"])
 
 
 def _print_kinds(report: dict) -> None:

@@ -103,8 +103,9 @@ class LoadOptions:
         "int8", "int8 (fast), int16 (much closer) or f32 (exact float32 arithmetic).", "TYPE",
         one_of("int8", "int16", "f32"))
     weights: str | None = opt(
-        None, "Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix) or a recipe file.",
-        "NAME", PATH, ("device_weight_data_type",), shown="as stored")
+        None, "Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix), a GGUF type or mix "
+        "(Q4_K_M) or a recipe file.", "NAME", PATH,
+        ("device_weight_data_type",), shown="as stored")
     imatrix: str | None = opt(None, "With {weights}: what `numflow imatrix` has measured.", "FILE", PATH)
     adapter: list[str] | None = opt(  # noqa: RUF009  the default is None
         None, "An adapter (LoRA) to merge: PEFT's folder, or a GGUF file; DIR=0.5 is half of it; may be repeated. "

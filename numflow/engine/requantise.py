@@ -5,11 +5,11 @@ from pathlib import Path
 from numflow import network
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type
+from numflow.network.gguf.mixes import by_tensor, named
 from numflow.network.quantise.calibration import read_calibration
 from numflow.network.quantise.kept import KeptTensors
-from numflow.network.quantise.quantise import check_calibration, plan_of, quantised, uncalibrated
+from numflow.network.quantise.quantise import check_calibration, plan_of, quantised, renamed, uncalibrated
 from numflow.network.quantise.transposed import transposed
-from numflow.quant.recipe import read_recipe
 from numflow.registry.progress import Silent
 
 
@@ -18,7 +18,8 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
     """The checkpoint with its matrices in the types that a recipe says; each is quantised when it is read, or read from
     what an earlier start has kept of it.
 
-    weights: a scheme, a preset or a recipe file. imatrix: a calibration file (`numflow imatrix`).
+    weights: a scheme, a preset, a GGUF type, a mix of them or a recipe file. imatrix: a calibration file (`numflow
+    imatrix`), or an imatrix of GGML's programs.
     reporter: told which matrices stay as they are, and why, and how far quantising is; closed by the caller.
     kept: whether the next start may find what is quantised: the checkpoint has what its files have.
 
@@ -26,10 +27,11 @@ def requantised(checkpoint: Checkpoint, spec, weights: str | Path, imatrix: str 
         RequestError: no such recipe, or a calibration of another model. FormatError: a calibration file that is none.
         SpecError: as `network.build`.
     """
-    recipe = read_recipe(weights)
+    recipe = named(weights)
     original, checkpoint = checkpoint, transposed(checkpoint, spec)
-    plan = plan_of(network.build(spec, checkpoint, fuse=False), checkpoint, recipe)
-    calibration = None if imatrix is None else read_calibration(Path(imatrix))
+    built = network.build(spec, checkpoint, fuse=False)
+    plan = plan_of(built, checkpoint, by_tensor(recipe, built, original, spec, imatrix is not None))
+    calibration = None if imatrix is None else renamed(read_calibration(Path(imatrix)), plan.modules, plan, checkpoint)
     for line in filter(None, (plan.says(), uncalibrated(calibration, plan))):
         reporter.note(line)
     if calibration is not None:

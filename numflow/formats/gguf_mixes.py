@@ -1,4 +1,4 @@
-"""The mixes of K types that people exchange as GGUF files, such as Q4_K_M: which tensor gets which type.
+"""The mixes of types that people exchange as GGUF files, such as Q4_K_M: which tensor gets which type.
 
 The rules are llama.cpp's (llama_tensor_get_type): a type for most matrices, more bits for the output matrix, values and
 down-projections, in some layers or all, and another type where 256 does not divide a row.
@@ -10,21 +10,23 @@ from typing import Any
 
 # mix: type of most matrices
 MIXES = {"Q2_K_S": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K", "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K",
-         "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K"}
+         "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K", "IQ4_XS": "IQ4_XS", "IQ4_NL": "IQ4_NL"}
 # For rows that 256 does not divide: the type of about as many bits whose blocks have 32 weights.
-SHORT_ROWS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+SHORT_ROWS = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _BLOCK = 256
 _NAME = re.compile(r"(?:.+\.)?blk\.(\d+)\.(attn_v|attn_k|attn_qkv|attn_kv_b|attn_output|ffn_down)\w*\.weight")
+_IQ4 = ("IQ4_XS", "IQ4_NL")
 _VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
 
 
-def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, str]:
+def types_of(mix: str, columns: Mapping[str, int], config: Mapping[str, Any], imatrix: bool = False) -> dict[str, str]:
     """The type of each tensor.
 
-    mix:     one of MIXES, or a K type for all tensors.
+    mix:     one of MIXES, or a type for all tensors.
     columns: of each matrix, by GGUF name, those that are not quantised included. config: the metadata of the file.
+    imatrix: whether it is known what matters.
     """
-    model = _Model(columns, config)
+    model = _Model(columns, config, imatrix)
     return {name: _fitting(model.type_of(mix, name), count) for name, count in columns.items()}
 
 
@@ -35,7 +37,8 @@ def _fitting(kind: str, columns: int) -> str:
 class _Model:
     """Facts of a model that the rules of a mix depend on."""
 
-    def __init__(self, columns: Mapping[str, int], config: Mapping[str, Any]):
+    def __init__(self, columns: Mapping[str, int], config: Mapping[str, Any], imatrix: bool):
+        self._imatrix = imatrix
         self._architecture = config.get("general.architecture", "")
         found = {name: match for name in columns if (match := _NAME.fullmatch(name))}
         self._kinds = {name: (match[2], int(match[1])) for name, match in found.items()}
@@ -77,7 +80,7 @@ class _Model:
             base = "Q4_K"
         elif mix == "Q3_K_M":
             base = "Q5_K" if at < 2 else "Q4_K"
-        elif mix == "Q3_K_L" or (mix == "Q4_K_S" and at < 4):
+        elif mix == "Q3_K_L" or (mix == "Q4_K_S" and at < 4) or (mix in _IQ4 and self._group >= 4):
             base = "Q5_K"
         elif mix in ("Q4_K_M", "Q5_K_M") and self._more_bits(at, self._values):
             base = "Q6_K"
@@ -92,7 +95,7 @@ class _Model:
         if falcon:
             return "Q4_K" if mix == "Q3_K_L" else MIXES[mix]
         if self._experts == 8:
-            return "Q5_K" if mix in ("Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M") else MIXES[mix]
+            return "Q5_K" if mix in ("Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", *_IQ4) else MIXES[mix]
         return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, MIXES[mix])
 
     def _of_down(self, mix: str, layer: int, falcon: bool) -> str:
@@ -109,4 +112,5 @@ class _Model:
             if falcon and mix == "Q4_K_M":
                 return "Q6_K" if layer < count // 16 else "Q5_K" if self._more_bits(layer, count) else "Q4_K"
             return "Q6_K" if self._more_bits(layer, count) else MIXES[mix]
-        return "Q5_K" if mix == "Q4_K_S" and not falcon and layer < count // 8 else MIXES[mix]
+        early = (mix == "Q4_K_S" and not falcon) or (mix in _IQ4 and not self._imatrix)
+        return "Q5_K" if early and layer < count // 8 else MIXES[mix]

@@ -12,23 +12,31 @@ from numflow.formats import gguf
 from numflow.formats.gguf_pairs import encode_pairs, text
 from numflow.formats.types import GGML_NUMBERS, tensor_type
 from numflow.formats.writer import TensorEntry, write_whole
-from numflow.quant import k_types
+from numflow.quant import SCHEMES, iq4, k_types
+from numflow.quant.iq4 import IQ4_TYPES
 from numflow.quant.k_types import K_TYPES
 
 # Types that matrices can be brought into, by their names in small letters.
 ENCODED = {name.lower(): name for name in ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")}
-# The same and the K types, as `numflow quantize` takes them, by names that this and other programs use.
-WRITTEN = ENCODED | {name.lower(): name for name in K_TYPES} | {
+# Types whose scales and codes are searched for, which an imatrix is of use for.
+SEARCHED = (*K_TYPES, *IQ4_TYPES)
+# All of them, as `numflow quantize` takes them, by names that this and other programs use.
+WRITTEN = ENCODED | {name.lower(): name for name in SEARCHED} | {
     "q8": "Q8_0", "q6": "Q6_K", "q5": "Q5_0", "q4": "Q4_0", "q3": "Q3_K", "q2": "Q2_K"}
+# Those that other files than GGUF's hold by the same names; short names are numflow's own schemes there.
+BESIDE_SCHEMES = {name: kind for name, kind in WRITTEN.items() if name not in SCHEMES}
 _OF_OTHER_TENSORS = ("split.no", "split.count", "split.tensors.count", "general.file_type")
 _QUANTISATION = "general.quantization_version"
 _PART = 1 << 22  # weights that are encoded at a time
 
 
-def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None = None) -> np.ndarray:
+def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None = None,
+           importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [N, K] -> uint8 [N, row_bytes] of a GGUF type.
 
-    K types are found as numflow finds them, the others as GGML's own reference rounds.
+    Those of SEARCHED are found as numflow finds them, the others as GGML's own reference rounds.
+
+    importance: float32 [K] or [N, K], how much a squared error counts; of use for SEARCHED only.
 
     Raises:
         FormatError: a NaN or an infinity among the weights. RequestError: a weight that float16 cannot hold.
@@ -44,8 +52,10 @@ def encode(x: np.ndarray, kind: str, name: str = "matrix", threads: int | None =
     step = max(1, _PART // max(1, x.shape[1]))
     for first in range(0, len(x), step):
         rows = np.ascontiguousarray(x[first:first + step], np.float32)
-        if kind in K_TYPES:
-            raw[first:first + step] = k_types.encode(rows, kind, name, threads)
+        if kind in SEARCHED:
+            part = importance[first:first + step] if importance is not None and importance.ndim == 2 else importance
+            find = k_types.encode if kind in K_TYPES else iq4.encode
+            raw[first:first + step] = find(rows, kind, name, threads, part)
             continue
         raw[first:first + step] = quants.quantize(rows, GGMLQuantizationType[kind]).view(np.uint8)
     return raw

@@ -2,7 +2,7 @@
 
 A block of 256 weights is cut into sub-blocks. With a minimum x is about d * scale * q - dmin * least, q from 0; without
 one x is about d * scale * q, q of either sign. Scale and least of a sub-block are whole numbers of a few bits, d and
-dmin float16. Everything minimises the plain sum of squared errors.
+dmin float16. Everything minimises the sum of squared errors, weighted by w f32 [1 or N, K].
 """
 
 import numpy as np
@@ -19,8 +19,9 @@ def _round(x, low, high):
 
 
 @part
-def _fit(x, begin, size, top, inverse, least):
+def _fit(x, w, begin, size, top, inverse, least):
     """(scale, least, error) that fit best the codes which x has with a scale of 1 / inverse and a least of `least`."""
+    n = np.float32(0)
     sq = np.float32(0)
     sqq = np.float32(0)
     sx = np.float32(0)
@@ -28,12 +29,13 @@ def _fit(x, begin, size, top, inverse, least):
     sxx = np.float32(0)
     for i in range(begin, begin + size):
         q = _round((x[i] + least) * inverse, 0, top)
-        sq += q
-        sqq += q * q
-        sx += x[i]
-        sxq += x[i] * q
-        sxx += x[i] * x[i]
-    n = np.float32(size)
+        weighted = w[i] * q
+        n += w[i]
+        sq += weighted
+        sqq += weighted * q
+        sx += w[i] * x[i]
+        sxq += x[i] * weighted
+        sxx += w[i] * x[i] * x[i]
     determinant = n * sqq - sq * sq
     scale = np.float32(0)
     found = np.float32(-1)
@@ -52,13 +54,13 @@ def _fit(x, begin, size, top, inverse, least):
 
 
 @kernel
-def scales_and_minima(x, size, top, scales, minima, begin, end):
+def scales_and_minima(x, w, size, top, scales, minima, begin, end):
     """The best scale and minimum (as what is taken off, >= 0) of each sub-block of x f32 [N, K], codes 0 .. top.
 
     scales, minima f32 [N, K / size] are written.
     """
     for row in range(begin, end):
-        v = x[row]
+        v, u = x[row], w[row % len(w)]
         for block in range(scales.shape[1]):
             at = block * size
             low = np.float32(0)
@@ -72,13 +74,13 @@ def scales_and_minima(x, size, top, scales, minima, begin, end):
             if high > low:
                 for step in range(_STEPS + 1):
                     inverse = (top - np.float32(1) + np.float32(2) * step / _STEPS) / (high - low)
-                    found = _fit(v, at, size, top, inverse, -low)
+                    found = _fit(v, u, at, size, top, inverse, -low)
                     if found[2] < best:
                         scale, least, best = found
                 for _ in range(_ROUNDS):
                     if scale <= 0:
                         break
-                    found = _fit(v, at, size, top, np.float32(1) / scale, least)
+                    found = _fit(v, u, at, size, top, np.float32(1) / scale, least)
                     if found[2] >= best:
                         break
                     scale, least, best = found
@@ -86,14 +88,14 @@ def scales_and_minima(x, size, top, scales, minima, begin, end):
 
 
 @kernel
-def codes_with_minima(x, size, top, levels, d, dmin, scales, minima, stored, least, codes, sums, begin, end):
+def codes_with_minima(x, w, size, top, levels, d, dmin, scales, minima, stored, least, codes, sums, begin, end):
     """Codes and stored scales for given d and dmin f32 [N, K / 256].
 
     levels: scales and minima are 0 .. levels. stored, least u8 [N, K / size] and codes u8 [N, K] are written, and sums
     f32 [N, K / 256, 6]: of squared errors, and of what fitting d and dmin anew takes.
     """
     for row in range(begin, end):
-        v = x[row]
+        v, u = x[row], w[row % len(w)]
         sums[row] = 0
         for block in range(scales.shape[1]):
             at, over = block * size, block * size // 256
@@ -111,7 +113,7 @@ def codes_with_minima(x, size, top, levels, d, dmin, scales, minima, stored, lea
                     inverse = np.float32(1) / step if step > 0 else np.float32(0)
                     for k in range(at, at + size):
                         missing = v[k] + shift - step * _round((v[k] + shift) * inverse, 0, top)
-                        error += missing * missing
+                        error += u[k] * missing * missing
                     if error < best:
                         best, s, m = error, scale, minimum
             stored[row, block], least[row, block] = np.uint8(s), np.uint8(m)
@@ -122,32 +124,32 @@ def codes_with_minima(x, size, top, levels, d, dmin, scales, minima, stored, lea
             for k in range(at, at + size):
                 q = _round((v[k] + shift) * inverse, 0, top)
                 codes[row, k] = np.uint8(q)
-                total[1] += s * q * s * q
-                total[2] += s * q * m
-                total[3] += m * m
-                total[4] += s * q * v[k]
-                total[5] += m * v[k]
+                total[1] += u[k] * (s * q * s * q)
+                total[2] += u[k] * (s * q * m)
+                total[3] += u[k] * (m * m)
+                total[4] += u[k] * (s * q * v[k])
+                total[5] += u[k] * (m * v[k])
 
 
 @part
-def _fit_signed(x, begin, size, low, high, inverse):
+def _fit_signed(x, w, begin, size, low, high, inverse):
     """(scale, what of the squares it explains) of the codes which x has with a scale of 1 / inverse."""
     sqq = np.float32(0)
     sxq = np.float32(0)
     for i in range(begin, begin + size):
         q = _round(x[i] * inverse, low, high)
-        sqq += q * q
-        sxq += x[i] * q
+        sqq += w[i] * (q * q)
+        sxq += w[i] * (x[i] * q)
     if sqq <= 0:
         return np.float32(0), np.float32(0)
     return sxq / sqq, sxq * sxq / sqq
 
 
 @kernel
-def signed_scales(x, size, low, high, scales, begin, end):
+def signed_scales(x, w, size, low, high, scales, begin, end):
     """x f32 [N, K]: the best scale of each sub-block, of either sign, codes low .. high. scales f32 [N, K / size]."""
     for row in range(begin, end):
-        v = x[row]
+        v, u = x[row], w[row % len(w)]
         for block in range(scales.shape[1]):
             at = block * size
             extreme = np.float32(0)
@@ -159,13 +161,13 @@ def signed_scales(x, size, low, high, scales, begin, end):
                 for step in range(_STEPS + 1):
                     more = np.float32(2) * step / _STEPS - np.float32(1)
                     for end_code in (low - more, high + more):
-                        found = _fit_signed(v, at, size, low, high, end_code / extreme)
+                        found = _fit_signed(v, u, at, size, low, high, end_code / extreme)
                         if found[1] > best:
                             scale, best = found
                 for _ in range(_ROUNDS):
                     if scale == 0:
                         break
-                    found = _fit_signed(v, at, size, low, high, np.float32(1) / scale)
+                    found = _fit_signed(v, u, at, size, low, high, np.float32(1) / scale)
                     if found[1] <= best:
                         break
                     scale, best = found
@@ -173,14 +175,14 @@ def signed_scales(x, size, low, high, scales, begin, end):
 
 
 @kernel
-def signed_codes(x, size, low, high, levels, d, scales, stored, codes, sums, begin, end):
+def signed_codes(x, w, size, low, high, levels, d, scales, stored, codes, sums, begin, end):
     """Codes and stored scales (-levels .. levels - 1) for a given d f32 [N, K / 256].
 
     stored i8 [N, K / size] and codes i8 [N, K] are written, and sums f32 [N, K / 256, 3]: of squared errors, and
     of what fitting d anew takes.
     """
     for row in range(begin, end):
-        v = x[row]
+        v, u = x[row], w[row % len(w)]
         sums[row] = 0
         for block in range(scales.shape[1]):
             at, over = block * size, block * size // 256
@@ -196,7 +198,7 @@ def signed_codes(x, size, low, high, levels, d, scales, stored, codes, sums, beg
                 inverse = np.float32(1) / step if step != 0 else np.float32(0)
                 for k in range(at, at + size):
                     missing = v[k] - step * _round(v[k] * inverse, low, high)
-                    error += missing * missing
+                    error += u[k] * missing * missing
                 if error < best:
                     best, s = error, scale
             stored[row, block] = np.int8(s)
@@ -207,5 +209,5 @@ def signed_codes(x, size, low, high, levels, d, scales, stored, codes, sums, beg
             for k in range(at, at + size):
                 q = _round(v[k] * inverse, low, high)
                 codes[row, k] = np.int8(q)
-                total[1] += s * q * s * q
-                total[2] += s * q * v[k]
+                total[1] += u[k] * (s * q * s * q)
+                total[2] += u[k] * (s * q * v[k])

@@ -2,7 +2,7 @@
 
     raw = encode(x, "Q4_K")        # float32 [N, K] -> uint8 [N, K / 256 * 144]
 
-k_kernels.py finds the codes; here they are put where GGML has them.
+k_kernels.py finds the codes; here they are put where GGML has them. What an imatrix knows weights the squared errors.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from numflow.errors import RequestError
+from numflow.quant.search import checked_importance
 
 BLOCK = 256
 _LARGEST_SCALE = float(np.finfo(np.float16).max) / 2  # what is fitted may be somewhat larger
 _FITS = 2  # times that d and dmin are fitted to the codes
+_LEAST = 1e-4  # of the mean importance, which every weight has: what a text never used may be of use some day
 
 
 @dataclass(frozen=True)
@@ -30,25 +32,43 @@ K_TYPES = {"Q2_K": KType(16, 0, 3, 15), "Q3_K": KType(16, -4, 3, 32), "Q4_K": KT
            "Q5_K": KType(32, 0, 31, 63), "Q6_K": KType(16, -32, 31, 128)}
 
 
-def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None = None) -> np.ndarray:
+def encode(x: np.ndarray, name: str, matrix: str = "matrix", threads: int | None = None,
+           importance: np.ndarray | None = None) -> np.ndarray:
     """float32 [N, K], K a multiple of 256 -> uint8 [N, row bytes].
 
+    importance: float32 [K] or [N, K], how much a squared error counts.
+
     Raises:
-        RequestError: a weight that a float16 scale cannot reach.
+        RequestError: a weight that a float16 scale cannot reach, or importances that do not fit.
     """
     kind = K_TYPES[name]
     x = np.ascontiguousarray(x, np.float32)
+    w = error_weights(importance, x, matrix)
     largest = np.abs(x).max(initial=0)
     if largest > _LARGEST_SCALE * (kind.levels - 1) * max(kind.high, -kind.low):
         raise RequestError(f"{matrix} has weights up to {largest:g}, which {name} cannot hold")
-    found = (_signed if kind.low else _with_minima)(x, kind, threads)
+    found = (_signed if kind.low else _with_minima)(x, w, kind, threads)
     parts = _PACKERS[name](*found)
     count = x.shape[1] // BLOCK
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(x), count, -1) for part in parts],
                           axis=2).reshape(len(x), -1)
 
 
-def _with_minima(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray, ...]:
+def error_weights(importance: np.ndarray | None, x: np.ndarray, matrix: str) -> np.ndarray:
+    """The weight of each squared error, float32 [1 or N, K], about 1 in the mean of a row; ones where nothing is known.
+
+    Raises:
+        RequestError: another shape, or values that are negative, infinite or NaN.
+    """
+    w = checked_importance(importance, x, matrix)
+    if importance is None:
+        return w
+    means = w.mean(axis=1, dtype=np.float64, keepdims=True)
+    scaled = np.divide(w, means, out=np.ones(w.shape), where=means > 0)
+    return np.maximum(scaled, _LEAST).astype(np.float32)
+
+
+def _with_minima(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray, ...]:
     """d, dmin f16 [N, K / 256], scales and minima u8 [N, K / size], codes u8 [N, K]."""
     from numflow.quant import k_kernels
     from numflow.quant.threads import over_rows
@@ -56,17 +76,17 @@ def _with_minima(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.nd
     rows, columns = x.shape
     blocks, top = (rows, columns // kind.size), np.float32(kind.high)
     scales, minima = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
-    over_rows(k_kernels.scales_and_minima, rows, threads, x, kind.size, top, scales, minima)
+    over_rows(k_kernels.scales_and_minima, rows, threads, x, w, kind.size, top, scales, minima)
     stored, least, codes = np.empty(blocks, np.uint8), np.empty(blocks, np.uint8), np.empty(x.shape, np.uint8)
     sums = np.empty((rows, columns // BLOCK, 6), np.float32)
 
     def run(d: np.ndarray, dmin: np.ndarray) -> np.ndarray:
-        over_rows(k_kernels.codes_with_minima, rows, threads, x, kind.size, top, np.float32(kind.levels), d, dmin,
+        over_rows(k_kernels.codes_with_minima, rows, threads, x, w, kind.size, top, np.float32(kind.levels), d, dmin,
                   scales, minima, stored, least, codes, sums)
         return sums[..., 0].copy()
 
     levels = np.float32(kind.levels)
-    d, dmin = (_half(part.reshape(rows, columns // BLOCK, -1).max(axis=2) / levels) for part in (scales, minima))
+    d, dmin = (half(part.reshape(rows, columns // BLOCK, -1).max(axis=2) / levels) for part in (scales, minima))
     error = run(d, dmin)
     for _ in range(_FITS):
         _, qq, qm, mm, qx, mx = np.moveaxis(sums.astype(np.float64), 2, 0)
@@ -75,7 +95,7 @@ def _with_minima(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.nd
             both = determinant > 1e-12 * qq * mm
             new_d = np.where(both, (qx * mm - mx * qm) / determinant, np.where(qq > 0, qx / qq, 0))
             new_dmin = np.where(both, (qx * qm - mx * qq) / determinant, np.where(qq > 0, 0, -mx / mm))
-        new_d, new_dmin = (_half(np.maximum(np.nan_to_num(part), 0)) for part in (new_d, new_dmin))
+        new_d, new_dmin = (half(np.maximum(np.nan_to_num(part), 0)) for part in (new_d, new_dmin))
         new_error = run(new_d, new_dmin)
         better = new_error < error
         d, dmin = np.where(better, new_d, d), np.where(better, new_dmin, dmin)
@@ -84,7 +104,7 @@ def _with_minima(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.nd
     return d.astype(np.float16), dmin.astype(np.float16), stored, least, codes
 
 
-def _signed(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray, ...]:
+def _signed(x: np.ndarray, w: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray, ...]:
     """d f16 [N, K / 256], scales i8 [N, K / size], codes i8 [N, K]."""
     from numflow.quant import k_kernels
     from numflow.quant.threads import over_rows
@@ -92,22 +112,22 @@ def _signed(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray
     rows, columns = x.shape
     low, high, levels = (np.float32(value) for value in (kind.low, kind.high, kind.levels))
     scales = np.empty((rows, columns // kind.size), np.float32)
-    over_rows(k_kernels.signed_scales, rows, threads, x, kind.size, low, high, scales)
+    over_rows(k_kernels.signed_scales, rows, threads, x, w, kind.size, low, high, scales)
     stored, codes = np.empty(scales.shape, np.int8), np.empty(x.shape, np.int8)
     sums = np.empty((rows, columns // BLOCK, 3), np.float32)
 
     def run(d: np.ndarray) -> np.ndarray:
-        over_rows(k_kernels.signed_codes, rows, threads, x, kind.size, low, high, levels, d, scales, stored, codes,
+        over_rows(k_kernels.signed_codes, rows, threads, x, w, kind.size, low, high, levels, d, scales, stored, codes,
                   sums)
         return sums[..., 0].copy()
 
     grouped = scales.reshape(rows, columns // BLOCK, -1)
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(axis=2)[..., None], axis=2)[..., 0]
-    d = _half(-largest / levels)  # the largest gets -levels, which has no counterpart above
+    d = half(-largest / levels)  # the largest gets -levels, which has no counterpart above
     error = run(d)
     for _ in range(_FITS):
         _, qq, qx = np.moveaxis(sums.astype(np.float64), 2, 0)
-        new_d = _half(np.divide(qx, qq, out=np.zeros_like(qx), where=qq > 0))
+        new_d = half(np.divide(qx, qq, out=np.zeros_like(qx), where=qq > 0))
         new_error = run(new_d)
         d = np.where(new_error < error, new_d, d)
         error = np.minimum(error, new_error)
@@ -115,7 +135,7 @@ def _signed(x: np.ndarray, kind: KType, threads: int | None) -> tuple[np.ndarray
     return d.astype(np.float16), stored, codes
 
 
-def _half(x: np.ndarray) -> np.ndarray:
+def half(x: np.ndarray) -> np.ndarray:
     """As a float16 holds it, in float32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)

@@ -17,12 +17,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from numflow.errors import RequestError, did_you_mean
 from numflow.quant import SCHEMES, find
 
 KEEP = "keep"
+NONE: Mapping[str, str] = MappingProxyType({})
 AUTOMATIC = "auto-"  # how names of recipes begin that were found by measuring
 
 # Tables that are read and multiplied with need more bits than the rest, values and down-projections a few more.
@@ -75,20 +77,24 @@ class Recipe:
         return "\n".join([*lines, *(f'"{pattern}" = "{scheme}"' for pattern, scheme in self.rules)]) + "\n"
 
 
-def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes: Collection[str] = ()) -> Recipe:
+def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes: Collection[str] = (),
+                beside: Mapping[str, str] = NONE) -> Recipe:
     """The recipe of that name: a scheme, a preset, or a TOML file.
 
     types: what matrices may become instead of schemes, by names in small letters; presets are of those that have
            names of schemes. mixes: names in capitals that may stand for what no rule names.
+    beside: where schemes may be named, what else matrices may become, by names in small letters.
 
     Raises:
         RequestError: none of them, or a file that is wrong; the message has the key and what was expected.
     """
     text = str(name)
-    if types is not None and text.upper() in mixes:
+    if text.upper() in mixes:
         return Recipe(text.upper(), text.upper())
     if types is not None and text.lower() in types:
         return Recipe(types[text.lower()], types[text.lower()])
+    if types is None and text.lower() in beside:
+        return Recipe(beside[text.lower()], beside[text.lower()])
     if types is None and (text.lower() in SCHEMES or text.endswith("%")):
         scheme = find(text).name
         return Recipe(scheme, scheme)
@@ -103,12 +109,12 @@ def read_recipe(name: str | Path, types: Mapping[str, str] | None = None, mixes:
         if types is not None:
             raise RequestError(f"no GGUF type that can be written or recipe file {text!r}{_listing(types, mixes)}")
         raise RequestError(f"no quantisation scheme, preset or recipe file {text!r}"
-                           f"{did_you_mean(text.lower(), (*SCHEMES, *PRESETS))}")
+                           f"{did_you_mean(text.lower(), (*SCHEMES, *PRESETS, *beside, *map(str.lower, mixes)))}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise RequestError(f"{path}: not a readable TOML file: {error}") from None
-    return recipe_of(table, str(path), types, mixes)
+    return recipe_of(table, str(path), types, mixes, beside)
 
 
 def _listing(types: Mapping[str, str], mixes: Collection[str]) -> str:
@@ -118,7 +124,7 @@ def _listing(types: Mapping[str, str], mixes: Collection[str]) -> str:
 
 
 def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | None = None,
-              mixes: Collection[str] = ()) -> Recipe:
+              mixes: Collection[str] = (), beside: Mapping[str, str] = NONE) -> Recipe:
     """A recipe from the content of its file; `where` begins error messages.
 
     Raises:
@@ -133,14 +139,15 @@ def recipe_of(table: Mapping[str, Any], where: str, types: Mapping[str, str] | N
     name = table.get("name", Path(where).stem)
     if not isinstance(name, str) or '"' in name or not name.isprintable():
         raise RequestError(f"{where}: name should be a plain text")
-    read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}", types)) for pattern, value in rules.items())
+    read = tuple((pattern, _scheme(value, f"{where}: tensors: {pattern!r}", types, beside))
+                 for pattern, value in rules.items())
     weights = table.get("weights", KEEP)
     if isinstance(weights, str) and weights.upper() in mixes:
         return Recipe(name, weights.upper(), read)
-    return Recipe(name, _scheme(weights, f"{where}: weights", types), read)
+    return Recipe(name, _scheme(weights, f"{where}: weights", types, beside), read)
 
 
-def _scheme(value: Any, where: str, types: Mapping[str, str] | None) -> str:
+def _scheme(value: Any, where: str, types: Mapping[str, str] | None, beside: Mapping[str, str]) -> str:
     if not isinstance(value, str):
         raise RequestError(f"{where}: should be a scheme's name or {KEEP!r}, is {value!r}")
     if value.lower() == KEEP:
@@ -149,6 +156,8 @@ def _scheme(value: Any, where: str, types: Mapping[str, str] | None) -> str:
         if value.lower() not in types:
             raise RequestError(f"{where}: no GGUF type {value!r} that can be written{_listing(types, ())}")
         return types[value.lower()]
+    if value.lower() in beside:
+        return beside[value.lower()]
     try:
         return find(value).name
     except RequestError as error:

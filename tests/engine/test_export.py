@@ -22,7 +22,7 @@ from tests.quant.small import TEXT
 WIDTH, FFN, VOCABULARY = 64, 96, 258
 
 
-def write_gguf(path, change=None, width=WIDTH, ffn=FFN, **more):
+def write_gguf(path, change=None, width=WIDTH, ffn=FFN, rope=16, **more):
     """A small decoder of random weights in float32. more: further u32 pairs, __ for a full stop."""
     rng = np.random.default_rng(0)
     shapes = {"token_embd": (VOCABULARY, width), "output_norm": (width,), "output": (VOCABULARY, width)}
@@ -33,7 +33,7 @@ def write_gguf(path, change=None, width=WIDTH, ffn=FFN, **more):
                    f"{at}attn_norm": (width,), f"{at}ffn_norm": (width,)}
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in {"context_length": 128, "embedding_length": width, "block_count": 2, "feed_forward_length": ffn,
-                       "attention.head_count": 4, "attention.head_count_kv": 4, "rope.dimension_count": 16}.items():
+                       "attention.head_count": 4, "attention.head_count_kv": 4, "rope.dimension_count": rope}.items():
         writer.add_uint32(f"llama.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_uint32("general.file_type", 0)

@@ -72,7 +72,7 @@ def test_presets_are_of_types_too():
     assert recipe.weights == "Q4_0" and recipe.scheme("token_embd") == "Q6_K" and recipe.scheme("x.attn_v") == "Q5_0"
 
 
-@pytest.mark.parametrize("name", ["q3h", "iq4_xs", "q3h-mix", "Q4_K_X"])
+@pytest.mark.parametrize("name", ["q3h", "iq1_s", "q3h-mix", "Q4_K_X"])
 def test_others_are_refused_with_a_list(name):
     with pytest.raises(RequestError) as told:
         read_recipe(name, WRITTEN, MIXES)

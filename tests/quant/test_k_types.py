@@ -86,3 +86,16 @@ def test_weights_beyond_float16_scales_are_refused(name):
         encode(np.full((1, 256), 1e30, np.float32), name, "blk.0")
     large = weights("normal", 2, 256) * np.float32(1e5)
     assert error(to_f32(encode(large, name), name), large) < 1.1 * BOUNDS[name]
+
+
+@pytest.mark.parametrize("name", K_TYPES)
+def test_what_matters_is_closer(name):
+    x, c = weights("heavy"), np.random.default_rng(1).uniform(0, 1, 768).astype(np.float32) ** 8
+    plain, better = (to_f32(encode(x, name, importance=known), name) for known in (None, c))
+    assert (c * (better - x) ** 2).sum() < 0.9 * (c * (plain - x) ** 2).sum()
+    np.testing.assert_array_equal(encode(x, name, importance=np.tile(c, (len(x), 1))), encode(x, name, importance=c))
+    np.testing.assert_array_equal(encode(x, name, importance=np.full(768, 1, np.float32)), encode(x, name))
+    nothing = encode(x, name, importance=np.zeros(768, np.float32))  # of a text that never came there
+    np.testing.assert_array_equal(nothing, encode(x, name))
+    with pytest.raises(RequestError, match=r"importances of matrix should be \[768\]"):
+        encode(x, name, importance=c[1:])

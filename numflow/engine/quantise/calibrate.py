@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from numflow import formats, network
 from numflow.engine.load import load
 from numflow.engine.measure.perplexity import checked, windows_of
 from numflow.errors import RequestError
+from numflow.network.gguf.as_gguf import as_gguf
 from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.imatrix_files import OLD, for_tensors, write_imatrix
 from numflow.network.quantise.quantise import matrices
+from numflow.network.quantise.transposed import transposed
 from numflow.ops import Network, Step, View
 
 SAMPLE = 256   # tokens of each of two windows that are kept, for measuring sensitivity
@@ -159,3 +163,29 @@ def calibrate(path_or_name: str | Path, text: str, context: int = 512, chunks: i
         samples = [window[:SAMPLE] for window in windows[::max(1, len(windows) // 2)][:2]]
         return collector.calibration({"model": model.network.name, "tokens": sum(map(len, windows)), "sample": samples,
                                       "context": context, "text_sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def is_imatrix_name(path: Path) -> bool:
+    """Whether a file of that name is written as GGML's programs have it."""
+    return path.suffix.lower() in (".gguf", *OLD)
+
+
+def save(calibration: Calibration, path: Path, model: Path, spec: str | Path | None = None) -> None:
+    """Write a calibration of a model; where `is_imatrix_name`, its importances under the names that GGUF has.
+
+    Raises:
+        RequestError: it cannot be written, or GGUF has no architecture for the model.
+    """
+    if not is_imatrix_name(path):
+        calibration.write(path)
+        return
+    checkpoint = formats.open_checkpoint(model)
+    if checkpoint.naming == "gguf":
+        write_imatrix(calibration, path)
+        return
+    chosen = network.choose_spec(checkpoint, spec)
+    seen, own = as_gguf(checkpoint, chosen), network.build(chosen, transposed(checkpoint, chosen), fuse=False)
+    wanted = matrices(network.build(network.choose_spec(seen), seen, fuse=False))
+    found = for_tensors(calibration, matrices(own), wanted, lambda name: seen.tensors[name].columns)
+    named = {name: found.importances[name] for name in wanted if name in found.importances}
+    write_imatrix(Calibration(named, facts=calibration.facts), path)

@@ -13,29 +13,31 @@ from numflow.engine.quantise.quantize import Row, check_target, step_of
 from numflow.engine.quantise.report import source_facts, totals_of
 from numflow.engine.tasks.embedding_recipe import read_recipe as read_embedding
 from numflow.errors import RequestError, TokenizerError
-from numflow.formats import gguf_mixes, gguf_writer
+from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import GGML_NUMBERS, TYPES
 from numflow.formats.writer import TensorEntry
 from numflow.network.gguf.as_gguf import as_gguf
-from numflow.network.quantise.quantise import matrices, plan_of
-from numflow.ops import Network
-from numflow.quant.recipe import KEEP, Recipe
+from numflow.network.gguf.mixes import by_tensor
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import check_calibration, matrices, plan_of, renamed, uncalibrated
+from numflow.network.quantise.transposed import transposed
+from numflow.quant.recipe import Recipe
 from numflow.spec.reader import Spec
 
 _POOLINGS = ("none", "mean", "cls", "last")  # by GGUF's number
 
 
 def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Path | None = None,
-                written: Callable[[int, int], None] = lambda done, total: None, replace: bool = False
-                ) -> dict[str, Any]:
+                written: Callable[[int, int], None] = lambda done, total: None, replace: bool = False,
+                calibration: Calibration | None = None, threads: int | None = None) -> dict[str, Any]:
     """Write `source` to the GGUF file `target` with its matrices in types of that format.
 
     Metadata of a GGUF file, among it the tokenizer, is copied as it is; that of other sources is made, from the spec
     and the tokenizer's files. The report is returned; the file has no room for one.
 
     recipe: of GGUF types (`gguf_writer.WRITTEN`), or for what it does not name a mix (`gguf_mixes.MIXES`).
-    written, replace: as for `quantize`.
+    written, replace: as for `quantize`. calibration: of the source, or by the names of GGUF tensors.
 
     Raises:
         RequestError: GGUF has no word for something of the model; and as `quantize`.
@@ -46,25 +48,21 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     chosen = network.choose_spec(source, spec)
     seen, pairs, alignment = as_gguf_file(source, chosen)
     built = network.build(chosen if source.naming == "gguf" else network.choose_spec(seen), seen, fuse=False)
-    plan = plan_of(built, seen, _of_tensors(recipe, built, seen))
+    plan = plan_of(built, seen, by_tensor(recipe, built, seen, chosen, calibration is not None))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
+    if calibration is not None:
+        own = transposed(source, chosen)
+        calibration = renamed(calibration, matrices(network.build(chosen, own, fuse=False)), plan, seen)
+        check_calibration(calibration, plan, seen)
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
-    rows = [Row(tensor, plan, None, None, tensor.name in used) for tensor in seen.tensors.values()]
+    rows = [Row(tensor, plan, calibration, threads, tensor.name in used) for tensor in seen.tensors.values()]
     entries = [TensorEntry(row.tensor.name, row.kind, row.tensor.shape, row.nbytes, row.read) for row in rows]
     gguf_writer.write(Path(target), pairs, alignment, entries, step_of(written, sum(row.nbytes for row in rows)))
     return {"numflow": numflow.__version__, "recipe": recipe.as_dict(), "source": source_facts(source),
-            "calibration": None, **totals_of([row.facts for row in rows]), "kept": dict(plan.kept),
-            "idle": list(plan.idle), "uncalibrated": "", "tensors": [row.facts for row in rows]}
-
-
-def _of_tensors(recipe: Recipe, built: Network, seen: Checkpoint) -> Recipe:
-    """A recipe whose mix is written out, tensor by tensor."""
-    if recipe.weights not in gguf_mixes.MIXES and recipe.weights not in gguf_mixes.SHORT_ROWS:
-        return recipe
-    found = gguf_mixes.types_of(recipe.weights, {name: seen.tensors[name].columns for name in matrices(built)},
-                                seen.config)
-    return changed(recipe, weights=KEEP, rules=(*recipe.rules, *found.items()))
+            "calibration": dict(calibration.facts) if calibration else None, **totals_of([row.facts for row in rows]),
+            "kept": dict(plan.kept), "idle": list(plan.idle), "uncalibrated": uncalibrated(calibration, plan),
+            "tensors": [row.facts for row in rows]}
 
 
 def as_gguf_file(source: Checkpoint, spec: Spec) -> tuple[Checkpoint, dict[str, bytes], int]:

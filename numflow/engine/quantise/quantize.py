@@ -30,8 +30,16 @@ from numflow.formats import container
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_memory
 from numflow.formats.writer import TensorEntry, write
+from numflow.network.gguf.mixes import by_tensor
 from numflow.network.quantise.calibration import Calibration
-from numflow.network.quantise.quantise import QuantisePlan, check_calibration, encoded, plan_of, uncalibrated
+from numflow.network.quantise.quantise import (
+    QuantisePlan,
+    check_calibration,
+    encoded,
+    plan_of,
+    renamed,
+    uncalibrated,
+)
 from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import Recipe
 from numflow.spec import Spec
@@ -58,12 +66,13 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     if threads is not None and threads < 1:
         raise RequestError(f"threads should be a whole number from 1, is {threads}")
     chosen = network.choose_spec(source, spec)
-    source = transposed(source, chosen)
+    original, source = source, transposed(source, chosen)
     built = network.build(chosen, source, fuse=False)
-    plan = plan_of(built, source, recipe)
+    plan = plan_of(built, source, by_tensor(recipe, built, original, chosen, calibration is not None))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
     if calibration is not None:
+        calibration = renamed(calibration, plan.modules, plan, source)
         check_calibration(calibration, plan, source)
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
     rows = [Row(tensor, plan, calibration, threads, tensor.name in used) for tensor in source.tensors.values()]

@@ -4,7 +4,8 @@ A calibration file is a safetensors file:
     NAME.importance   F32 [K], or [X, K] with a row per expert: mean square of each input column of tensor NAME
     NAME.moment       F32 [K, K]: mean of the inputs' outer products (optional; of those that NAME shares with others
                       it is stored once, and the metadata "moments" says with whom)
-and its metadata says which model, which text, and how many tokens.
+and its metadata says which model, which text, and how many tokens. GGML's imatrix files are calibrations too
+(imatrix_files.py).
 """
 
 import json
@@ -57,26 +58,35 @@ class Calibration:
 
 
 def is_calibration(path: Path) -> bool:
-    """Whether a file is a safetensors file, as calibrations are (and not a text).
+    """Whether a file is a safetensors or GGUF file, or an old imatrix, as calibrations are (and not a text).
 
     Raises:
         FormatError: it cannot be read.
     """
+    from numflow.network.quantise.imatrix_files import is_imatrix
+
+    return _is_safetensors(path) or is_imatrix(path)
+
+
+def _is_safetensors(path: Path) -> bool:
     from numflow.formats.mapped import MappedFile
 
     return MappedFile(path).bytes(5, 4) == b"\0\0\0{"
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file.
+    """Read a calibration file, or an imatrix of GGML's programs, whose names are GGUF's.
 
     Raises:
         FormatError: it is not one, or is damaged.
     """
     from numflow.formats import safetensors
     from numflow.formats.mapped import parse_json
+    from numflow.network.quantise.imatrix_files import is_imatrix, read_imatrix
 
-    if not is_calibration(Path(path)):
+    if not _is_safetensors(Path(path)):
+        if is_imatrix(Path(path)):
+            return read_imatrix(Path(path))
         raise FormatError(f"{path}: not a calibration: `numflow imatrix` makes one from a text")
     tensors, metadata = safetensors.read_with_metadata(Path(path))
     if metadata.get("kind") != KIND:

@@ -16,6 +16,7 @@ from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type
 from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.imatrix_files import for_tensors
 from numflow.network.quantise.kept import KeptTensors
 from numflow.ops import Network
 from numflow.quant import encode, find, takes_calibration
@@ -129,15 +130,31 @@ def already_quantised(checkpoint: Checkpoint) -> str:
             "lost stays lost, and rounding them again adds to it; take the float weights where there are any")
 
 
+def _takes_calibration(scheme: str) -> bool:
+    """Whether a calibration is of use for a scheme or a GGUF type."""
+    if scheme in gguf_writer.WRITTEN.values():
+        return scheme in gguf_writer.SEARCHED
+    return takes_calibration(find(scheme))
+
+
+def renamed(calibration: Calibration, own: Mapping[str, tuple[str, ...]], plan: QuantisePlan,
+            checkpoint: Checkpoint) -> Calibration:
+    """A calibration, or an imatrix of GGML's programs, by the names of the plan's tensors.
+
+    own: names in the network of the tensors of the model that it was made of.
+    """
+    return for_tensors(calibration, own, plan.modules, lambda name: checkpoint.tensors[name].columns)
+
+
 def check_calibration(calibration: Calibration, plan: QuantisePlan, checkpoint: Checkpoint) -> None:
     """Refuse a calibration that would be of no use or do harm.
 
     Raises:
         RequestError: it knows none of the matrices, or inputs of another width; or no scheme of the plan uses any.
     """
-    if plan.schemes and not any(takes_calibration(find(scheme)) for scheme in set(plan.schemes.values())):
+    if plan.schemes and not any(_takes_calibration(scheme) for scheme in set(plan.schemes.values())):
         raise RequestError(f"{', '.join(sorted(set(plan.schemes.values())))}: Inferflow's schemes have one way to find "
-                           f"codes, which uses no calibration; leave it out")
+                           "codes, like GGUF's plain types, which uses no calibration; leave it out")
     of = f"the calibration is of another model ({calibration.facts.get('model', 'unknown')})"
     known = [name for name in plan.schemes if calibration.importance(name) is not None]
     if plan.schemes and not known:
@@ -152,7 +169,7 @@ def uncalibrated(calibration: Calibration | None, plan: QuantisePlan) -> str:
     """One line about matrices that a calibration could be of use for and knows nothing of, "" if there are none."""
     names = [] if calibration is None else [
         name for name, scheme in plan.schemes.items()
-        if name in plan.multiplied and takes_calibration(find(scheme)) and calibration.importance(name) is None]
+        if name in plan.multiplied and _takes_calibration(scheme) and calibration.importance(name) is None]
     if not names:
         return ""
     return f"{len(names)} of {len(plan.schemes)} matrices are unknown to the calibration, such as {names[0]}"
@@ -204,14 +221,15 @@ def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
         RequestError, FormatError: as `numflow.quant.encode` and `numflow.formats.gguf_writer.encode`.
     """
     x = tensor.f32().reshape(tensor.rows, tensor.columns)
-    if scheme in gguf_writer.WRITTEN.values():
-        return gguf_writer.encode(x, scheme, tensor.name, threads)
     importance = moment = None
-    if calibration is not None and takes_calibration(find(scheme)):
-        moment = calibration.moment(tensor.name)
+    of_gguf = scheme in gguf_writer.WRITTEN.values()
+    if calibration is not None and _takes_calibration(scheme):
+        moment = None if of_gguf else calibration.moment(tensor.name)
         importance = None if moment is not None else calibration.importance(tensor.name)
     if importance is not None and importance.ndim == 2:  # one row per expert
         if tensor.rows % len(importance):
             raise RequestError(f"{tensor.name}: {tensor.rows} rows, but importances of {len(importance)} experts")
         importance = np.repeat(importance, tensor.rows // len(importance), axis=0)
+    if of_gguf:
+        return gguf_writer.encode(x, scheme, tensor.name, threads, importance)
     return encode(x, find(scheme), importance, moment, tensor.name, threads)
