@@ -20,7 +20,7 @@ from numflow.server.messages.ollama_schemas import OllamaChat, OllamaEmbed, Olla
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
-from numflow.server.protocols import messages, ollama, ollama_models, responses
+from numflow.server.protocols import messages, ollama, ollama_models, rerank, responses
 from numflow.server.protocols import openai_texts as texts
 from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.infill import infill
@@ -79,6 +79,12 @@ ENDPOINTS = (
     Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
              "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`",
              schemas.EmbeddingRequest),
+    Endpoint("POST", ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"), rerank.rerank, "documents "
+             "by their relevance to a query: of a reranker, or the cosine of embeddings", schemas.RerankRequest),
+    Endpoint("POST", ("/v1/score", "/score"), rerank.score, "the same for pairs of texts: `text_1`, `text_2`",
+             schemas.ScoreRequest),
+    Endpoint("POST", ("/v1/classify", "/classify"), rerank.classify, "labels of texts, by a classifier",
+             schemas.ClassifyRequest),
     Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
     Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
     Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),

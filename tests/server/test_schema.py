@@ -13,7 +13,8 @@ OPERATIONS = ["POST /", "POST /v1/chat/completions", "POST /v1/completions", "PO
               "POST /v1/responses", "GET /v1/responses/{id}", "DELETE /v1/responses/{id}",
               "POST /v1/messages", "POST /v1/messages/count_tokens",
               "POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show",
-              "POST /api/pull", "DELETE /api/delete",
+              "POST /api/pull", "DELETE /api/delete", "POST /v1/rerank", "POST /v1/score", "POST /v1/classify",
+              "POST /infill",
               "GET /v1/models/{id}", "POST /tokenize", "POST /detokenize", "POST /apply-template", "POST /translate",
               "POST /fill-mask"]
 

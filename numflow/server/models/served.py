@@ -76,9 +76,11 @@ class Served:
     @property
     def capabilities(self) -> list[str]:
         """Names of the things that it can do."""
+        labels = self.model.facts.labels
         able = {"completion": self.generates, "chat": self.chats, "tools": self.chats and (
             self.template_tools or not self.prompts.holds_one_question), "thinking": self.thinks,
-                "insert": self.generates and self.fill_in is not None, "embedding": not self.generates}
+                "insert": self.generates and self.fill_in is not None,
+                "embedding": not self.generates and not labels, "rerank": 0 < labels < 3, "classify": labels > 0}
         return [name for name, can in able.items() if can]
 
     @cached_property
