@@ -1,7 +1,7 @@
 """The tensor types that files hold, and how each becomes float32.
 
 Names, numbers and block sizes are GGML's; types that only safetensors, torch or llama2.c know follow below them, then
-the schemes of numflow.quant, in small letters.
+the schemes of numflow.quant, in small letters, and the types that quantised checkpoints are read as (hub_types.py).
 """
 
 import functools
@@ -12,13 +12,15 @@ import numpy as np
 
 from numflow.errors import FormatError, RequestError, did_you_mean
 from numflow.quant import SCHEMES, RowScheme, decode, find
+from numflow.quant.hub_types import HUB_TYPES
+from numflow.quant.stored import STORED, weights
 
 
 @dataclass(frozen=True)
 class TensorType:
     """Storage of numbers: blocks of `block` weights along a row, `size` bytes each.
 
-    Names in capitals are GGML's, those in small letters are schemes of numflow.quant.
+    Names in small letters are schemes of numflow.quant.
     """
 
     name: str
@@ -52,6 +54,7 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
+TYPES |= {name: TensorType(name, hub.block, hub.size) for name, hub in HUB_TYPES.items()}
 # Q2_0 as the fork of llama.cpp had it that it comes from, under the same number (gguf.py tells them apart).
 TYPES["Q2_0_128"] = TensorType("Q2_0_128", 128, 34)
 
@@ -149,6 +152,8 @@ def _expand(raw: np.ndarray, kind: TensorType, columns: int) -> np.ndarray:
         return raw.view(_NUMPY[kind.name])
     if kind.name in SCHEMES or isinstance(kind, RowType):
         return decode(raw, find(kind.name), columns)
+    if kind.name in HUB_TYPES:
+        return weights(STORED[kind.name].kind, *STORED[kind.name].fields(raw, columns))
     blocks = raw.reshape(-1, kind.size)
     if kind.name in _EXPAND:
         return _EXPAND[kind.name](blocks)

@@ -9,6 +9,10 @@ Values of headers, in their order, floats of 16 bits as those bits; z is the kin
     SCALE     f16 d by 32 columns or more (Kind.shared)         w = d * (code - z)
     SCALE16   f16 d by 16                                       the same
     POWER     bf16 d by 32                                      the same
+    ZERO      f16 d, z by 32 or more                            w = d * (code - z)
+    ZERO_BF16 bf16 d, z by 32 or more                           the same
+    FACTORED  f32 d by 64 or more; floats s of 4 + 3 bits by 16   w = d * s * (code - z)
+    WIDE      f32 d by 32 or more                               w = d * (code - z), or d * table[code]
     BASE      f16 d, m by 32                                    w = d * code + m
     SUPER     f16 d, e by 256; u8 s, m by 32                    w = d * s * code - e * m
     SUPER16   f16 d, e by 256; u8 s, m of 4 bits by 16          the same
@@ -20,7 +24,8 @@ Values of headers, in their order, floats of 16 bits as those bits; z is the kin
     F32, F16, BF16   none: codes are the bits of the numbers
 
 Bits are those of a code in memory: 3.5 are two codes of 11 levels in 7 bits, 1 is one that stands for 0 or 2. With a
-code-book, code - z is the book's entry: kernels look up entries + 128.
+code-book, code - z is the book's entry: kernels look up entries + 128. A table has floats instead, which meet float32
+activations only.
 """
 
 import math
@@ -31,11 +36,14 @@ import numpy as np
 
 from numflow.quant import stored_fields as of
 from numflow.quant.grids import GRIDS, GridType
+from numflow.quant.hub_types import HUB_TYPES, TABLES, HubType
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES, Fields, RowScheme
 
-SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, BYTES16, SIGNED, SIGNED16, GRID, GRID16, F32, F16, BF16 = range(14)
-BY_16, WITH_BASE = {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16}, {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16}
+(SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, BYTES16, SIGNED, SIGNED16, GRID, GRID16, ZERO, ZERO_BF16, WIDE,
+ FACTORED, F32, F16, BF16) = range(18)
+BY_16 = {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16, FACTORED}
+WITH_BASE = {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16, ZERO, ZERO_BF16}
 _BY_256 = {SUPER, SUPER16, SIGNED, SIGNED16}
 
 # Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
@@ -49,8 +57,9 @@ class Kind:
 
     bits:   of a code in memory. header: how a header is kept, and what it says. book: values of the codes.
     factor: of all scales; only SIGNED and SIGNED16 have one. center: the code that stands for zero, where that is not
-            the middle. shared: columns that a file has one SCALE for; its values repeat it for every 32.
+            the middle. shared: columns that a file has one header for; its values repeat it for every 32.
     levels: of codes, where they are fewer than their bits can tell apart.
+    table:  of hub_types.TABLES, which has the numbers of the codes.
     """
 
     name: str
@@ -61,11 +70,12 @@ class Kind:
     center: int = 0
     shared: int = 32
     levels: int = 0
+    table: str = ""
 
     @property
     def zero(self) -> int:
         """The code that stands for zero, where a header has none of its own: a power of two."""
-        return 128 if self.book else self.center or 1 << (math.ceil(self.bits) - 1)
+        return 128 if self.book else 0 if self.table else self.center or 1 << (math.ceil(self.bits) - 1)
 
     @property
     def paired(self) -> bool:
@@ -88,6 +98,16 @@ class Kind:
         return self.header >= F32
 
     @property
+    def floats_only(self) -> bool:
+        """Whether its numbers are floats, which meet float32 activations."""
+        return self.is_float or bool(self.table)
+
+    @property
+    def has_floats8(self) -> bool:
+        """Whether codes stand for floats of a table, or scales are 8-bit floats: kernels of GPUs have neither."""
+        return bool(self.table) or self.header == FACTORED
+
+    @property
     def block(self) -> int:
         """Columns that one header is for; rows of other lengths are expanded."""
         return 1 if self.is_float else 256 if self.header in _BY_256 else self.shared
@@ -106,6 +126,13 @@ def _of_grids(grid: GridType) -> Kind:
     return Kind(grid.name.lower(), grid.bits, SIGNED16 if grid.scales == 16 else SIGNED, grid.book, grid.factor)
 
 
+def _of_hub(hub: HubType) -> Kind:
+    if hub.by_16:
+        return Kind(hub.kind, hub.bits, FACTORED, E2M1, shared=hub.block)
+    header = WIDE if hub.scale == "F32" else POWER if not hub.zero else ZERO if hub.scale == "F16" else ZERO_BF16
+    return Kind(hub.kind, hub.bits, header, shared=hub.block, table=hub.table)
+
+
 def _own(scheme: RowScheme) -> Kind:
     return Kind(scheme.name, 3.5 if scheme.paired else scheme.unit_bytes // 4, GRID16 if scheme.block == 16 else GRID)
 
@@ -122,6 +149,7 @@ KINDS = {kind.name: kind for kind in (
     Kind("b2_scale128", 2, SCALE, center=1, shared=128), Kind("b2_scale256", 2, SCALE, center=1, shared=256),
     Kind("trits_scale256", 2, SCALE, center=1, shared=256, levels=3),
     *map(_of_grids, GRIDS.values()), *map(_own, ROW_SCHEMES.values()),
+    *map(_of_hub, HUB_TYPES.values()),
     Kind("f32", 32, F32), Kind("f16", 16, F16), Kind("bf16", 16, BF16),
 )}
 
@@ -141,6 +169,7 @@ _ROWS = (
         "q5_b32t1": "b5_base", "q4_b64t1": "b4_base", "q4_b32t1a": "b4_base", "q4_b32t1b": "b4_base",
         "q3h_b64t1": "b3h_base", "q3_b32t1a": "b3_base", "q3_b32t1b": "b3_base", "q2_b32t1a": "b2_base",
         "q2_b32t1b": "b2_base", "q4_b16": "b4_bytes16"}.items()),
+    *((hub.name, hub.kind, of.of_hub(hub)) for hub in HUB_TYPES.values()),
     ("F32", "f32", of.plain("<u4")), ("F16", "f16", of.plain("<u2")), ("BF16", "bf16", of.plain("<u2")),
 )
 STORED = {name: Stored(name, KINDS[kind], fields) for name, kind, fields in _ROWS}
@@ -149,13 +178,13 @@ STORED = {name: Stored(name, KINDS[kind], fields) for name, kind, fields in _ROW
 EXPANDED = dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), "F16")
 
 
-def kept_as(stored: str, columns: int) -> Kind:
-    """The kind that rows of so many numbers of a tensor type are kept in.
+def kept_as(stored: str, columns: int, floats8: bool = True) -> Kind:
+    """The kind that rows of so many numbers of a tensor type are kept in. floats8: kernels know tables of floats.
 
     Plain numbers where they are expanded: types without a row, and blocks of 16 columns that do not make whole units.
     """
     kind = (STORED.get(stored) or STORED[EXPANDED.get(stored, "F32")]).kind
-    return kind if columns % kind.block == 0 else KINDS["f32"]
+    return kind if columns % kind.block == 0 and (floats8 or not kind.has_floats8) else KINDS["f32"]
 
 
 def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -175,6 +204,10 @@ def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np
     if kind.header in (SUPER, SUPER16):
         d, e, s, m = by
         return d * s * numbers - e * m
+    if kind.header in (ZERO, ZERO_BF16):
+        return by[0] * (numbers - by[1])
+    if kind.table:
+        return by[0] * TABLES[kind.table][codes]
     numbers = np.array(kind.book, np.float32)[codes] if kind.book else numbers - np.float32(kind.zero)
     return (by[0] if len(by) == 1 else by[0] * (np.float32(kind.factor) * by[1])) * numbers
 
@@ -184,4 +217,4 @@ def _numbers(value: np.ndarray, kind: Kind) -> np.ndarray:
     if value.dtype != np.uint16:
         return value.astype(np.float32)
     bits = value.astype(np.uint32) << 16
-    return bits.view(np.float32) if kind.header == POWER else value.view(np.float16).astype(np.float32)
+    return bits.view(np.float32) if kind.header in (POWER, ZERO_BF16) else value.view(np.float16).astype(np.float32)

@@ -10,6 +10,7 @@ import numpy as np
 
 from numflow.quant.bits import unpack_planes
 from numflow.quant.grids import BLOCK, GridType
+from numflow.quant.hub_types import TABLES, HubType
 from numflow.quant.inferflow import BYTES, SYMMETRIC, InferflowScheme
 from numflow.quant.layout import PAIR_LEVELS, RowScheme, unpack_reference
 
@@ -173,6 +174,30 @@ def of_grids(grid: GridType) -> Take:
         shape = *blocks.shape[:2], -1
         return codes.reshape(shape), (np.ascontiguousarray(d).view("<u2").reshape(shape),
                                       scales.astype(np.int8).reshape(shape))
+
+    return fields
+
+
+_HALVES_OF_E4M3 = TABLES["e4m3"].astype(np.float16).view(np.uint16)
+
+
+def of_hub(hub: HubType) -> Take:
+    times = hub.block // 32
+
+    @_family(hub.block)
+    def fields(blocks):
+        data, shape = blocks[..., hub.header_bytes:], (*blocks.shape[:2], hub.block)
+        if hub.bits == 4:
+            data = _shifted(data.reshape(*blocks.shape[:2], times, 16), 0, 4).reshape(shape) & 15
+        if hub.by_16:
+            d = np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0]
+            return data, (d, _HALVES_OF_E4M3[blocks[..., 4:hub.header_bytes]])
+        codes = data if hub.bits == 4 or hub.zero or hub.table else data ^ 128
+        if hub.scale == "F32":
+            scales = np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0]
+            return codes, (np.repeat(scales, times, axis=1),)
+        values = (_half(blocks, 0, times), _half(blocks, 2, times))
+        return codes, values if hub.zero else values[:1]
 
     return fields
 

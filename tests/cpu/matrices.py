@@ -14,8 +14,10 @@ from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
 from numflow.quant import encode, find
 from numflow.quant.grids import GRIDS
+from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES
+from tests.quant.hub import hub_rows
 
 # Where the float16 scales of a block stand.
 _SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -38,6 +40,8 @@ def stored(kind: str, rows: int, columns: int, groups: int = 1, seed: int = 0) -
     if kind in INFERFLOW_SCHEMES and kind != "q4_b16":  # of whose headers any byte is a number
         values = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-9, 5, (rows, 1))
         return RawMatrix("w", kind, encode(values.astype(np.float32), find(kind)), (rows, columns), groups)
+    if kind in HUB_TYPES:
+        return RawMatrix("w", kind, hub_rows(kind, rows, columns, rng), (rows, columns), groups)
     if kind in ROW_SCHEMES:
         return RawMatrix("w", kind, _own_rows(kind, rows, columns, rng), (rows, columns), groups)
     shape = rows, columns // TYPES[kind].block

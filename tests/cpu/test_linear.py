@@ -4,8 +4,9 @@ that row alone."""
 import numpy as np
 import pytest
 
-from numflow.formats.types import TYPES, to_f32
+from numflow.formats.types import to_f32
 from numflow.quant.grids import GRIDS
+from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import STORED
 from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, quantized_twice, run_linear
@@ -20,8 +21,12 @@ _SLOW |= {(kind, mode) for kind in GRIDS for mode in ("int8", "f32")} - {("IQ1_S
 _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("int8", "f32")}
 # Inferflow's schemes are made of the same parts as GGUF's and our own.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
+# Types of quantised checkpoints differ in the types of scales and zeros, and in tables.
+_SLOW |= {(kind, mode) for kind in HUB_TYPES for mode in ("int8", "f32")} - {("Z4_F16", "int8"), ("Z8_BF16", "f32"),
+                                                                             ("I8_F32", "f32"), ("NF4", "f32"),
+                                                                             ("E4M3", "f32"), ("E2M1_64", "f32")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
-         for kind in STORED for mode in ("int8", "f32") if mode == "f32" or TYPES[kind].block > 1]
+         for kind in STORED for mode in ("int8", "f32") if mode == "f32" or not STORED[kind].kind.floats_only]
 CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
 _OPERANDS = {"int8": quantized, "int16": quantized_twice}
 
@@ -32,7 +37,7 @@ def test_against_double_precision(kind, mode):
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
     y = run_linear(packed, x, mode, bias, before=5)
     weight = to_f32(raw.rows, kind).astype(np.float64)
-    x = x.astype(np.float64) if mode == "f32" or packed.is_float else _OPERANDS[mode](x)
+    x = x.astype(np.float64) if mode == "f32" or packed.floats_only else _OPERANDS[mode](x)
     bound = 1e-6 * (np.abs(x) @ np.abs(weight).T) + 1e-6 * np.abs(bias)
     assert (np.abs(y - (x @ weight.T + bias)) <= bound).all()
 

@@ -13,6 +13,7 @@ from numflow.errors import NetworkError
 from numflow.formats.types import to_f32
 from numflow.network.weights.source import RawMatrix
 from numflow.ops import Step, View
+from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import EXPANDED, STORED
 from tests.cpu.matrices import Bench, columns_of, pack_stored, run_linear, stored
@@ -28,7 +29,8 @@ def _rows(packed, ids, scale=1.0):
 
 # Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
 _SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1", "q4_b16"}
-_KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in INFERFLOW_SCHEMES and kind not in _SOME else [])
+_SOME |= {"Z4_F16", "I8_F32", "NF4", "E4M3", "E5M2"}
+_KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in {*INFERFLOW_SCHEMES, *HUB_TYPES} - _SOME else [])
           for kind in STORED]
 
 
@@ -68,6 +70,7 @@ def test_sizes_are_those_of_the_layout():
                     "NVFP4": 5.0, "Q1_0": 1.125, "Q2_0": 2.25, "Q2_0_128": 2.125, "TQ1_0": 1.8125, "TQ2_0": 2.0625,
                     "IQ1_S": 1.6875, "IQ1_M": 1.8125, "IQ2_XXS": 2.1875, "IQ2_XS": 2.4375, "IQ2_S": 2.5625,
                     "IQ3_XXS": 3.1875, "IQ3_S": 3.4375, "F32": 32, "F16": 16, "BF16": 16,
+                    **{hub.name: 8 * hub.size / hub.block for hub in HUB_TYPES.values()},
                     # as in the file, whose rows have 16 bits of header
                     "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
                     "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512,

@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from numflow.cpu.weights.layout import SCHEMES
 from numflow.errors import FormatError, NumflowError
 from numflow.formats import open_checkpoint
 from numflow.formats.quantised import coded
+from numflow.quant.stored import STORED
 from tests.formats.quantised_files import VARIANTS, e5m2, made, save
 from tests.quant.small import write_model
 
@@ -54,12 +56,25 @@ def test_rows_are_made_some_at_a_time(tmp_path, name, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "kind"), [
-    ("mxfp4", "MXFP4"), ("packed-f16", "Q4_0"), ("int8-f16", "Q8_0"), ("gptq-act", "F32"), ("packed-16", "F32")])
+    ("mxfp4", "MXFP4"), ("packed-f16", "Q4_0"), ("int8-f16", "Q8_0"), ("packed-4", "I4_BF16"), ("int8", "I8_BF16"),
+    ("gptq-4", "Z4_F16_32"), ("gptq-128", "Z4_F16"), ("gptq-8", "Z8_F16"), ("awq-64", "Z4_F16"),
+    ("packed-zeros", "Z4_BF16"), ("packed-8-zeros", "Z8_BF16"), ("torchao", "I8_F32"), ("bnb-int8", "I8_F32"),
+    ("fp8-block", "E4M3"), ("fp8-mx", "E4M3_32"), ("fp8-e5m2", "E5M2"), ("nf4", "NF4"), ("nf4-double", "NF4"),
+    ("fp4", "FP4"), ("nvfp4", "E2M1_128"), ("nvfp4-modelopt", "E2M1_128"), ("hqq-64", "Z4_BF16"), ("hqq-8", "Z8_BF16")])
 def test_types_that_hold_a_format_exactly_are_kept(tmp_path, name, kind):
-    tensors, _, config = made(name, 64, 192)
+    """In memory at most 1.1 times the bytes of the file."""
+    tensors, _, config = made(name, 64, 256)
     tensor = open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"]
     assert tensor.type.name == kind
     assert tensor.raw() is tensor.raw() and tensor.raw().nbytes == tensor.nbytes
+    resident = 4 * sum(SCHEMES[STORED[kind].kind.name].tile_bytes(256))
+    assert resident <= 1.1 * sum(np.asarray(array).nbytes for _, array in tensors.values())
+
+
+@pytest.mark.parametrize("name", ["gptq-act", "packed-16", "gptq-short-group"])
+def test_others_are_float32(tmp_path, name):
+    tensors, _, config = made(name, 64, 192)
+    assert open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].type.name == "F32"
 
 
 def test_a_stack_of_experts_in_blocks(tmp_path):

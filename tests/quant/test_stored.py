@@ -51,7 +51,7 @@ def test_fields_of_rows_apart(name):
 def test_both_executors_keep_every_type():
     """A packing kernel of the CPU for each row; planes or a kernel on a GPU. Rows name kinds that layouts know."""
     assert cpu.SCHEMES.keys() == KINDS.keys()
-    assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not kind.is_float}
+    assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not (kind.is_float or kind.has_floats8)}
     assert {row.kind.name for row in STORED.values()} == KINDS.keys()
     assert {f"pack_{name.lower()}" for name in QUANTISED} == STAMPS.keys()
     assert set(QUANTISED) >= PACKED and TYPES.keys() >= STORED.keys()
@@ -71,5 +71,6 @@ def test_the_page_has_every_kind():
 def test_what_is_kept_otherwise():
     assert [kept_as(name, 80).name for name in ("q4_b16", "F16", "F64", "F8_E4M3")] == ["f32", "f16", "f32", "f16"]
     raw = stored("q4_b16", 20, 80)
+    assert [kept_as("NF4", 128, known).name for known in (True, False)] == ["nf4", "f32"]
     matrix = upload(RawMatrix("w", "q4_b16", raw.rows, (20, 80)), Simulated())
     assert (matrix.kind, matrix.type, matrix.expanded_from) == ("f32", "q4_b16", "q4_b16")

@@ -13,7 +13,7 @@ from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS
 from numflow.cpu.simd.value import Value, save
 from numflow.cpu.simd.vector import merged
-from numflow.cpu.weights.decode import column_group, numbers, open_heads, scale_and_offset, weights
+from numflow.cpu.weights.decode import code_numbers, column_group, numbers, open_heads, scale_and_offset, weights
 
 # Arguments after header and rows field: the table, its rows and columns, its bytes per tile, y, scale, its first token.
 CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE, FIRST = range(2, 12)
@@ -81,8 +81,8 @@ def _decoded(scheme, codes, first, heads, unit, row, y):
     for half in range(2):
         scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, scheme))
         for group in range(4 * half, 4 * half + 4):
-            four = column_group(codes, scheme, first + group, row).widen()
-            save(y + 16 * group, weights(four.to_f32(), scales, offsets, scheme))
+            four = code_numbers(column_group(codes, scheme, first + group, row), scheme, Value.widen)
+            save(y + 16 * group, weights(four, scales, offsets, scheme))
 
 
 def _floats(scheme, codes, row, y):

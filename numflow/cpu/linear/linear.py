@@ -28,7 +28,7 @@ def _kernel_name(op: str, kind: str, int8: bool) -> str:
 
 
 STAMPS = {_kernel_name(op, kind, int8): (op, (kind, int8)) for op in ("linear", "expert_linear")
-          for kind, scheme in SCHEMES.items() for int8 in ((False,) if scheme.is_float else (True, False))}
+          for kind, scheme in SCHEMES.items() for int8 in ((False,) if scheme.floats_only else (True, False))}
 _CODE = Code("numflow.cpu.linear.linear_kernels", "numflow.cpu.linear.expert_routes_kernels",
              "numflow.cpu.linear.activations_kernels", stamps=STAMPS)
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
@@ -124,7 +124,7 @@ def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
 
 def pieces_of(weight: Packed, activations: str) -> int:
     """Number of int8 for each activation that meets a matrix; 0 for a matrix of floats, which meets float32."""
-    return 0 if weight.is_float else PIECES[activations]
+    return 0 if weight.floats_only else PIECES[activations]
 
 
 def operand_kinds(weight: Packed, activations: str) -> tuple[int, ...]:

@@ -18,7 +18,16 @@ from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import FEW_TOKENS, Hold, as_it_is
 from numflow.cpu.simd.tile import add_products, each_f32, each_i32, each_word, repeat, unpack
 from numflow.cpu.simd.value import Value, constant, exact_fma, fma, load, prefetch
-from numflow.cpu.weights.decode import base, column_group, numbers, open_heads, scale, scale_and_offset, weights
+from numflow.cpu.weights.decode import (
+    base,
+    code_numbers,
+    column_group,
+    numbers,
+    open_heads,
+    scale,
+    scale_and_offset,
+    weights,
+)
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.weights.layout import AUX_BYTES, PIECES, SCHEMES, UNIT, Scheme
 from numflow.quant.stored import BY_16, GRID, WITH_BASE
@@ -244,7 +253,8 @@ def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold):
         for group in range(4 * half, 4 * half + 4):
             vector = column_group(codes, kind.scheme, first + group)
             for column in range(4):
-                row = weights(vector.byte_of_4(column).to_f32(), scales, offsets, kind.scheme)
+                numbers_ = code_numbers(vector, kind.scheme, lambda lanes, column=column: lanes.byte_of_4(column))
+                row = weights(numbers_, scales, offsets, kind.scheme)
                 acc = add_products(acc, row, x + (4 * group + column) * 4 * len(total))
     return [t + a for t, a in zip(total, acc)]
 

@@ -5,6 +5,8 @@ tile; the scheme or its `header`, `group` and `half` (columns [16 * half, 16 * h
 kernel is compiled.
 """
 
+from collections.abc import Callable
+
 from numflow.cpu.simd.bits import moved, with_bits
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
@@ -14,11 +16,13 @@ from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Ne
 from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
 from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
 from numflow.cpu.weights.look_up import looked_up, step_values
+from numflow.cpu.weights.tables import floats8, table_numbers
 from numflow.quant.stored import (
     BASE,
     BF16,
     BYTES16,
     F16,
+    FACTORED,
     GRID16,
     POWER,
     SCALE,
@@ -26,7 +30,10 @@ from numflow.quant.stored import (
     SIGNED,
     SIGNED16,
     SUPER,
+    WIDE,
     WITH_BASE,
+    ZERO,
+    ZERO_BF16,
 )
 
 Heads = Value | Grid
@@ -71,9 +78,14 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
     block = _block(heads, unit, scheme)
-    if header in (SCALE, BASE, SCALE16):
+    if header == WIDE:
+        return load(block, "f32", 16)
+    if header == FACTORED:
+        sub = block + 64 + ((unit & scheme.block // UNIT - 1) << 5) + 16 * half
+        return load(block, "f32", 16) * floats8(load(sub, "u8", 16).widen(), 3)
+    if header in (SCALE, BASE, SCALE16, ZERO):
         return load_f16(block + (32 * half if header == SCALE16 else 0))
-    if header == POWER:
+    if header in (POWER, ZERO_BF16):
         return load_bf16(block)
     if header == BYTES16:
         return load(block + 16 * half, "u8", 16).widen().to_f32() / 1000.0
@@ -95,6 +107,9 @@ def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     header, block = scheme.header, _block(heads, unit, scheme)
     if header == BASE:
         return load_f16(block + 32)
+    if header in (ZERO, ZERO_BF16):
+        read = load_f16 if header == ZERO else load_bf16
+        return -(read(block) * read(block + 32))
     if header == BYTES16:
         hundredths = load(block + 32 + 16 * half, "u8", 16).widen().to_f32()
         return hundredths / 100.0 - 1.0
@@ -129,6 +144,11 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
     if scheme.header in WITH_BASE:
         return scales, base(heads, unit, half, scheme)
     return scales, scales * -float(scheme.zero)
+
+
+def code_numbers(codes: Value, scheme: Scheme, pick: Callable[[Value], Value]) -> Value:
+    """Codes as float32, or the numbers they stand for in a table. pick: as of table_numbers."""
+    return table_numbers(codes, scheme.table, pick) if scheme.table else pick(codes).to_f32()
 
 
 def weights(codes: Value, scales: Value, offsets: Value, scheme: Scheme) -> Value:

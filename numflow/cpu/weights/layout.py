@@ -22,6 +22,9 @@ headers  by kind (numflow/quant/stored.py says what they mean), [16] is one valu
            SCALE16  per unit  f16 d[2][16]
            POWER    per unit  bf16 d[16]
            BASE     per unit  f16 d[16], m[16]
+           ZERO     per unit, or as many as share it  f16 d[16], z[16]; ZERO_BF16 bf16
+           WIDE     per unit, or as many as share it  f32 d[16]
+           FACTORED per as many units as share it     f32 d[16], u8 s[columns / 16][16]
            SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]
            BYTES16  per unit  u8 s[2][16], b[2][16]
@@ -47,6 +50,7 @@ from numflow.quant.grids import GRIDS, GridType
 from numflow.quant.stored import (
     BASE,
     BYTES16,
+    FACTORED,
     KINDS,
     POWER,
     SCALE,
@@ -55,6 +59,9 @@ from numflow.quant.stored import (
     SIGNED16,
     SUPER,
     SUPER16,
+    WIDE,
+    ZERO,
+    ZERO_BF16,
     Kind,
 )
 
@@ -65,7 +72,7 @@ AUX_BYTES = 24  # of the scales and sums that go with a token's int8 activations
 
 # Bytes of a header, for 16 rows.
 _HEADER = {SCALE: 32, SCALE16: 64, POWER: 32, BASE: 64, SUPER: 320, SUPER16: 320, BYTES16: 64, SIGNED: 160,
-           SIGNED16: 288}
+           SIGNED16: 288, ZERO: 64, ZERO_BF16: 64, WIDE: 64}
 
 # Where a group's codes are, by bits and group: pieces (vector, from bit, to bit of the code, how many bits).
 PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
@@ -108,6 +115,8 @@ class Scheme(Kind):
     @property
     def header_bytes(self) -> int:
         """Bytes of a header, for 16 rows; not of numflow's own schemes."""
+        if self.header == FACTORED:
+            return 4 * ROWS + self.block
         return 2 * ROWS + ROWS * self.grid.scales // 2 if self.grid else _HEADER[self.header]
 
     @property
@@ -174,8 +183,13 @@ class Packed:
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds plain numbers, which kernels multiply with float32 activations only."""
+        """Whether it holds plain numbers."""
         return self.scheme.is_float
+
+    @property
+    def floats_only(self) -> bool:
+        """Whether kernels multiply it with float32 activations only."""
+        return self.scheme.floats_only
 
     @property
     def scheme(self) -> Scheme:

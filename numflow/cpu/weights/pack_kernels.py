@@ -11,6 +11,7 @@ from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT
 from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
+from numflow.cpu.weights.pack_hub import HUB_BLOCKS
 from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, four_planes, pair_planes
 from numflow.formats.types import TYPES
 from numflow.quant.grids import GRIDS
@@ -19,7 +20,7 @@ from numflow.quant.stored import STORED
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
 # their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
 RAW, ROW_BYTES, ROWS, GROUPS, COLUMNS, CODES, HEADS, CODE_BYTES, HEAD_BYTES, SCRATCH_AT = range(10)
-_BLOCKS = BLOCKS | INFERFLOW_BLOCKS
+_BLOCKS = BLOCKS | INFERFLOW_BLOCKS | HUB_BLOCKS
 
 
 class BlockType(types.Type):

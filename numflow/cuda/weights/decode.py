@@ -19,6 +19,9 @@ from numflow.quant.stored import (
     SIGNED16,
     SUPER,
     SUPER16,
+    WIDE,
+    ZERO,
+    ZERO_BF16,
 )
 
 _LOW = 0x0F0F0F0F
@@ -197,6 +200,23 @@ def header(scheme: Scheme) -> DeviceFunction:
         return d, m, d, m
 
     @device
+    def with_zero(head, above, place, base, step, z, dz):
+        d, zero_ = half_to_float(stream1(head, u32(2 * place))), half_to_float(stream1(head, u32(2 * place + 1)))
+        return d, -d * zero_, d, -d * zero_
+
+    @device
+    def with_zero_bf16(head, above, place, base, step, z, dz):
+        d = float_of(u32(u32(stream1(head, u32(2 * place))) << u32(16)))
+        c = -d * float_of(u32(u32(stream1(head, u32(2 * place + 1))) << u32(16)))
+        return d, c, d, c
+
+    @device
+    def wide(head, above, place, base, step, z, dz):
+        low, high = u32(stream1(head, u32(2 * place))), u32(stream1(head, u32(2 * place + 1)))
+        d = float_of(u32(low | high << u32(16)))
+        return d, -f32(zero) * d, d, -f32(zero) * d
+
+    @device
     def bytes16(head, above, place, base, step, z, dz):
         a, b = u32(stream1(head, u32(2 * place))), u32(stream1(head, u32(2 * place + 1)))
         return (f32(a & u32(255)) * f32(0.001), f32(a >> u32(8)) * f32(0.01) - f32(1),
@@ -243,7 +263,8 @@ def header(scheme: Scheme) -> DeviceFunction:
         return a, c, b, d
 
     return {SCALE: scale, SCALE16: scale16, POWER: power, BASE: with_base, BYTES16: bytes16, SUPER: above_both,
-            SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16}[scheme.header]
+            SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16, ZERO: with_zero,
+            ZERO_BF16: with_zero_bf16, WIDE: wide}[scheme.header]
 
 
 @device

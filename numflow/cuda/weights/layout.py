@@ -25,6 +25,9 @@ SCALE     f16 d                                              A = d              
 SCALE16   f16 d[2]                                           the same by 16 columns
 POWER     bf16 d                                             as SCALE
 BASE      f16 d, f16 m                                       A = d              C = m
+ZERO      f16 d, f16 z                                       A = d              C = -z d
+ZERO_BF16 bf16 d, bf16 z                                     the same
+WIDE      f32 d                                              A = d              C = -zero * d
 SUPER     u8 s, u8 m          f16 d, f16 e                   A = d s            C = -e m
 SUPER16   u8 (s | m << 4)[2]  f16 d, f16 e                   the same by 16 columns
 BYTES16   u8 (s, b)[2]                                       A = s / 1000       C = b / 100 - 1
@@ -37,10 +40,23 @@ GRID16    u8 (S | Z << n)[2]                          the same by 16 columns
 from dataclasses import dataclass, field
 
 from numflow.cuda.device.device import Ref
-from numflow.quant.stored import BASE, BYTES16, KINDS, SCALE16, SIGNED, SIGNED16, SUPER, SUPER16, Kind
+from numflow.quant.stored import (
+    BASE,
+    BYTES16,
+    KINDS,
+    SCALE16,
+    SIGNED,
+    SIGNED16,
+    SUPER,
+    SUPER16,
+    WIDE,
+    ZERO,
+    ZERO_BF16,
+    Kind,
+)
 
 UNIT = 32
-_WIDE, _ABOVE = {SCALE16, BASE, BYTES16}, {SUPER, SUPER16, SIGNED, SIGNED16}
+_WIDE, _ABOVE = {SCALE16, BASE, BYTES16, ZERO, ZERO_BF16, WIDE}, {SUPER, SUPER16, SIGNED, SIGNED16}
 
 _PLANES = {1: ("one",), 2: ("two",), 3: ("two", "one"), 3.5: ("low",), 4: ("low",), 5: ("low", "one"),
            6: ("low", "two"), 8: ("low", "high")}
@@ -78,7 +94,7 @@ class Scheme(Kind):
         return sum(size * (columns // per if per else 1) for size, per in self.parts.values())
 
 
-SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kind.is_float}
+SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not (kind.is_float or kind.has_floats8)}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
                            f"{rows.shape[0]} stored rows")
     apart = with_outliers(raw.type, QUANT_SCHEMES)
     stored = apart.base.name if apart else raw.type
-    kept = kept_as(stored, columns)
+    kept = kept_as(stored, columns, floats8=False)
     wanted = stored_bytes(raw.type, columns) if stored in STORED else rows.shape[1]
     if rows.shape[1] != wanted:
         raise NetworkError(f"matrix {raw.name!r}: rows of {rows.shape[1]} bytes, not {columns} {raw.type} numbers")

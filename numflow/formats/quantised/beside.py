@@ -68,8 +68,8 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, z
             return CodedRows(tensor.raw()[begin:end], grid.rows(begin, end))
 
         table = to_f32(np.arange(256, dtype=np.uint8)[None], tensor.type.name)[0]
-        return CodedMatrix(name, tensor.shape, floats8, 8, kind, grid.group, None, table, tensor.type.name.lower(),
-                           sources=(tensor,))
+        return CodedMatrix(name, tensor.shape, floats8, 8, kind, grid.group, None, table,
+                           tensor.type.name.lower().removeprefix("f8_"), sources=(tensor,))
     zero_grid = None
     if zeros is not None and zeros.shape == scale.shape and zeros.type.name in ("I8", "I32", *SCALES):
         own = (lambda tensor: integers(tensor).astype(np.float32)) if zeros.type.name[0] == "I" else scale_values
@@ -159,9 +159,8 @@ def _two_in_a_byte(parts: StoredParts, plain: str, name: str, scale_name: str) -
     factors = _factors(parts, plain, math.prod(shape[:-2]), name)
 
     def rows(begin: int, end: int) -> CodedRows:
-        every = factors[np.arange(begin, end) // shape[-2]] if len(factors) > 1 else factors
-        scales = to_f32(scale.raw()[begin:end], "F8_E4M3") * every[:, None]
-        return CodedRows(_low_first(tensor.raw()[begin:end]), scales)
+        every = factors[np.arange(begin, end) // shape[-2]] if len(factors) > 1 else np.repeat(factors, end - begin)
+        return CodedRows(_low_first(tensor.raw()[begin:end]), every[:, None], steps=scale.raw()[begin:end])
 
     return CodedMatrix(plain, shape, rows, 4, "F8_E4M3", 16, None, E2M1, "e2m1", sources=(tensor,))
 

@@ -16,6 +16,7 @@ from numflow.formats.checkpoint import Tensor
 from numflow.formats.mapped import parse_json, show
 from numflow.formats.quantised.coded import CodedMatrix, CodedRows
 from numflow.formats.quantised.parts import StoredParts, integers, stored_bytes
+from numflow.quant.hub_types import TABLES
 
 _STATE, _MOST = ".quant_state.bitsandbytes__", 1 << 20
 
@@ -45,7 +46,8 @@ def four_bits(parts: StoredParts, name: str) -> CodedMatrix:
         starts = np.arange(begin, end)[:, None] * k + np.arange(k // group) * group
         return CodedRows(codes, absmax()[starts // size])
 
-    return CodedMatrix(name, (n, k), rows, 4, "F32", group, None, table, kind, turned=True, sources=(tensor,))
+    book = kind if np.array_equal(table, TABLES[kind]) else ""
+    return CodedMatrix(name, (n, k), rows, 4, "F32", group, None, table, book, turned=True, sources=(tensor,))
 
 
 def _codes(data: np.ndarray, begin: int, end: int) -> np.ndarray:

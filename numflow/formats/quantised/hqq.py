@@ -48,7 +48,7 @@ def hqq(parts: StoredParts, name: str) -> CodedMatrix:
     parts.used |= {other for other in parts.tensors if other.startswith(stem) and other != f"{stem}bias"}
     read = _by_rows if axis and k % group == 0 else _by_number
     return CodedMatrix(f"{stem}weight", (n, k), read(words, scales, zeros, grid, bits, k, axis), bits, scales.type.name,
-                       group if read is _by_rows else 1, turned=True, sources=(words,))
+                       group if read is _by_rows else 1, zero_type=zeros.type.name, turned=True, sources=(words,))
 
 
 def _shape(parts: StoredParts, stem: str, name: str) -> tuple[int, int]:
