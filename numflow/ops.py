@@ -94,6 +94,7 @@ class Weight:
     groups:         a stack of `groups` equal matrices, one per expert or head (N = groups * rows of one), else 1.
     add:            added to every element at load (norm weights stored as w - 1); float tensors only.
     normalize_rows: divide each row by its L2 norm at load; float tensors only.
+    negative_exp:   each element w becomes -exp(w) at load (decay rates that are stored as logarithms).
     types:          the tensor types of its parts as the file has them ("F32", "Q4_K", ...), for display and fusing.
     """
 
@@ -105,6 +106,7 @@ class Weight:
     add: float = 0.0
     normalize_rows: bool = False
     types: tuple[str, ...] = ()
+    negative_exp: bool = False
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,13 @@ OPS = {op.name: op for op in (
        "y[t, c] = act(bias[c] + sum over j < K of weight[c, j] * x[t - K + 1 + j, c]); earlier x are in `state` "
        "[K - 1, C], which then keeps the last ones. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
+    Op("linear_attention", "batch",
+       "y [T, H*dv] = S^T q + skip * v, with a state S [H, dk, dv] of each sequence that a token has first "
+       "changed: S = exp(steps * rate) S + k u^T, where u = v; scaled: steps * v; with beta [T, H]: "
+       "beta * (v - (exp(steps * rate) S)^T k), the delta rule. steps [T, H] or, for each key column, [T, H*dk], 1 if "
+       "absent; rate [H] or [H*dk]; skip [H]. Head h uses key head h // (H / G), tiled: h % G",
+       ("q", "k", "v", "steps?", "beta?"), ("y",), ("rate", "skip?"),
+       {"state": REQUIRED, "heads": REQUIRED, "key_heads": REQUIRED, "tiled": False, "scaled": False}),
     Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
        "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
@@ -315,6 +324,8 @@ OPS = {op.name: op for op in (
        ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
+    Op("softplus", "rows", "y = min(max(log(1 + exp(x + bias)), least), most), bias [D]", ("x",), ("y",), ("bias?",),
+       {"least": 0.0, "most": 1e30}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "elements", "y = x", ("x",), ("y",)),
     Op("moe_route", "rows",

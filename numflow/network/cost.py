@@ -170,6 +170,14 @@ def _cache_write(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
     return StepCost(0, written * kv_bytes, written * _ELEMENT, own.operations)
 
 
+def _linear_attention(network, step, load, rows, weights, own, kv_bytes) -> StepCost:
+    """With each token every number of a state fades, is added to and asked."""
+    size, products = network.states[param(step, "state")].size, 3 if len(step.inputs) == 5 else 2
+    return StepCost(own.weights, own.cache, own.activations,
+                    (2 * products + 1) * size * load.tokens)
+
+
 _SPECIAL = {"embed": _lookup, "embed_position": _lookup, "embed_type": _lookup, "linear": _linear,
             "head_linear": _linear, "expert_linear": _expert_linear, "attention": _attention,
-            "cache_write": _cache_write, "causal_conv": _causal_conv}
+            "cache_write": _cache_write, "causal_conv": _causal_conv,
+            "linear_attention": _linear_attention}

@@ -1,5 +1,5 @@
 """Element-wise ops: `act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`, `scale_by_position`, `softcap`, `clamp`,
-`copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`."""
+`softplus`, `copy`; and those that take a row together: `sparsify`, `match_rms`, `mix`."""
 
 import math
 
@@ -76,6 +76,11 @@ def softcap(x, *, cap):
 def clamp(x, *, limit):
     """y = min(max(x, -limit), limit)."""
     return np.clip(x, np.float32(-limit), np.float32(limit))
+
+
+def softplus(x, bias=None, *, least, most):
+    """y = min(max(log(1 + exp(x + bias)), least), most)."""
+    return np.clip(np.logaddexp(np.float32(0), x if bias is None else x + bias), np.float32(least), np.float32(most))
 
 
 def copy(x):

@@ -10,7 +10,20 @@ from numflow.executor.base import OneDevice, kv_types
 from numflow.executor.contract import TRACE
 from numflow.network.windows import cache_windows
 from numflow.ops import EXCHANGES, TraceRow, local, op_of, states_of
-from numflow.reference import act, attention, cache, convolution, embed, exchange, linear, moe, norm, rope, select
+from numflow.reference import (
+    act,
+    attention,
+    cache,
+    convolution,
+    embed,
+    exchange,
+    linear,
+    linear_attention,
+    moe,
+    norm,
+    rope,
+    select,
+)
 from numflow.reference.state import StateMemory
 
 KERNELS = {
@@ -24,6 +37,7 @@ KERNELS = {
     "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
+    "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "expert_combine": moe.expert_combine,
 }
 BETWEEN_DEVICES = {

@@ -1,5 +1,6 @@
 """A spec held against a checkpoint's configuration: every parameter and option gets its value."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -110,7 +111,7 @@ class Resolved:
             for word in key.split("."):
                 value = value.get(word) if isinstance(value, Mapping) else None
             if value is not None:
-                return value
+                return _numbers(value)
         return None
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
@@ -220,6 +221,15 @@ class Resolved:
                 return value
         kind = {"bool": "true or false", "list": "a list of numbers"}.get(option.kind, option.kind)
         raise self._wrong(where, f"expected {kind}, found {quoted(value)}")
+
+
+def _numbers(value: Any) -> Any:
+    """A value of config.json, where infinities may be written as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_numbers(each) for each in value]
+    if isinstance(value, Mapping) and value.keys() == {"__float__"}:
+        return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value["__float__"]), value)
+    return value
 
 
 def _as_option(word: str) -> tuple[str, str]:

@@ -112,10 +112,43 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "parallel": _bool(False, "attention and feed-forward read the same input, both are added"),
         "residual_scale": _float(1.0, "each branch is multiplied by it before it is added"),
         "output_scale": _bool("has('layer_scale.weight')", "the sum after the layer is multiplied by a stored number"),
+        "ffn_residual_scale": _float("block_residual_scale", "the same for the feed-forward branch"),
+        "residual": _choice(("plain", "normed"), "plain", "what a branch is added to: its input before the norm, or "
+                            "behind it, times skip_scale"),
+        "skip_scale": _float(1.0, "residual = normed: what the normed input is multiplied by"),
+        "ffn_skip_scale": _float("block_skip_scale", "the same for the feed-forward branch"),
     },
     "mixer": {
-        "kind": _choice(("attention", "conv"), "attention",
-                        "what mixes the tokens of a layer: attention, or a gated short convolution with state"),
+        "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention", "none"),
+                        "attention", "what mixes the tokens of a layer: attention; a gated short convolution; linear "
+                        "attention by the gated delta rule, of a state space (one step a head, or a scan with one a "
+                        "channel), or with a fixed decay; a state space beside attention; nothing"),
+    },
+    "recurrent": {
+        "heads": _int(1, "heads of the state; of a scan its channels"),
+        "key_heads": _int("recurrent_heads", "heads of keys and queries (groups of B and C)"),
+        "key_dim": _int(1, "columns of a key, which are rows of a head's state"),
+        "value_dim": _int(1, "columns of a value head"),
+        "rank": _int(1, "scan: columns that the steps come from"),
+        "qkv": _choice(("separate", "concat", "groups"), "= 'groups' if has('ssm_in.weight') else 'concat' if "
+                       "has('attn_qkv.weight') else 'separate'", "delta: three matrices; one of [q k v]; one of "
+                       "[q k v.. gate..] per key head"),
+        "strengths": _choice(("separate", "groups"), "= 'groups' if has('ssm_ba.weight') else 'separate'", "delta: the "
+                             "matrices of beta and of steps: two, or one of [beta.. step..] per key head"),
+        "tiled": _bool(False, "head h uses key head h % key_heads, rather than neighbours the same one"),
+        "log_rates": _bool(True, "decay rates are stored as logarithms"),
+        "beta": _float(1.0, "delta: the strength of a write, a sigmoid, is multiplied by it"),
+        "gate": _choice(("silu", "sigmoid"), "silu", "activation of the output's gate"),
+        "norm": _choice(("none", "before_gate", "after_gate"), "none", "norm of what is found: before it is multiplied "
+                        "with its gate, or after"),
+        "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
+        "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
+        "least_step": _float(0.0, "steps are at least this", 0),
+        "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
+        "in_scale": _float(1.0, "state space: its input is multiplied by it"),
+        "out_scale": _float(1.0, "state space: its output is multiplied by it"),
+        **{f"{part}_scale": _float(1.0, f"state space: {what} after the input projection are multiplied by it")
+           for part, what in (("z", "gates"), ("x", "values"), ("b", "keys"), ("c", "queries"), ("dt", "steps"))},
     },
     "conv": {
         "taps": _int(4, "tokens that a causal depthwise convolution sees, the present one included", 2, 1 << 10),
@@ -150,6 +183,10 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "alibi_scale": _float(1.0, "multiplies the slopes"),
         "sinks": _bool("has('attn_sinks.weight')", "one learned extra logit per head"),
         "gate": _bool("has('attn_gate.weight')", "the output is multiplied by sigmoid(gate(x))"),
+        "gate_in_query": _bool(False, "rows of the gate are in the query matrix, behind those of each head's query"),
+        "in_scale": _float(1.0, "the input is multiplied by it"),
+        "key_scale": _float(1.0, "keys are multiplied by it"),
+        "out_scale": _float(1.0, "the output is multiplied by it"),
         "buckets": _int(0, "relative position buckets of the stack's first layer; 0 = none", 0),
         "bucket_distance": _int(128, "distance of the last bucket"),
     },
@@ -187,6 +224,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "long_factor": _list("none", "longrope: the same, beyond it", above=0),
     },
     "ffn": {
+        "enabled": _bool(True, "this layer has a feed-forward part"),
         "width": _int("ffn_width", "columns between the two matrices"),
         "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "silu", "the non-linearity"),
         "gated": _bool(True, "act(gate(x)) * up(x) rather than act(up(x))"),
@@ -198,6 +236,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                            "and deviation taken from the token's own columns: what is below becomes 0; 0 = off", 0,
                            0.999999),
         "sub_norm": _bool("has('ffn_sub_norm.weight')", "a norm before the down matrix"),
+        "gate_scale": _float(1.0, "what the gate's matrix gives is multiplied by it"),
+        "out_scale": _float(1.0, "the output is multiplied by it"),
     },
     "moe": {
         "enabled": _bool(False, "this layer routes its tokens to experts"),
@@ -219,6 +259,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "gate_input": _bool(False, "gates multiply what an expert reads, not what it returns"),
         "router_scale": _float(1.0, "the router's scores are multiplied by it"),
         "beside": _bool(False, "a dense part and the experts side by side, each with norms of its own"),
+        "latent_width": _int(0, "columns that the experts' inputs and outputs are projected to and from; 0 = none", 0),
         "shared_width": _int(0, "width of the expert that every token uses; 0 = none", 0),
         "shared_layout": _choice(("separate", "gate_up", "up_gate", "interleaved"), "separate",
                                  "gate and up of the shared expert as two matrices or one"),
@@ -296,6 +337,15 @@ MODULES = {
     "attn_gate": "output gate", "attn_v_norm": "norm of values", "attn_sub_norm": "norm before attn_output",
     "conv_in": "gate before, gate after and input of a short convolution, in one", "conv": "taps [D, K]",
     "conv_out": "output projection of a short convolution",
+    "ssm_in": "input of a recurrent block: gate, values, keys, queries and steps in one, or some of them",
+    "ssm_conv1d": "taps [C, K] of its convolution", "ssm_conv1d_q": "taps of queries", "ssm_conv1d_k": "taps of keys",
+    "ssm_conv1d_v": "taps of values", "ssm_x": "steps, B and C from the values", "ssm_dt": "steps, up; their bias",
+    "ssm_dt_norm": "norm of steps", "ssm_b_norm": "norm of B", "ssm_c_norm": "norm of C",
+    "ssm_a": "decay rates", "ssm_d": "factors [H] of values that pass by the state", "ssm_alpha": "steps of the decay",
+    "ssm_beta": "strength of writes", "ssm_ba": "strength of writes and steps per key head",
+    "ssm_f_a": "steps for each column, down", "ssm_f_b": "the same, up", "ssm_g_a": "gate of the output, down",
+    "ssm_g_b": "the same, up", "ssm_norm": "norm of what is found", "ssm_out": "output projection",
+    "ffn_latent_down": "inputs of the experts, down", "ffn_latent_up": "outputs of the experts, up",
     "attn_rel_b": "relative position buckets [n, H]",
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
     "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",

@@ -19,13 +19,13 @@ from numflow.cpu.simd.float32 import (
     zipped_high,
     zipped_low,
 )
-from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, tanh
+from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, softplus, tanh
 from numflow.cpu.simd.vector import load_f32, store_f32
 
 
 @kernel
 def _functions(args, thread, n_threads):
-    """x and four results, each an array of n * 16 elements."""
+    """x and five results, each an array of n * 16 elements."""
     n, x, y = i64(args, 0), i64(args, 1), i64(args, 2)
     for i in range(n):
         v = load_f32(x + 64 * i)
@@ -33,14 +33,15 @@ def _functions(args, thread, n_threads):
         store_f32(y + 64 * (n + i), sigmoid(v))
         store_f32(y + 64 * (2 * n + i), tanh(v))
         store_f32(y + 64 * (3 * n + i), normal_cdf(v))
+        store_f32(y + 64 * (4 * n + i), softplus(v))
 
 
 def _values(x):
     x = np.asarray(x, np.float32)
     padded = np.resize(x, -(-x.size // 16) * 16)
-    y = np.empty((4, padded.size), np.float32)
+    y = np.empty((5, padded.size), np.float32)
     Call.of(None, _functions, padded.size // 16, padded, y)()
-    return dict(zip(("exp", "sigmoid", "tanh", "normal_cdf"), y[:, :x.size], strict=True))
+    return dict(zip(("exp", "sigmoid", "tanh", "normal_cdf", "softplus"), y[:, :x.size], strict=True))
 
 
 def _everywhere(limit):
@@ -52,8 +53,13 @@ def _sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
+def _softplus(x):
+    return math.log1p(math.exp(x))
+
+
 @pytest.mark.parametrize(("name", "exact", "limit"), [
-    ("exp", math.exp, 87.0), ("sigmoid", _sigmoid, 87.0), ("tanh", math.tanh, 20.0)])
+    ("exp", math.exp, 87.0), ("sigmoid", _sigmoid, 87.0), ("tanh", math.tanh, 20.0),
+    ("softplus", _softplus, 87.0)])
 def test_relative_error(name, exact, limit):
     x = _everywhere(limit)
     expected = np.array([exact(v) for v in x.tolist()])

@@ -11,6 +11,7 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.configs_recurrent import RECURRENT
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
@@ -25,7 +26,7 @@ REFUSED = {
     "qwen3_moe_mixed": "moe_route", "starcoder2_window": "window is 5"}
 NO_ARCHITECTURE = ("albert", "bart", "blenderbot", "distilbert", "electra", "electra_generator", "gemma3_multimodal",
                    "glm", "gpt_neo", "gptj", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
-                   "nllb", "opt", "opt_350m", "pegasus", "roberta", "xlm_roberta")
+                   "nllb", "opt", "opt_350m", "pegasus", "roberta", "xlm_roberta", *RECURRENT)
 WRITTEN = [name for name in names() if name not in REFUSED and name not in NO_ARCHITECTURE]
 # Rows of layers that rotate nothing are in whatever order.
 OTHER_ROWS = {"smollm3": {"blk.3.attn_k.weight", "blk.3.attn_q.weight"}}

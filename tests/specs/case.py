@@ -99,7 +99,8 @@ def _batch(program, ids: list[int], memory: int) -> Batch:
     each = np.arange(count, dtype=np.int32)
     return Batch(tokens=np.array(ids, np.int32), positions=each, starts=np.array([0, count], np.int32),
                  blocks=np.arange(blocks, dtype=np.int32)[None], logit_rows=each,
-                 cross_blocks=np.arange(cross, dtype=np.int32)[None], cross_lengths=np.array([memory], np.int32))
+                 cross_blocks=np.arange(cross, dtype=np.int32)[None], cross_lengths=np.array([memory], np.int32),
+                 slots=np.zeros(1, np.int32))
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -2,12 +2,14 @@
 
 kind: "causal", "multimodal" (its language part), "masked", "hidden" (no head) or "translate". options: "lengths" of
 the prompts, "types" for segment ids, "attention" for the implementation to use, "extra" for tensors that transformers
-does not write by itself.
+does not write by itself, "kept" for ends of names of those that follow from the configuration.
 """
 
 from tests.specs.configs_decoder import DECODERS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
+from tests.specs.configs_recurrent import RECURRENT
 
 CASES = {name: (options.get("kind", "causal"), config, options) for name, (config, options) in DECODERS.items()}
 CASES |= ENCODERS
+CASES |= RECURRENT
 CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}

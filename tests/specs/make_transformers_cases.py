@@ -52,15 +52,20 @@ def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list
     return inputs, rows
 
 
-def save(kind: str, config: dict, folder: Path, extra: dict) -> dict[str, tuple[int, ...]]:
-    """Write a checkpoint with our weights; returns its tensors' names and shapes. extra: tensors to add."""
+def save(kind: str, config: dict, folder: Path, extra: dict, kept: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Write a checkpoint with our weights; returns its tensors' names and shapes.
+
+    extra: tensors to add. kept: ends of names of tensors that follow from the configuration.
+    """
     (folder / "config.json").write_text(json.dumps(config))
     automatic = CLASSES[kind].from_config(transformers.AutoConfig.from_pretrained(folder))
     automatic.save_pretrained(folder)
     path = folder / "model.safetensors"
     with safe_open(path, "numpy") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} | extra  # noqa: SIM118
-    save_file({name: values(name, shape).astype(np.float32) for name, shape in shapes.items()}, path, {"format": "pt"})
+        own = {name: file.get_tensor(name) for name in shapes if name.endswith(kept)}
+    made = {name: own.get(name, values(name, shape)).astype(np.float32) for name, shape in shapes.items()}
+    save_file(made, path, {"format": "pt"})
     return shapes
 
 
@@ -94,7 +99,7 @@ def make(name: str) -> None:
     inputs, rows = prompts(kind, config.get("text_config", config)["vocab_size"], options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shapes = save(kind, config, folder, options.get("extra", {}))
+        shapes = save(kind, config, folder, options.get("extra", {}), tuple(options.get("kept", ())))
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config))
         arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)

@@ -1,5 +1,6 @@
 """Element-wise ops: activations, sums, products, scales (`act`, `act_mul`, `gate_rows`, `mul`, `add`, `scale`,
-`scale_by_position`, `softcap`, `clamp`, `copy`), and those that take a row together (`sparsify`, `match_rms`, `mix`).
+`scale_by_position`, `softcap`, `clamp`, `softplus`, `copy`), and those that take a row together (`sparsify`,
+`match_rms`, `mix`).
 
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
@@ -94,6 +95,14 @@ def softcap(step: Step, ctx) -> list[Call]:
 def clamp(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D]."""
     return [_bind(_CODE.kernel("clamp"), step, ctx, 0, 0.0, param(step, "limit"))]
+
+
+def softplus(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, D]; bias f32 [D], zeros if absent."""
+    x, y = step.inputs[0], step.outputs[0]
+    bias = whole_vector(step, ctx, "bias", x.width, 0.0)
+    return [Call.of(step, _CODE.kernel("softplus"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x), bias,
+                    0, 0, float(param(step, "least")), float(param(step, "most")))]
 
 
 def copy(step: Step, ctx) -> list[Call]:

@@ -10,6 +10,7 @@ from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import POSITIONS, kernel
 from numflow.cpu.simd.float32 import fma, larger, load_part, smaller, splat, store_part, where_less
 from numflow.cpu.simd.functions import exp, normal_cdf, sigmoid, tanh
+from numflow.cpu.simd.functions import softplus as softplus_of
 from numflow.cpu.simd.vector import inline, zero_f32
 
 # Arguments of all kernels: y = f(a, b), where ops of one input ignore b.
@@ -231,6 +232,17 @@ def clamp(args, thread, n_threads):
     for item in range(begin, end):
         y, a, _, left = _at(args, item)
         store_part(y, larger(lowest, smaller(highest, load_part(a, left))), left)
+
+
+@kernel
+def softplus(args, thread, n_threads):
+    """y = min(max(log(1 + exp(a + b)), factor), limit), where all rows have the same b"""
+    lowest, highest = splat(f64(args, FACTOR)), splat(f64(args, LIMIT))
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, a, b, left = _at(args, item)
+        value = softplus_of(load_part(a, left) + load_part(b, left))
+        store_part(y, smaller(highest, larger(lowest, value)), left)
 
 
 @kernel

@@ -1,12 +1,12 @@
-"""exp, tanh, sigmoid and the normal distribution on f32x16: polynomials without branches.
+"""exp, tanh, sigmoid, softplus and the normal distribution on f32x16: polynomials without branches.
 
-Largest errors, found by comparing with double precision (tests/cpu/test_math.py): exp, sigmoid and tanh 2e-7 of the
-value, normal_cdf 1e-7 absolute. The coefficients are least-maximum fits in double precision, rounded to float32.
+Largest errors, found by comparing with double precision (tests/cpu/test_math.py): exp, sigmoid, tanh and softplus 2e-7
+of the value, normal_cdf 1e-7 absolute. The coefficients are least-maximum fits in double precision, rounded to float32.
 """
 
 import numpy as np
 
-from numflow.cpu.simd.float32 import fma, magnitude, splat, two_to, where_less, with_sign
+from numflow.cpu.simd.float32 import fma, larger, magnitude, splat, two_to, where_less, with_sign
 from numflow.cpu.simd.vector import inline
 
 _F = np.float32
@@ -23,6 +23,8 @@ _SQRT_HALF = _F(0.5**0.5)
 # normal_cdf(x) = 1/2 + x (N0 + N1 x^2 + ...) for |x| < 1.25
 _N0, _N1, _N2, _N3 = _F(0.39894226), _F(-0.06648999), _F(0.0099715), _F(-0.0011827096)
 _N4, _N5, _CDF_SMALL = _F(0.00011032747), _F(-6.644862e-06), _F(1.25)
+# atanh(w) = w (1 + A1 w^2 + ...)
+_A1, _A2, _A3, _A4, _A5, _A6 = (_F(1 / n) for n in (3, 5, 7, 9, 11, 13))
 # erfc(z) = exp(-z^2) t (C0 + C1 t + ...) for z >= 0, t = 1 / (1 + z / 2)
 _C0, _C1, _C2, _C3, _C4 = _F(0.28208643), _F(0.2823753), _F(0.24310377), _F(0.20268683), _F(-0.02662557)
 _C5, _C6, _C7, _C8 = _F(0.27806702), _F(-0.48719978), _F(0.2845749), _F(-0.059068948)
@@ -52,6 +54,16 @@ def tanh(x):
     p = fma(fma(fma(fma(z, _T4, _T3), z, _T2), z, _T1), z, _T0)
     small, large = fma(z * x, p, x), _ONE - _TWO / (exp(a + a) + _ONE)
     return where_less(a, splat(_TANH_SMALL), small, with_sign(large, x))
+
+
+@inline
+def softplus(x):
+    """log(1 + e^x) = max(x, 0) + log(1 + z), z = e^-|x|: the series of 2 atanh(w) for w = z / (2 + z), up to 1/3."""
+    z = exp(-magnitude(x))
+    w = z / (z + _TWO)
+    s, t = w * w, w + w
+    p = fma(fma(fma(fma(fma(s, _A6, _A5), s, _A4), s, _A3), s, _A2), s, _A1)
+    return fma(t * s, p, t) + larger(x, splat(_ZERO))
 
 
 @inline

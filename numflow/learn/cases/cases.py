@@ -7,6 +7,7 @@ import numpy as np
 
 from numflow.learn.cases.attention_cases import attention_cases
 from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.learn.cases.recurrent_cases import recurrent_cases
 
 ONE, FIVE = (((0, 1),),), (((0, 5),),)
 RAGGED = (((0, 3), (1, 1), (2, 9)),)
@@ -292,4 +293,4 @@ def _causal_conv():
 
 
 CASES = [*_embed(), *_norm(), *_linear(), *_head_linear(), *_rope(), *_elementwise(), *_rows(), *_route(), *_experts(),
-         *_causal_conv(), *attention_cases()]
+         *_causal_conv(), *attention_cases(), *recurrent_cases()]

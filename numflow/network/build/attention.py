@@ -27,13 +27,26 @@ def self_attention(b: Builder, x: View) -> View:
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
                         f"found {shape.heads}")
+    x = _times(b, "in_scale", x, b.view("attention_in", x.width)) if b.option("attention", "in_scale") != 1.0 else x
     y = (_latent_heads if b.option("latent", "rank") else _heads)(b, x, shape)
     if b.option("attention", "gate"):
-        gate = b.linear("attn_gate", x, b.view("attention_gate", y.width))
+        gate = b.view("attention_gate", y.width)
+        if b.option("attention", "gate_in_query"):
+            b.linear("attn_q", x, gate, _query_and_gate_rows(shape)[1], ".gate")
+        else:
+            b.linear("attn_gate", x, gate)
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
     if b.option("attention", "sub_norm"):
         b.norm("attn_sub_norm", y, y)
-    return b.linear("attn_output", y, b.view("branch", x.width))
+    found = b.linear("attn_output", y, b.view("branch", x.width))
+    return _times(b, "out_scale", found, found)
+
+
+def _times(b: Builder, key: str, x: View, y: View) -> View:
+    """y = x times a factor of the section, where it is not 1."""
+    if (factor := b.option("attention", key)) != 1.0:
+        b.emit("scale", (x,), (y,), f"attn_{key}", scale=factor)
+    return y
 
 
 def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int) -> None:
@@ -56,6 +69,7 @@ def _heads(b: Builder, x: View, shape: Heads) -> View:
         if b.option("attention", "v_norm") == "head":
             b.norm("attn_v_norm", v, v, groups=shape.kv_heads)
         _placed(b, [("q", q, shape.heads), ("k", k, shape.kv_heads)], shape)
+        _times(b, "key_scale", k, k)
         name = f"{b.prefix}self"
         cache = b.caches[name] = Cache(name, shape.kv_heads, shape.head_dim, shape.value_dim)
         b.emit("cache_write", (k, v), (), "cache_write", cache=cache.name)
@@ -179,8 +193,13 @@ def _projections(b: Builder, x: View, s: Heads) -> tuple[View, View, View]:
     q, k, v = (View(qkv.buffer, start, width) for start, width in zip(starts, widths, strict=True))
     layout = b.option("attention", "qkv")
     if layout == "separate":
-        for module, view in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
-            b.linear(module, x, view)
+        if b.option("attention", "gate_in_query"):
+            b.expect_rows("attn_q", 2 * widths[0])
+            b.linear("attn_q", x, q, _query_and_gate_rows(s)[0], ".q")
+        else:
+            b.linear("attn_q", x, q)
+        b.linear("attn_k", x, k)
+        b.linear("attn_v", x, v)
         return q, k, v
     if layout == "concat":
         chosen = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
@@ -196,6 +215,12 @@ def _clip(b: Builder, views: tuple[View, ...]) -> None:
     limit = b.option("attention", "clip")
     for view in views if limit else ():
         b.emit("clamp", (view,), (view,), "qkv_clip", limit=limit)
+
+
+def _query_and_gate_rows(s: Heads) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of queries and of gates in a matrix that goes [q gate] per head."""
+    rows = np.arange(2 * s.heads * s.head_dim).reshape(s.heads, 2, s.head_dim)
+    return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
 
 
 def _grouped_rows(s: Heads) -> list[np.ndarray]:
@@ -240,8 +265,9 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
     b.norm("attn_kv_a_norm", low, low, eps=b.option("latent", "norm_eps"))
-    rotate(b, rotated, s.heads, rope_dim, "rope_q")
-    rotate(b, k_rope, 1, rope_dim, "rope_k")
+    if b.option("rope", "enabled"):
+        rotate(b, rotated, s.heads, rope_dim, "rope_q")
+        rotate(b, k_rope, 1, rope_dim, "rope_k")
     name = f"{b.prefix}self"
     cache = b.caches[name] = Cache(name, 1, rank + rope_dim, 0, prefix=rank)
     b.emit("cache_write", (row,), (), "cache_write", cache=name)

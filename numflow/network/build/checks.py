@@ -238,6 +238,33 @@ def _causal_conv(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: kind should be one of {', '.join(CONV_KINDS)}, is {param(step, 'kind')!r}")
 
 
+def _linear_attention(step: Step, network: Network) -> None:
+    (q, k, v, *others), y = step.inputs, step.outputs[0]
+    heads, key_heads = param(step, "heads"), param(step, "key_heads")
+    if heads % key_heads or q.width % key_heads or v.width % heads:
+        raise NetworkError(f"{step}: {key_heads} key heads do not divide {heads} heads and {q.width} key columns, or "
+                           f"heads do not divide {v.width} value columns")
+    k_dim = q.width // key_heads
+    _expect(step, "width of k", q.width, k.width)
+    _expect(step, "width of the output", v.width, y.width)
+    _expect(step, "shape of the state", (heads, k_dim, v.width // heads), network.states[param(step, "state")].shape)
+    for what, view, widths in zip(("steps", "beta"), others, ((heads, heads * k_dim), (heads,))):
+        if view.width not in widths:
+            raise NetworkError(f"{step}: width of {what} should be one of {widths}, is {view.width}")
+    if param(step, "scaled") and not others:
+        raise NetworkError(f"{step}: values are scaled by steps, and there are none")
+    for role, sizes in (("rate", (heads, heads * k_dim)), ("skip", (heads,))):
+        if role in step.weights and network.weights[step.weights[role]].shape not in [(size,) for size in sizes]:
+            raise NetworkError(f"{step}: {role} should have one of {sizes} numbers, is "
+                               f"{list(network.weights[step.weights[role]].shape)}")
+
+
+def _softplus(step: Step, network: Network) -> None:
+    _same(step, network)
+    if "bias" in step.weights:
+        _expect(step, "shape of bias", (step.outputs[0].width,), network.weights[step.weights["bias"]].shape)
+
+
 def _act(step: Step, network: Network) -> None:
     _same(step, network)
     # The clamped form needs gate and up together; the one with numbers of its own has no gate.
@@ -344,5 +371,6 @@ _SHAPES = {
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select,
     "moe_route": _route, "expert_scale": _expert_scale, "expert_linear": _expert_linear, "expert_combine": _combine,
+    "softplus": _softplus, "linear_attention": _linear_attention,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

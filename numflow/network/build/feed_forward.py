@@ -46,6 +46,7 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
         rows_gate, rows_up = _halves(layout, width)
         b.linear(f"ffn_gate_up{suffix}", x, gate, rows_gate, ".gate")
         b.linear(f"ffn_gate_up{suffix}", x, up, rows_up, ".up")
+    _times(b, "gate_scale", gate)
     if (sparsity := b.option("ffn", "sparsity")) and not suffix:
         b.emit("sparsify", (gate,), (gate,), "ffn_sparse", deviations=NormalDist().inv_cdf(sparsity))
     _gated(b, gate, up, hidden, f"ffn_act{suffix}")
@@ -55,7 +56,14 @@ def _mlp(b: Builder, x: View, y: View, width: int, layout: str, suffix: str = ""
 def _down(b: Builder, hidden: View, y: View, suffix: str) -> View:
     if b.option("ffn", "sub_norm") and not suffix:
         b.norm("ffn_sub_norm", hidden, hidden)
-    return b.linear(f"ffn_down{suffix}", hidden, y)
+    return _times(b, "out_scale", b.linear(f"ffn_down{suffix}", hidden, y))
+
+
+def _times(b: Builder, key: str, x: View) -> View:
+    """x times a factor of the section, in place."""
+    if (factor := b.option("ffn", key)) != 1.0:
+        b.emit("scale", (x,), (x,), f"ffn_{key}", scale=factor)
+    return x
 
 
 def _xielu(b: Builder) -> dict[str, Any]:
@@ -99,6 +107,28 @@ def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
     if b.option("moe", "gate_input"):
         x, weighted = b.view("expert_in", x.width, "routes"), {"weighted": False}
         b.emit("expert_scale", (token, gates), (x,), "expert_in")
+    if latent := b.option("moe", "latent_width"):
+        x = b.linear("ffn_latent_down", x, b.view("experts_latent", latent))
+    hidden = _expert_hidden(b, x, ids, experts, width)
+    routed = b.view("expert_out", x.width, "routes")
+    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts)
+    y = b.view("branch", token.width)
+    found = b.view("experts_found", latent) if latent else y
+    b.emit("expert_combine", (routed, gates), (found,), "experts_sum", **weighted)
+    if latent:
+        b.linear("ffn_latent_up", found, y)
+    if b.option("moe", "shared_width"):
+        _shared_expert(b, token, y)
+    return y
+
+
+def _expert_hidden(b: Builder, x: View, ids: View, experts: int, width: int) -> View:
+    """Columns between the two matrices of the chosen experts, a row per route."""
+    hidden = b.view("expert_hidden", width, "routes")
+    if not b.option("ffn", "gated"):
+        _expert_linear(b, "ffn_up_exps", x, ids, hidden, experts)
+        b.emit("act", (hidden,), (hidden,), "experts_act", kind=b.option("ffn", "activation"))
+        return hidden
     gate, up = _gate_up_views(b, width, "routes", "expert_gate_up")
     layout = b.option("moe", "layout")
     if layout == "separate":
@@ -108,15 +138,8 @@ def _experts(b: Builder, x: View, routed_by: View | None = None) -> View:
         rows_gate, rows_up = _halves(layout, width)
         _expert_linear(b, "ffn_gate_up_exps", x, ids, gate, experts, rows_gate, ".gate")
         _expert_linear(b, "ffn_gate_up_exps", x, ids, up, experts, rows_up, ".up")
-    hidden = b.view("expert_hidden", width, "routes")
     _gated(b, gate, up, hidden, "experts_act")
-    routed = b.view("expert_out", x.width, "routes")
-    _expert_linear(b, "ffn_down_exps", hidden, ids, routed, experts)
-    y = b.view("branch", token.width)
-    b.emit("expert_combine", (routed, gates), (y,), "experts_sum", **weighted)
-    if b.option("moe", "shared_width"):
-        _shared_expert(b, token, y)
-    return y
+    return hidden
 
 
 def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:

@@ -4,13 +4,16 @@ from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
 from numflow.network.build.rope import sinusoids
+from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
-MIXERS = {"attention": self_attention, "conv": short_convolution}
+MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
+          "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention}
 
 
 def decoder_or_encoder(b: Builder) -> None:
@@ -93,10 +96,12 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     """x + mixer(norm(x)), x + feed_forward(norm(x)), in the order and with the norms the spec asks for."""
     if b.option("block", "parallel"):
         return _parallel_layer(b, x)
-    _residual_branch(b, x, "attn", MIXERS[b.option("mixer", "kind")])
+    if (kind := b.option("mixer", "kind")) != "none":
+        _residual_branch(b, x, "attn", MIXERS[kind])
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
-    _residual_branch(b, x, "ffn", _beside(x) if b.option("moe", "beside") else feed_forward)
+    if b.option("ffn", "enabled"):
+        _residual_branch(b, x, "ffn", _beside(x) if b.option("moe", "beside") else feed_forward)
     if b.option("per_layer", "width"):
         per_layer_branch(b, x, x)
     if b.option("block", "output_scale"):
@@ -116,7 +121,10 @@ def _residual_branch(b: Builder, x: View, name: str, block) -> None:
     post = b.option("block", "post_norm")
     if post == "branch":
         b.norm(f"{name}_post_norm", y, y)
-    b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", "residual_scale"))
+    part = "ffn_" if name == "ffn" else ""
+    if b.option("block", "residual") == "normed":
+        b.emit("scale", (h,), (x,), f"{name}_skip", scale=b.option("block", f"{part}skip_scale"))
+    b.emit("add", (x, y), (x,), f"{name}_add", scale=b.option("block", f"{part}residual_scale"))
     if post == "residual":
         b.norm(f"{name}_post_norm", x, x)
 

@@ -39,8 +39,8 @@ class RawMatrix:
 def is_computed(weight: Weight) -> bool:
     """Whether a weight's numbers are made at load, as float32, and not handed out as the file has them."""
     blocks = any(tensor_type(name).block > 1 for name in weight.types)
-    return (weight.constant is not None or bool(weight.add) or weight.normalize_rows or len(set(weight.types)) != 1
-            or any(part.transpose or (part.turned and blocks) for part in weight.parts))
+    return (weight.constant is not None or bool(weight.add) or weight.normalize_rows or weight.negative_exp
+            or len(set(weight.types)) != 1 or any(part.transpose or (part.turned and blocks) for part in weight.parts))
 
 
 class WeightSource:
@@ -85,6 +85,8 @@ class WeightSource:
             values = values + np.float32(weight.add)
         if weight.normalize_rows:
             values = values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), 1e-12).astype(np.float32)
+        if weight.negative_exp:
+            values = -np.exp(values)
         return np.ascontiguousarray(values.reshape(weight.shape), np.float32)
 
     def _weight(self, name: str) -> Weight:

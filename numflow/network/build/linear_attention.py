@@ -1,0 +1,164 @@
+"""Blocks of linear attention: a state of keys times values in place of a cache."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from numflow.errors import SpecError
+from numflow.network.build.builder import Builder
+from numflow.network.build.recurrent import convolution
+from numflow.ops import View
+
+_NORM_EPS = 1e-6  # below the root of queries and keys of length 1
+
+
+def delta_rule(b: Builder, x: View) -> View:
+    """Gated delta rule (arXiv 2412.06464, with a decay for each key column 2510.26692). Returns [T, D].
+
+    Queries, keys and values pass a convolution; queries and keys have length 1; what is found is normed and gated.
+    """
+    heads, key_heads, key_dim, value_dim = sizes(b)
+    (q, k, v), z = _inputs(b, x, heads, key_heads, key_dim, value_dim)
+    for view, label, scale in ((q, "q_norm", key_dim ** -0.5), (k, "k_norm", 1.0)):
+        factor = scale * key_dim ** -0.5  # x / sqrt(sum(x^2) + eps) as an RMS norm
+        weight = b.constant(f"{factor:.9g}.{key_dim}", np.full(key_dim, factor, np.float32))
+        b.emit("rms_norm", (view,), (view,), label, {"weight": weight}, eps=_NORM_EPS / key_dim, groups=key_heads)
+    beta, steps = _strengths(b, x, heads, key_heads, key_dim)
+    y = b.view("recurrent", heads * value_dim)
+    b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rates(b, heads)},
+           state=b.state("delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
+           tiled=b.option("recurrent", "tiled"))
+    gated(b, y, z, heads, value_dim)
+    return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def decaying_attention(b: Builder, x: View) -> View:
+    """Linear attention whose state fades at a rate that head and layer fix (arXiv 2401.04658). Returns [T, D]."""
+    heads, key_heads, key_dim, value_dim = sizes(b)
+    if key_heads != heads or key_dim != value_dim:
+        raise SpecError(f"{b.where}: recurrent.key_heads and key_dim: expected {heads} and {value_dim}, as many and as "
+                        f"wide as values, found {key_heads} and {key_dim}")
+    whole = b.view("qkv", 3 * heads * key_dim)
+    b.expect_rows("attn_qkv", whole.width)
+    parts = [View(whole.buffer, at * heads * key_dim, heads * key_dim) for at in range(3)]
+    rows = np.arange(heads)[:, None] * 3 * key_dim + np.arange(key_dim)[None]
+    for at, (view, suffix) in enumerate(zip(parts, (".q", ".k", ".v"))):
+        b.linear("attn_qkv", x, view, (rows + at * key_dim).reshape(-1), suffix)
+    b.emit("act", (whole,), (whole,), "qkv_act", kind="silu")
+    y = b.view("recurrent", heads * value_dim)
+    last = b.option("stack", "layers") - 1
+    slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads) * (1 - b.layer / (last + 1e-5) + 1e-5)
+    rate = b.constant(f"{b.prefix}rate", -slopes.astype(np.float32))
+    b.emit("linear_attention", tuple(parts), (y,), "linear_attention", {"rate": rate},
+           state=b.state("linear", heads, key_dim, value_dim), heads=heads, key_heads=heads)
+    gated(b, y, b.linear("attn_gate", x, b.view("recurrent_gate", y.width)), 1, y.width)
+    return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def sizes(b: Builder) -> tuple[int, int, int, int]:
+    """Heads, key heads, columns of a key and of a value head.
+
+    Raises:
+        SpecError: the heads cannot share the key heads.
+    """
+    heads, key_heads, *dims = (b.option("recurrent", key) for key in ("heads", "key_heads", "key_dim", "value_dim"))
+    if heads % key_heads:
+        raise SpecError(f"{b.where}: recurrent.heads: expected a multiple of recurrent.key_heads {key_heads}, "
+                        f"found {heads}")
+    return heads, key_heads, *dims
+
+
+def rates(b: Builder, count: int) -> str:
+    """Negative factors of the steps in the exponent, `count` of them, which files may have as logarithms."""
+    name = b.vector("ssm_a", "weight", count, flat=True)
+    b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
+    return name
+
+
+def gated(b: Builder, y: View, gate: View, groups: int, weights: int) -> None:
+    """y = norm(y) * act(gate), or norm(y * act(gate)), over `groups` column groups with so many weights in all; without
+    a norm y * act(gate)."""
+    place, kind = b.option("recurrent", "norm"), b.option("recurrent", "gate")
+    if place == "before_gate":
+        _norm(b, y, groups, weights)
+    b.emit("act_mul", (gate, y), (y,), "gated", kind=kind)
+    if place == "after_gate":
+        _norm(b, y, groups, weights)
+
+
+def _norm(b: Builder, y: View, groups: int, weights: int) -> None:
+    """RMS norm with plain weights, whatever the model's other norms are."""
+    weight = {"weight": b.vector("ssm_norm", "weight", weights, flat=True)}
+    b.emit("rms_norm", (y,), (y,), "ssm_norm", weight, eps=b.option("recurrent", "norm_eps"), groups=groups)
+
+
+def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
+            value_dim: int) -> tuple[list[View], View]:
+    """q, k, v after their convolution, and the gate of the output."""
+    widths = (key_heads * key_dim, key_heads * key_dim, heads * value_dim)
+    starts = (0, widths[0], 2 * widths[0])
+    before, after = b.view("qkv", sum(widths)), b.view("qkv_conv", sum(widths))
+    gate, layout = b.view("recurrent_gate", widths[2]), b.option("recurrent", "qkv")
+    parts = [View(before.buffer, start, width) for start, width in zip(starts, widths)]
+    if layout == "groups":
+        b.expect_rows("ssm_in", sum(widths) + widths[2])
+        rows = grouped_rows(key_heads, (key_dim, key_dim, *2 * [heads // key_heads * value_dim]))
+        for view, chosen, suffix in zip((*parts, gate), rows, (".q", ".k", ".v", ".z")):
+            b.linear("ssm_in", x, view, chosen, suffix)
+    elif layout == "concat":
+        b.linear("attn_qkv", x, before)
+    else:
+        for module, view in zip(("attn_q", "attn_k", "attn_v"), parts):
+            b.linear(module, x, view)
+    if layout != "groups":
+        _gate(b, x, gate)
+    found = [View(after.buffer, start, width) for start, width in zip(starts, widths)]
+    if layout == "separate":
+        for module, view, y in zip(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), parts, found):
+            convolution(b, module, view, y, "silu")
+    else:
+        convolution(b, "ssm_conv1d", before, after, "silu")
+    return found, gate
+
+
+def _gate(b: Builder, x: View, gate: View) -> None:
+    """The gate of the output, from one matrix or two of low rank."""
+    if b.has("ssm_g_a.weight"):
+        x = b.linear("ssm_g_a", x, b.view("low_rank", b.option("recurrent", "value_dim")))
+        b.linear("ssm_g_b", x, gate)
+    else:
+        b.linear("attn_gate", x, gate)
+
+
+def _strengths(b: Builder, x: View, heads: int, key_heads: int, key_dim: int) -> tuple[View, View]:
+    """beta [T, H], how much of a token is written, and the steps that the state fades by: [T, H] or [T, H * dk]."""
+    both = b.view("strengths", heads * (1 + key_dim) if b.has("ssm_f_a.weight") else 2 * heads)
+    beta, steps = View(both.buffer, 0, heads), View(both.buffer, heads, both.width - heads)
+    if b.option("recurrent", "strengths") == "groups":
+        b.expect_rows("ssm_ba", 2 * heads)
+        for view, rows, suffix in zip((beta, steps), grouped_rows(key_heads, 2 * (heads // key_heads,)), (".b", ".a")):
+            b.linear("ssm_ba", x, view, rows, suffix)
+    else:
+        b.linear("ssm_beta", x, beta)
+        if steps.width > heads:
+            b.linear("ssm_f_b", b.linear("ssm_f_a", x, b.view("low_rank", key_dim)), steps)
+        else:
+            b.linear("ssm_alpha", x, steps)
+    b.emit("act", (beta,), (beta,), "beta_act", kind="sigmoid")
+    if (most := b.option("recurrent", "beta")) != 1.0:
+        b.emit("scale", (beta,), (beta,), "beta_scale", scale=most)
+    softplus(b, steps)
+    return beta, steps
+
+
+def softplus(b: Builder, steps: View) -> None:
+    """steps = softplus(steps + bias) within the spec's limits."""
+    weights = {"bias": b.vector("ssm_dt", "bias", steps.width, flat=True)} if b.has("ssm_dt.bias") else {}
+    limits = {key: b.option("recurrent", f"{key}_step") for key in ("least", "most")}
+    b.emit("softplus", (steps,), (steps,), "softplus", weights, **limits)
+
+
+def grouped_rows(groups: int, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """Rows of each part of a matrix that has, group by group, `sizes` rows of all parts."""
+    first, starts = np.arange(groups)[:, None] * sum(sizes), np.cumsum((0, *sizes))
+    return [(first + start + np.arange(size)).reshape(-1) for start, size in zip(starts, sizes)]

@@ -1,0 +1,82 @@
+"""Blocks of state space models: linear attention whose steps scale what is written, with what surrounds it."""
+
+from numflow.network.build.attention import self_attention
+from numflow.network.build.builder import Builder
+from numflow.network.build.linear_attention import gated, rates, sizes, softplus
+from numflow.network.build.recurrent import convolution
+from numflow.ops import View
+
+
+def state_space(b: Builder, x: View) -> View:
+    """One step and one rate for each head, keys and queries (B, C) shared by groups (arXiv 2405.21060). [T, D]."""
+    heads, groups, size, head_dim = sizes(b)
+    inner, shared = heads * head_dim, groups * size
+    whole = b.linear("ssm_in", _scaled(b, x, "in_scale"), b.view("ssm_in", 2 * inner + 2 * shared + heads))
+    _multiply_parts(b, whole, (inner, inner, shared, shared, heads))
+    z, steps = View(whole.buffer, 0, inner), View(whole.buffer, 2 * (inner + shared), heads)
+    mixed = convolution(b, "ssm_conv1d", View(whole.buffer, inner, inner + 2 * shared),
+                        b.view("ssm_conv", inner + 2 * shared), "silu")
+    v, k, q = (View(mixed.buffer, start, width) for start, width in
+               ((0, inner), (inner, shared), (inner + shared, shared)))
+    softplus(b, steps)
+    y = _scan(b, q, k, v, steps, heads, groups, rates(b, heads))
+    gated(b, y, z, groups, inner)
+    return _scaled(b, b.linear("ssm_out", y, b.view("branch", x.width)), "out_scale")
+
+
+def selective_scan(b: Builder, x: View) -> View:
+    """A step for each channel and a rate for each number of its state (arXiv 2312.00752). Returns [T, D]."""
+    inner, size = b.option("recurrent", "heads"), b.option("recurrent", "key_dim")
+    whole = b.linear("ssm_in", x, b.view("ssm_in", 2 * inner))
+    v, z = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
+    v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), "silu")
+    rank = b.option("recurrent", "rank")
+    low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
+    parts = [View(low.buffer, start, width) for start, width in ((0, rank), (rank, size), (rank + size, size))]
+    if b.option("recurrent", "inner_norms"):
+        for module, view in zip(("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"), parts):
+            b.norm(module, view, view)
+    steps, k, q = parts
+    steps = b.linear("ssm_dt", steps, b.view("ssm_steps", inner))
+    b.emit("softplus", (steps,), (steps,), "softplus")
+    y = _scan(b, q, k, v, steps, inner, 1, rates(b, inner * size))
+    gated(b, y, z, 1, inner)
+    return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def state_space_beside_attention(b: Builder, x: View) -> View:
+    """Both mixers on the same input, and the sum of what they return (arXiv 2507.22448). Returns [T, D]."""
+    y = b.view("beside", x.width)
+    b.emit("copy", (state_space(b, x),), (y,), "ssm_keep")
+    found = self_attention(b, x)
+    b.emit("add", (y, found), (found,), "mixers_add")
+    return found
+
+
+def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups: int, rate: str) -> View:
+    y, size = b.view("recurrent", v.width), q.width // groups
+    weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True)}
+    b.emit("linear_attention", (q, k, v, steps), (y,), "scan", weights, heads=heads, key_heads=groups, scaled=True,
+           state=b.state("ssm", heads, size, v.width // heads))
+    return y
+
+
+def _scaled(b: Builder, x: View, key: str) -> View:
+    """x times an option of the section: a new view of the input, the output in place."""
+    factor = b.option("recurrent", key)
+    if factor == 1.0:
+        return x
+    y = b.view("ssm_scaled", x.width) if key == "in_scale" else x
+    b.emit("scale", (x,), (y,), f"ssm_{key}", scale=factor)
+    return y
+
+
+def _multiply_parts(b: Builder, whole: View, widths: tuple[int, ...]) -> None:
+    """A factor for each of the parts z, x, B, C and steps of the input projection."""
+    start = 0
+    for name, width in zip(("z", "x", "b", "c", "dt"), widths):
+        factor = b.option("recurrent", f"{name}_scale")
+        if factor != 1.0:
+            part = View(whole.buffer, start, width)
+            b.emit("scale", (part,), (part,), f"ssm_{name}_scale", scale=factor)
+        start += width
