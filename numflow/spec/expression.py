@@ -9,9 +9,19 @@ operator or a function makes is measured before it exists, and every step is cou
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
+
+
+def get(table: Any, key: Any, otherwise: Any = None) -> Any:
+    """The value of a key of an object, `otherwise` if there is none. A number may be written as text there."""
+    if table is None:
+        return otherwise
+    if not isinstance(table, Mapping):
+        raise TypeError(f"get() looks into an object, found {type(table).__name__}")
+    return table.get(key, table.get(str(key), otherwise))
+
 
 CONSTANTS = {"true": True, "false": False, "none": None, "pi": math.pi}
 FUNCTIONS = {
@@ -24,6 +34,7 @@ FUNCTIONS = {
     "abs": abs,
     "len": len,
     "ceil": math.ceil,
+    "get": get,
 }
 _BINARY = {
     ast.Add: operator.add,

@@ -38,7 +38,8 @@ these tensors; where `output` stands here, it is written also if it is the embed
 - A literal: `pairing = "half"`.
 - For numbers and switches an **expression** over parameters, `layer`, and options by their long name \
 (`attention_head_dim`): `scale = "1 / sqrt(query_scale)"`, `window = "window_size if (layer + 1) % 6 else 0"`. \
-Functions: FUNCTIONS, and `has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
+Functions: FUNCTIONS (`get(object, key, otherwise)` looks into an object of the configuration), and \
+`has('attn_q.bias')`: whether the file has that tensor. Words: true, false, none, pi.
 - One of several words: the word, or an expression after `=`: `q_norm = "= 'head' if has('attn_q_norm.weight') \
 else 'none'"`.
 - A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \

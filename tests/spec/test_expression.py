@@ -4,14 +4,16 @@ from hypothesis import strategies as st
 
 from numflow.spec.expression import ExpressionError, evaluate
 
-VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a", "b"], "base": 1e4}
+VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a", "b"], "base": 1e4,
+          "by_layer": {"5": {"size": 7}, "6": {}}, "absent": None}
 
 
 @pytest.mark.parametrize(("text", "value"), [
     ("hidden // heads", 16), ("1 / sqrt(hidden)", 0.125), ("hidden if layer % 2 else 0", 64),
     ("(layer + 1) % 6 == 0", True), ("kinds[layer] == 'b'", True), ("not none", True), ("none or 3", 3),
     ("2 <= layer < 6 and heads > 0", True), ("layer in [1, 5]", True), ("-heads", -4), ("max(1, heads, 2)", 4),
-    ("true", True), ("heads ** 2", 16),
+    ("true", True), ("heads ** 2", 16), ("get(get(by_layer, layer), 'size', 3)", 7),
+    ("get(get(by_layer, layer + 1), 'size', 3)", 3), ("get(get(by_layer, 9), 'size')", None), ("get(absent, 1, 2)", 2),
 ])
 def test_value(text, value):
     assert evaluate(text, VALUES.__getitem__) == value
@@ -20,6 +22,7 @@ def test_value(text, value):
 @pytest.mark.parametrize("text", [
     "__import__('os')", "hidden.real", "(lambda: 1)()", "[x for x in kinds]", "f'{hidden}'", "a := 1", "open('f')",
     "max(1, key=2)", "1 +", "", "hidden; heads", "9 ** 9 ** 9", "1 / 0", "kinds[99]", "x" * 501, "'a' + 1", "b'x'",
+    "get(heads, 1)", "get(by_layer, kinds)",
 ])
 def test_refused(text):
     with pytest.raises(ExpressionError):

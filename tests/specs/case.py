@@ -50,7 +50,7 @@ def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming:
     """A checkpoint that is nowhere on disk; `make(name, shape)` gives the values when they are read."""
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         def read():
-            return np.ascontiguousarray(make(name, shape)).reshape(-1, shape[-1]).view(np.uint8)
+            return np.ascontiguousarray(make(name, shape)).reshape(-1, shape[-1] if shape else 1).view(np.uint8)
 
         return Tensor(name, shape, TYPES["F16" if make is values else "F32"], read)
 

@@ -5,11 +5,13 @@ the prompts, "types" for segment ids, "attention" for the implementation to use,
 does not write by itself, "kept" for ends of names of those that follow from the configuration.
 """
 
+from tests.specs.configs_2026 import CASES_2026
 from tests.specs.configs_decoder import DECODERS
 from tests.specs.configs_other import ENCODERS, TRANSLATORS
 from tests.specs.configs_recurrent import RECURRENT
 
-CASES = {name: (options.get("kind", "causal"), config, options) for name, (config, options) in DECODERS.items()}
+CASES = {name: (options.get("kind", "causal"), config, options)
+         for name, (config, options) in (DECODERS | CASES_2026).items()}
 CASES |= ENCODERS
 CASES |= RECURRENT
 CASES |= {name: ("translate", config, options) for name, (config, options) in TRANSLATORS.items()}

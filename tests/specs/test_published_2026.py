@@ -36,13 +36,6 @@ def test_logits_and_greedy_texts(name, backend, chunk):
         assert [list(text.ids) for text in texts] == case["greedy"]
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-def test_logits_of_the_shortest_prompt(name):
-    folder, case, expected = fixture(name)
-    with load(folder, backend="reference") as model:
-        assert relative_error(model.logits(case["prompts"][0]), expected["logits_0"]) < TOLERANCE
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_hidden_states_embeddings_and_scores(name, backend):
