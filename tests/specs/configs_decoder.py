@@ -253,3 +253,16 @@ case("mistral3", {
     "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 200,
     "vision_config": EYES | {"model_type": "pixtral", "head_dim": 16}, "spatial_merge_size": 2,
     "text_config": MISTRAL | {"sliding_window": None, "head_dim": 24, "rope_theta": 1000000000.0}}, kind="multimodal")
+
+# Short convolutions among attention.
+LFM2 = GROUPED | family("Lfm2", "lfm2") | {
+    "num_hidden_layers": 4, "norm_eps": 1e-5, "rope_theta": 1000000.0, "conv_bias": False, "conv_L_cache": 4,
+    "block_auto_adjust_ff_dim": True, "block_ff_dim": 100, "block_ffn_dim_multiplier": 1.25, "block_multiple_of": 12,
+    "full_attn_idxs": [2], "tie_embedding": True}
+case("lfm2", LFM2)
+case("lfm2_biased", LFM2, {"conv_bias": True, "full_attn_idxs": [0, 3], "block_auto_adjust_ff_dim": False})
+case("lfm2_moe", GROUPED | family("Lfm2Moe", "lfm2_moe"), {
+    "num_hidden_layers": 4, "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "moe_intermediate_size": 24,
+    "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "use_expert_bias": True,
+    "routed_scaling_factor": 1.0, "tie_word_embeddings": True,
+    "layer_types": ["conv", "full_attention", "conv", "conv"]})
