@@ -76,9 +76,11 @@ def _print_placed(facts: list[dict]) -> None:
     from numflow.registry.progress import megabytes
 
     exchanges = ("send", "receive", "all_reduce", "all_gather")
-    print_table(["device", "group", "layers", ">weights", ">cache per token", *(f">{op}" for op in exchanges)],
+    states = [">state per text"] * any(f["state_bytes"] for f in facts)
+    print_table(["device", "group", "layers", ">weights", ">cache per token", *states, *(f">{op}" for op in exchanges)],
                 [(f["device"], f["group"], ", ".join(f"{stack}{a}-{b}" for stack, (a, b) in f["layers"].items()),
                   megabytes(f["stored_bytes"]), megabytes(f["cache_bytes_per_token"]),
+                  *(megabytes(f["state_bytes"]) for _ in states),
                   *(f["ops"].get(op, 0) for op in exchanges)) for f in facts])
 
 

@@ -16,7 +16,7 @@ from numflow.executor import contract
 from numflow.executor.contract import PROFILE, SAMPLE, TRACE
 from numflow.network import WeightSource
 from numflow.network.passes.merge_linears import fuse_linears
-from numflow.network.windows import windows
+from numflow.network.windows import STATE, windows
 from numflow.ops import Batch
 from numflow.partition.cluster import program as cluster
 from numflow.partition.cut.cut import partition
@@ -208,6 +208,30 @@ def test_layers_with_windows_have_blocks_of_their_own(kind, monkeypatch):
         program.copy_blocks([0], [1], window)
         np.testing.assert_array_equal(program.save_blocks([1], window), data)
         np.testing.assert_array_equal(program.save_blocks(range(BLOCKS), 0), rest)
+
+
+def test_states_lie_in_slots(kind, monkeypatch):
+    with closing(made(kind, "lfm2", monkeypatch)) as program:
+        sizes = program.window_bytes
+        program.reserve(BLOCKS, 0, {STATE: 3})
+        assert set(sizes) == {0, STATE} and program.block_bytes == sizes[0]
+        assert program.kv_bytes == BLOCKS * sizes[0] + 3 * sizes[STATE]
+
+        def run(ids, start, slot):
+            return program.run(replace(batch(ids, start), slots=np.array([slot])))
+
+        run(text(5), 0, 2)
+        saved = program.save_blocks([2], STATE)
+        assert saved.shape == (1, sizes[STATE]) and saved.any()
+        program.copy_blocks([2], [0], STATE)
+        follow = run([7], 5, 2)
+        np.testing.assert_array_equal(run([7], 5, 0), follow)
+        program.reserve(BLOCKS, 0, {STATE: 5})
+        program.load_blocks([4], saved, STATE)
+        np.testing.assert_array_equal(run([7], 5, 4), follow)
+        assert not np.array_equal(run([7], 5, 4), follow)  # the state has gone on
+        with pytest.raises(RequestError, match=r"state slot 5 is out of range: it should be in 0 \.\. 4"):
+            run([7], 5, 5)
 
 
 def test_tokens_are_picked_where_a_program_can(program, expected):
