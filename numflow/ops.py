@@ -197,6 +197,7 @@ class Batch:
     logit_rows  i32 [R]     rows whose hidden state and logits are wanted
     types       i32 [T]     token types (segment ids), zeros unless the model has them
     cross_blocks i32 [B, M], cross_lengths i32 [B]: encoder memory of each sequence (encoder-decoders)
+    adapters    i32 [B]     number of the adapter that the rows of each sequence have, -1 for none; None: none has one
     windows     by window: i32 [B, M], the `blocks` of layers whose attention sees only so many tokens back; entries
                             before the first position that is seen are never read. None: `blocks` serves all layers
     slots       i32 [B]     place of each sequence in the memory of recurrent steps, the same in all layers; at
@@ -219,6 +220,7 @@ class Batch:
     limits: np.ndarray | None = None
     windows: Mapping[int, np.ndarray] | None = None
     slots: np.ndarray | None = None
+    adapters: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -361,14 +363,26 @@ EXCHANGES = {op.name: op for op in (
 )}
 
 
+# What rows add by adapters of their own. A pass puts these steps behind products and look-ups (network/adapters), where
+# a model has adapters that requests choose; programs whose `can` has "adapt" do them. The matrices are no weights: they
+# come and go while the program runs (Program.set_adapter), by `part`. A, B and v are those of the adapter of the row's
+# sequence; rows without one, and parts that it does not change, stay as they are.
+ADAPTING = {op.name: op for op in (
+    Op("adapt", "batch", "y += B (A x) + v of the row. With ids i32 [T, S], where rows of y are routes and x has T or "
+       "T * S rows, A, B and v are those of the row's expert", ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED}),
+    Op("adapt_rows", "batch", "y[t] += B (row tokens[t] of A)", ("y",), ("y",), (), {"part": REQUIRED}),
+)}
+_ALL = OPS | EXCHANGES | ADAPTING
+
+
 def op_of(step: Step) -> Op | None:
-    """The row of OPS or EXCHANGES, None if there is none of that name."""
-    return OPS.get(step.op) or EXCHANGES.get(step.op)
+    """The row of OPS, EXCHANGES or ADAPTING, None if there is none of that name."""
+    return _ALL.get(step.op)
 
 
 def param(step: Step, name: str) -> Any:
     """The step's parameter, or the op's default."""
-    return step.params.get(name, (OPS.get(step.op) or EXCHANGES[step.op]).params[name])
+    return step.params.get(name, _ALL[step.op].params[name])
 
 
 def states_of(step: Step) -> dict[str, str]:
@@ -378,4 +392,5 @@ def states_of(step: Step) -> dict[str, str]:
 
 def local(step: Step) -> str:
     """The inputs that a row of the step's output depends on, as a key of LOCAL."""
-    return (OPS.get(step.op) or EXCHANGES[step.op]).local
+    return _ALL[step.op].local
+

@@ -10,7 +10,8 @@ from numflow.network.windows import table_name
 # The field of the address of each array.
 FIELDS = {"tokens": field.TOKENS, "positions": field.POSITIONS, "types": field.TYPES, "sequence_of": field.SEQUENCE_OF,
           "starts": field.STARTS, "lengths": field.LENGTHS, "blocks": field.BLOCKS, "logit_rows": field.LOGIT_ROWS,
-          "cross_blocks": field.CROSS_BLOCKS, "cross_lengths": field.CROSS_LENGTHS, "slots": field.STATE_SLOTS}
+          "cross_blocks": field.CROSS_BLOCKS, "cross_lengths": field.CROSS_LENGTHS, "slots": field.STATE_SLOTS,
+          "adapters": field.ADAPTERS, "wanted_adapters": field.WANTED_ADAPTERS}
 
 
 def table_fields(windows: Sequence[int]) -> dict[int, tuple[int, int]]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from numflow.cpu.adapters import adapt
 from numflow.cpu.attention import attention, linear_attention
 from numflow.cpu.context import Context
 from numflow.cpu.elementwise import act, norm, rope, select
@@ -29,6 +30,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
     "expert_scale": moe.expert_scale, "expert_linear": linear.expert_linear, "expert_combine": moe.expert_combine,
 }
+ADAPTING = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 
 
 class Bound:
@@ -78,7 +80,7 @@ class Bound:
         ctx.shared, ctx.add, ctx.makers = {}, add, {maker.outputs[0]: maker for maker in makers}
         for view in ctx.makers:
             ctx.written(view)
-        calls = (BINDERS.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
+        calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
         together = [*makers, step, *([] if add is None else [add])]
         for view in (view for each in together for view in each.outputs):
             if view not in ctx.makers:

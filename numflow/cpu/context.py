@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from numflow.cpu.adapters.tables import AdapterTables
 from numflow.cpu.exchange.world import World
 from numflow.cpu.linear.activations import NAMES, Operand, bind_operand, operand_bytes
 from numflow.cpu.linear.operands import bind_made
@@ -66,6 +67,7 @@ class Context:
     caches:      KVCache by name. states: StateMemory by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
+    adapters:    matrices that rows of a batch add by adapters of their own.
     shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
     add, makers: of the step which is being bound: the `add` it does as well, and the steps whose outputs it computes
                  while it makes operands of them, by output (fuse.py).
@@ -76,7 +78,7 @@ class Context:
                  states: dict[str, StateMemory] | None = None):
         self.network, self.weights, self.caches, self.states = network, weights, caches, states or {}
         self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
-        self.by_length = ByLength(network, weights.vector)
+        self.by_length, self.adapters = ByLength(network, weights.vector), AdapterTables(network)
         self.header_fields = aligned(HEADER_FIELDS + 2 * len(windows(network)), np.int64)
         self.header = self.header_fields.ctypes.data
         self.packed, self.vector = weights.packed, weights.vector

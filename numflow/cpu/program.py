@@ -17,7 +17,8 @@ from numflow.cpu.state.cache import KVCache
 from numflow.cpu.state.sequence_state import StateMemory
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import PROFILE, TRACE, Progress
+from numflow.executor.contract import ADAPT, PROFILE, TRACE, Progress
+from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.cost import all_floats
 from numflow.network.windows import cache_windows, windows
 from numflow.ops import Batch, Network, TraceRow
@@ -45,7 +46,7 @@ class Program(OneDevice):
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    can = frozenset({TRACE, PROFILE})
+    can = frozenset({TRACE, PROFILE, ADAPT})
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
@@ -74,8 +75,8 @@ class Program(OneDevice):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all weights in memory."""
-        return self._weights.nbytes
+        """Bytes of all weights in memory, and of adapters."""
+        return self._weights.nbytes + self._ctx.adapters.nbytes
 
     @property
     def kernels(self) -> list[str]:
@@ -136,6 +137,15 @@ class Program(OneDevice):
             packed = self._weights.matrices[name]
             return packed.nbytes, pieces_of(packed, self._ctx.activations) > 0
         return self._weights.vectors[name].nbytes, False
+
+    def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
+        """See executor.contract.Program."""
+        self._end("main", None)
+        moved = self._ctx.adapters.put(number, parts)
+        self._adapters = self._ctx.adapters.numbers
+        if moved:  # kernels hold addresses
+            self._ctx.reset(self._ctx.capacity)
+            self._bind()
 
     def done_by(self, entry: str = "main") -> dict[int, int]:
         """Steps of an entry that the kernels of another one do: index -> index of that one."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from numflow import formats, network, registry
-from numflow.engine.adapters.given import expanded, to_merge, with_adapters
+from numflow.engine.adapters.given import expanded, side_by_side, to_merge, with_adapters
+from numflow.engine.adapters.loaded import Adapters
 from numflow.engine.model import Model
 from numflow.engine.options import LoadOptions, changed, check, described, rows
 from numflow.engine.request.ahead import check_draft
@@ -21,8 +22,10 @@ from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, option, quoted
+from numflow.executor.contract import ADAPT
 from numflow.formats.mapped import release_memory
 from numflow.machine import free_memory
+from numflow.network.adapters.steps import adaptable
 from numflow.ops import Network
 from numflow.partition.cut.plan import single_device
 from numflow.registry.progress import reporter
@@ -50,7 +53,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     needs it (dynamic scaling). `weights`: the next start finds them quantised (network/quantise/kept.py). `threads` are
     those of each device where there are several. `draft` may be a Model; one that is named is loaded with the same
     backend, activations and threads, and closed with the model. `adapters` is {"name": folder} or {"name": (folder,
-    scale)}; those that `merge` names are part of the weights then, at that scale.
+    scale)}; those that `merge` names become part of the weights, requests choose among the others (`generate(...,
+    adapter="name")`), and `model.adapters` loads more: `{}` is enough for that.
 
     Raises:
         ModelNotFoundError, DownloadError, FormatError, SpecError, NetworkError: the model cannot be had or read.
@@ -64,6 +68,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     program_class = _executor(backend)
     options = _program_options(program_class, how, given)
     several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
+    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several)
     place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
     checkpoint = formats.open_checkpoint(place)
     chosen = network.choose_spec(checkpoint, spec)
@@ -83,6 +88,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
             checkpoint, headers = requantised(checkpoint, chosen, how.weights, how.imatrix, threads, told,
                                               not merging), None
         built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
+        built = built if choosing is None else adaptable(built, checkpoint)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                     **options)
@@ -97,6 +103,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
                   lambda: registry.sampling(path_or_name, place), _score_head(checkpoint, chosen))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
+    if choosing is not None:
+        _add_adapters(model, Adapters(model.runner, checkpoint, chosen), choosing)
     if how.draft is not None:
         _add_draft(model, how.draft, lambda: load(how.draft, backend, None, activations, threads, offline=how.offline,
                                                   progress=how.progress))
@@ -113,6 +121,26 @@ def _merged(checkpoint, spec, adapters, how: LoadOptions):
         with closing(reporter()) as told:
             told.note(line)
     return found
+
+
+def _check_adapters(adapters, program_class, several: bool):
+    """Adapters that requests are to choose, if that goes."""
+    if adapters is not None and (several or ADAPT not in program_class.can):
+        name = next(iter(adapters), "NAME")
+        raise RequestError(f"{option('adapters')}: requests choose among adapters on one device only, of backend 'cpu' "
+                           f"or 'reference'; merge one of them instead: {option('merge', name)}")
+    return adapters
+
+
+def _add_adapters(model: Model, adapters: Adapters, given) -> None:
+    """Let requests choose these; nothing stays open if one is not to be had."""
+    model.adapters = adapters
+    try:
+        for name, value in given.items():
+            adapters.load(name, value)
+    except BaseException:
+        model.close()
+        raise
 
 
 def _add_draft(model: Model, draft, load_it) -> None:

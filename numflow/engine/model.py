@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from numflow.engine.adapters.loaded import Adapters
+from numflow.engine.request.adapter import without_adapters
 from numflow.engine.request.ahead import check_translates
 from numflow.engine.request.budget import Budget
 from numflow.engine.request.defaults import Defaults
@@ -19,6 +21,7 @@ from numflow.engine.run.generation import Generation
 from numflow.engine.run.streaming import Stream, together
 from numflow.engine.runner.runner import Runner
 from numflow.engine.runner.scoring import Likelihood, loglikelihoods, prompt_logprobs
+from numflow.engine.runner.texts import types_of
 from numflow.engine.speculate.drafters import check_draft
 from numflow.engine.tasks.embedding import Texts, embed
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
@@ -61,6 +64,8 @@ class Model(Scored):
         self._requests = Requests(self.facts, self.prompts, lambda: self.tokenizer, ends, bos, defaults,
                                   self.runner.longest)
         self._draft: Model | None = None
+        self.adapters: Adapters | None = None  # that requests choose by name; None: loaded without any
+        self._requests.adapter = lambda name: (without_adapters if self.adapters is None else self.adapters.find)(name)
 
     @cached_property
     def tokenizer(self):
@@ -98,44 +103,49 @@ class Model(Scored):
         return self.facts.decoder
 
     def logits(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
-               encoder_ids: Sequence[int] | None = None) -> np.ndarray:
+               encoder_ids: Sequence[int] | None = None, adapter: str | None = None) -> np.ndarray:
         """Logits at every position, float32 [len(ids), vocabulary]. Encoder-decoders: ids are the decoder's.
 
+        adapter: name of one of `adapters`; None: the base alone.
+
         Raises:
-            RequestError: bad ids, more than the context, or a model without a head.
+            RequestError: bad ids, more than the context, a model without a head, or no such adapter.
         """
-        return self._gather("logits", ids, token_type_ids, encoder_ids)
+        return self._gather("logits", ids, token_type_ids, encoder_ids, adapter)
 
     def hidden(self, ids: Sequence[int], token_type_ids: Sequence[int] | None = None,
-               encoder_ids: Sequence[int] | None = None) -> np.ndarray:
+               encoder_ids: Sequence[int] | None = None, adapter: str | None = None) -> np.ndarray:
         """Hidden states after the last norm, float32 [len(ids), width].
 
         encoder_ids: encoder-decoders: what the encoder reads, ids are the decoder's; None: ids are the encoder's.
 
         Raises:
-            RequestError: bad ids, or more than the context.
+            RequestError: bad ids, more than the context, or no such adapter.
         """
         if not self.facts.encoder or encoder_ids is not None:
-            return self._gather("hidden", ids, token_type_ids, encoder_ids)
+            return self._gather("hidden", ids, token_type_ids, encoder_ids, adapter)
         if token_type_ids is not None:
             raise RequestError(f"{self.network.name} has no token types")
-        return next(outputs(self.core, [Text(self.facts.check(ids, "encoder_ids"))], "encoder_hidden"))
+        text = Text(self.facts.check(ids, "encoder_ids"), adapter=self._requests.chosen(adapter))
+        return next(outputs(self.core, [text], "encoder_hidden"))
 
-    def logits_batch(self, texts: Sequence[Sequence[int]],
-                     encoder_texts: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
+    def logits_batch(self, texts: Sequence[Sequence[int]], encoder_texts: Sequence[Sequence[int]] | None = None,
+                     adapters: Sequence[str | None] | None = None) -> list[np.ndarray]:
         """`logits` of several texts that run side by side: float32 [len(ids), vocabulary] of each.
 
-        encoder_texts: encoder-decoders: what the encoder reads for each.
+        encoder_texts: encoder-decoders: what the encoder reads for each. adapters: of each, as of `logits`.
 
         Raises:
-            RequestError: as `logits` does, or there are not as many encoder_texts.
+            RequestError: as `logits` does, or there are not as many encoder_texts or adapters.
         """
         self._check_output("logits")
         sources = [None] * len(texts) if encoder_texts is None else encoder_texts
-        if len(sources) != len(texts):
-            raise RequestError(f"{len(texts)} texts need as many encoder_texts, there are {len(sources)}")
-        pairs = [Text(self.facts.check(ids, "ids"), None, self._check_encoder(source))
-                 for ids, source in zip(texts, sources)]
+        names = [None] * len(texts) if adapters is None else adapters
+        for what, count in (("encoder_texts", len(sources)), ("adapters", len(names))):
+            if count != len(texts):
+                raise RequestError(f"{len(texts)} texts need as many {what}, there are {count}")
+        pairs = [Text(self.facts.check(ids, "ids"), None, self._check_encoder(source), self._requests.chosen(name))
+                 for ids, source, name in zip(texts, sources, names)]
         return list(outputs(self.core, pairs, "logits"))
 
     def embed(self, texts: Texts, normalize: bool | None = True, pooling: str | None = None, *,
@@ -181,10 +191,11 @@ class Model(Scored):
         with self.runner.open(len(checked)) as sequence:
             yield from sequence.rows(checked, every=every)
 
-    def _gather(self, output, ids, token_type_ids, encoder_ids) -> np.ndarray:
+    def _gather(self, output, ids, token_type_ids, encoder_ids, adapter) -> np.ndarray:
         ids, encoder_ids = self.facts.check(ids, "ids"), self._check_encoder(encoder_ids)
         self._check_output(output)
-        return next(outputs(self.core, [Text(ids, self._check_types(ids, token_type_ids), encoder_ids)], output))
+        text = Text(ids, types_of(self.network, ids, token_type_ids), encoder_ids, self._requests.chosen(adapter))
+        return next(outputs(self.core, [text], output))
 
     def _check_output(self, output) -> None:
         if output not in self.network.outputs:
@@ -196,16 +207,6 @@ class Model(Scored):
             raise RequestError(f"{self.network.name} {needed}")
         return None if encoder_ids is None else self.facts.check(encoder_ids, "encoder_ids")
 
-    def _check_types(self, ids, token_type_ids):
-        if token_type_ids is None:
-            return None
-        tables = [step.weights["table"] for step in self.network.entries["main"] if step.op == "embed_type"]
-        if not tables:
-            raise RequestError(f"{self.network.name} has no token types")
-        types, count = np.asarray(token_type_ids), self.network.weights[tables[0]].shape[0]
-        if types.shape != ids.shape or types.dtype.kind not in "iu" or np.any((types < 0) | (types >= count)):
-            raise RequestError(f"token_type_ids should be {len(ids)} whole numbers 0 .. {count - 1}")
-        return types.astype(np.int32)
 
     def generate(self, prompt: str | Sequence[int] | Sequence[Mapping], max_tokens: int | None = 64,
                  temperature: float | None = None, ignore_eos: bool = False, stream: bool = False,
@@ -339,8 +340,7 @@ class Model(Scored):
         request = self._requests.make(prompt, settings, budget=budget)
         if request.scored is None:
             return request
-        return replace(request, prompt_logprobs=prompt_logprobs(self.runner, request.prompt, request.scored,
-                                                                request.reach))
+        return replace(request, prompt_logprobs=prompt_logprobs(self.runner, request))
 
     @cached_property
     def sampling(self) -> Source:
@@ -368,9 +368,7 @@ class Model(Scored):
         """One decoding step after a prompt, a row per step of the network.
 
         Times are medians of `repeat` runs, one after the other; a first one, in which threads wake up and weights come
-        from the disk, does not count.
-
-        prompt, chat: as of `generate`.
+        from the disk, does not count. prompt, chat: as of `generate`.
 
         Raises:
             RequestError, TokenizerError: as `generate` does.

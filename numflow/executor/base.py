@@ -64,6 +64,7 @@ class OneDevice(Program):
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         self._ends: dict[tuple[str, str | None], int] = {}
         self._closed = False
+        self._adapters = 0  # numbers that adapters may have
 
     @property
     def kv_bytes(self) -> int:
@@ -184,7 +185,8 @@ class OneDevice(Program):
 
     def _checked(self, batch: Batch, entry: str) -> dict[str, np.ndarray]:
         """The arrays of a batch by name, all ids and positions in range; see network.batch.checked."""
-        return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks)
+        return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks,
+                       self._adapters)
 
     def _rows(self, batch: Batch) -> dict[str, int]:
         """Rows of the buffers in a run of this batch, by the keys of ops.ROWS."""

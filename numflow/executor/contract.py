@@ -10,9 +10,10 @@ import numpy as np
 
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
+from numflow.network.adapters.parts import AdaptedParts
 from numflow.ops import Batch, Network, TraceRow
 
-SAMPLE, TRACE, PROFILE = "sample", "trace", "profile"
+SAMPLE, TRACE, PROFILE, ADAPT = "sample", "trace", "profile", "adapt"
 Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
 
 
@@ -24,7 +25,8 @@ class Program(Protocol):
     activations: "int8", "int16" or "f32": the arithmetic of quantised matrices.
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
-    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), PROFILE (`weight_cost`, `done_by`).
+    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), PROFILE (`weight_cost`, `done_by`),
+                 ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
@@ -123,6 +125,15 @@ class Program(Protocol):
     def done_by(self, entry: str = "main") -> Mapping[int, int]:
         """Steps of an entry that the kernels of another one do: index -> index of that one."""
         raise RequestError("this backend has no profile")
+
+    def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
+        """Let adapter `number` (0, 1, ...) of Batch.adapters have these matrices in place of all that it had, by the
+        `part` of steps (ops.ADAPTING); None: none.
+
+        Raises:
+            RequestError: this backend has no adapters beside one another.
+        """
+        raise RequestError("this backend has no adapters beside one another")
 
     def close(self) -> None:
         """Drop weights, caches and scratch memory; the program cannot run any more. May be called twice."""

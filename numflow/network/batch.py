@@ -36,12 +36,14 @@ def _rows(network: Network, step: Step) -> int:
 
 
 def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[int, int],
-            cross_blocks: int) -> dict[str, np.ndarray]:
+            cross_blocks: int, adapters: int = 0) -> dict[str, np.ndarray]:
     """The arrays of a batch by name, int32: those of Batch, with `sequence_of` [T], the sequence of each row, and
     `lengths` [B], the keys of each sequence once the batch is written, which are its `limits` where none are given.
     The block tables of windows have the names of `windows.table_name`.
 
-    blocks: KV blocks that there are, by window, and slots of STATE.
+    `adapters` [T] and `wanted_adapters` [R] are the adapters of rows, -1 for none.
+
+    blocks: KV blocks that there are, by window, and slots of STATE. adapters: numbers that adapters may have.
 
     Raises:
         RequestError: arrays of the batch disagree, or an id or a position is out of range.
@@ -72,7 +74,12 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
         cross_lengths = lengths if limits.writes_cross else _of_sequences("cross_lengths", batch.cross_lengths,
                                                                                  counts.size)
         _check_blocks("encoder block", cross_table, cross_lengths, block_size, cross_blocks)
-    return {"tokens": tokens, "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
+    own = np.full(tokens.size, -1, np.int32)
+    if batch.adapters is not None:
+        own = _of_sequences("adapters", batch.adapters, counts.size)[sequence_of]
+        _check_range("adapter", own + 1, adapters + 1)
+    return {"adapters": own, "wanted_adapters": own[rows], "tokens": tokens,
+            "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
             "limits": chosen, "slots": slots, **tables}
 
@@ -91,7 +98,7 @@ def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> n
 
 def _of_sequences(name: str, lengths: np.ndarray | None, sequences: int) -> np.ndarray:
     if lengths is None or len(lengths) != sequences:
-        raise RequestError(f"{name} of the batch should give {sequences} lengths")
+        raise RequestError(f"{name} of the batch should give {sequences} numbers")
     return _i32(lengths)
 
 

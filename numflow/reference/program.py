@@ -7,11 +7,12 @@ import numpy as np
 
 from numflow.errors import NetworkError
 from numflow.executor.base import OneDevice, kv_types
-from numflow.executor.contract import TRACE
+from numflow.executor.contract import ADAPT, TRACE
 from numflow.network.windows import cache_windows
-from numflow.ops import EXCHANGES, TraceRow, local, op_of, states_of
+from numflow.ops import ADAPTING, EXCHANGES, TraceRow, local, op_of, states_of
 from numflow.reference import (
     act,
+    adapt,
     attention,
     cache,
     convolution,
@@ -40,6 +41,7 @@ KERNELS = {
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
     "expert_combine": moe.expert_combine,
 }
+OF_ADAPTERS = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 BETWEEN_DEVICES = {
     "send": exchange.send, "receive": exchange.receive, "all_reduce": exchange.all_reduce,
     "all_gather": exchange.all_gather,
@@ -56,7 +58,7 @@ class Program(OneDevice):
     world, device: of a plan with several devices, where they meet and which of them this is.
     """
 
-    activations, threads, can = "f32", None, frozenset({TRACE})
+    activations, threads, can = "f32", None, frozenset({TRACE, ADAPT})
 
     def __init__(self, network, weights, block_size=16, activations="f32", threads=None, kv_k="auto", kv_v="auto",
                  world=None, device=0):
@@ -65,6 +67,7 @@ class Program(OneDevice):
         self.observer = None  # called as observer(step, inputs) before each step that runs
         self._source, self._world, self._device = weights, world, device
         self._weights = {}
+        self._parts = {}  # of each adapter
         windows = cache_windows(network)
         self._caches = {name: cache.KVCache(c, block_size, *kv, windows.get(name, 0))
                         for name, c in network.caches.items()}
@@ -97,6 +100,13 @@ class Program(OneDevice):
         if name not in self._weights:
             self._weights[name] = self._source.f32(name)
         return self._weights[name]
+
+    def set_adapter(self, number, parts):
+        """See executor.contract.Program."""
+        self._parts.pop(number, None)
+        if parts is not None:
+            self._parts[number] = dict(parts)
+        self._adapters = max(self._parts, default=-1) + 1
 
     def forget(self, names):
         """Ask the source for these weights again when they are next used."""
@@ -135,7 +145,11 @@ class Program(OneDevice):
             params["groups"] = self.network.weights[step.weights["weight"]].groups
         if step.op in EXCHANGES:
             params |= {"world": self._world, "device": self._device}
-        results = (KERNELS.get(step.op) or BETWEEN_DEVICES[step.op])(*inputs, **weights, **params)
+        if step.op in ADAPTING:
+            part, rows = params.pop("part"), self.network.buffers[step.outputs[0].buffer].rows
+            params["adapters"] = _of_rows(params["batch"], rows)
+            params["parts"] = {number: parts.get(part) for number, parts in self._parts.items()}
+        results = _function(step.op)(*inputs, **weights, **params)
         for view, result in zip(step.outputs, _as_tuple(results), strict=True):
             y = _columns(buffers, view)
             if len(result) > len(y) or result.shape[1] != view.width:
@@ -151,7 +165,18 @@ def _as_tuple(results):
     return results if isinstance(results, tuple) else () if results is None else (results,)
 
 
+def _of_rows(batch, rows):
+    """The adapter of each row, of a token's routes the token's."""
+    own = np.full(len(batch.starts) - 1, -1) if batch.adapters is None else np.asarray(batch.adapters)
+    tokens = np.repeat(own, np.diff(batch.starts))
+    return tokens[batch.logit_rows] if rows == "logits" else tokens
+
+
+def _function(op):
+    return KERNELS.get(op) or OF_ADAPTERS.get(op) or BETWEEN_DEVICES[op]
+
+
 def _where(op):
     """file:line of the function that implements an op."""
-    code = inspect.unwrap(KERNELS.get(op) or BETWEEN_DEVICES[op]).__code__
+    code = inspect.unwrap(_function(op)).__code__
     return f"{'/'.join(code.co_filename.replace(chr(92), '/').split('/')[-3:])}:{code.co_firstlineno}"

@@ -33,3 +33,21 @@ def test_merged(folder, backend):
         matches(model, case, expected, case["adapter"]["greedy"], "adapter_")
     with numflow.load(folder, backend, activations="f32", adapter=[f"{adapter}=0.5"]) as model:
         matches(model, case, expected, None, "half_")
+
+
+ONE_BY_ONE = [folder for folder in FOLDERS if folder.name != "peft_dora"]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("folder", ONE_BY_ONE, ids=[folder.name for folder in ONE_BY_ONE])
+def test_side_by_side(folder, backend):
+    case, expected = load_case(folder)
+    adapter = folder / case["adapter"]["path"]
+    with numflow.load(folder, backend, activations="f32", adapters={"a": adapter, "half": (adapter, 0.5)}) as model:
+        matches(model, case, expected, case["greedy"])
+        matches(model, case, expected, case["adapter"]["greedy"], "adapter_", adapter="a")
+        for i, ids in enumerate(case["prompts"]):
+            assert relative_error(model.logits(ids, adapter="half"), expected[f"half_logits_{i}"]) < TOLERANCE
+            rows = model.logits_batch([ids] * 3, adapters=["a", None, "half"])
+            assert [relative_error(row, expected[f"{kind}logits_{i}"]) < TOLERANCE
+                    for row, kind in zip(rows, ("adapter_", "", "half_"), strict=True)] == [True] * 3

@@ -1,21 +1,24 @@
 """Adapters on checkpoints of all layouts: merged weights against sums worked out here."""
 
+from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from numflow import network
-from numflow.errors import FormatError
+from numflow.errors import FormatError, RequestError
 from numflow.formats.adapter import Adapter, LowRank
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
 from numflow.network.adapters.fit import fitted, tied_table
 from numflow.network.adapters.merge import merged
+from numflow.network.adapters.steps import adaptable, parts_of
 from numflow.network.weights.source import WeightSource
 from tests.network.toy import CONFIG, checkpoint, shapes
-from tests.specs.case import gguf_checkpoint, load_case, memory_checkpoint
+from tests.specs.case import _batch, gguf_checkpoint, load_case, memory_checkpoint
 
 PATH = Path("adapter")
 RANK, FACTOR = 3, 0.5
@@ -182,3 +185,55 @@ def test_an_adapter_for_another_architecture():
     found = gguf_checkpoint(load_case("llama3_scaled"))
     with pytest.raises(FormatError, match="'qwen2'"):
         merged(found, network.choose_spec(found), [(Adapter(PATH, "gguf", {}, architecture="qwen2"), 1.0)])
+
+
+def logits_of(program, case, built, number: int) -> np.ndarray:
+    given = case.inputs[0]
+    batch = _batch(program, given["ids"], len(given["ids"]))
+    batch.adapters = np.array([number], np.int32)
+    return program.run(batch, output="logits" if "logits" in built.outputs else "hidden")
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["llama_biased", "gpt2", "falcon_40b", "phi4_mini", "mixtral", "gpt_oss", "bloom",
+                                  "qwen2_moe", "gemma3_multimodal"])
+def test_rows_that_add_and_weights_that_are_sums(name, backend):
+    case = load_case(name)
+    found = memory_checkpoint(case.configs[0], case.tensors)
+    spec = network.choose_spec(found)
+    plain = network.build(spec, found)
+    wanted, _ = own_matrices(found)
+    adapter = Adapter(PATH, "hf", {name: low_rank(name, shape) for name, shape in wanted.items()})
+    some = merged(found, spec, [(adapter, 0.1)])
+    whole = network.build(spec, some)
+    built = adaptable(plain, found)
+    with (closing(program_of(backend, whole, some)) as sums, closing(program_of(backend, plain, found)) as alone,
+          closing(program_of(backend, built, found)) as program):
+        program.set_adapter(2, parts_of(built, found, fitted(adapter, found, spec), 0.1))
+        expected = logits_of(sums, case, whole, -1)
+        assert np.abs(logits_of(program, case, built, 2) - expected).max() < 1e-4 * expected.std()
+        bare = logits_of(alone, case, plain, -1)
+        assert np.array_equal(logits_of(program, case, built, -1), bare)
+        assert np.array_equal(logits_of(program, case, built, 1), bare)
+        with pytest.raises(RequestError, match="adapter"):
+            logits_of(program, case, built, 99)
+        program.set_adapter(2, None)
+        assert not np.array_equal(expected, bare)
+
+
+def program_of(backend: str, built, found):
+    program = import_module(f"numflow.{backend}.program").Program(
+        built, WeightSource(built, found), **({"activations": "f32", "threads": 2} if backend == "cpu" else {}))
+    program.reserve(1, 1)
+    return program
+
+
+def test_what_rows_cannot_add():
+    case = load_case("deepseek_v2")
+    found = memory_checkpoint(case.configs[0], case.tensors)
+    spec = network.choose_spec(found)
+    name = next(name for name in found.tensors if "kv_b_proj" in name)
+    adapter = Adapter(PATH, "hf", {name: low_rank(name, found.tensors[name].shape)})
+    built = adaptable(network.build(spec, found), found)
+    with pytest.raises(RequestError, match="kv_b_proj.*merge"):
+        parts_of(built, found, fitted(adapter, found, spec), 1.0)

@@ -66,7 +66,9 @@ CROSS_LENGTHS = 15   # i32 [B]
 FREQUENCIES = 16     # f32 [B, FREQUENCIES_STRIDE], of sequences whose rotary frequencies depend on their length
 FREQUENCIES_STRIDE = 17
 STATE_SLOTS = 18     # i32 [B], slots of the sequences in the memory of recurrent steps
-HEADER_FIELDS = 19   # behind them, for each window of the network: the address of its block table, and the stride
+ADAPTERS = 19        # i32 [T], the adapter of each row, -1 for none
+WANTED_ADAPTERS = 20  # i32 [R]
+HEADER_FIELDS = 21   # behind them, for each window of the network: the address of its block table, and the stride
 
 # The header field that counts the rows of a buffer, by Buffer.rows.
 ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}

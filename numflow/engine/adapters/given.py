@@ -57,6 +57,7 @@ Names = str | Sequence[str] | None  # one, or several
 
 def to_merge(adapters: Mapping[str, Any] | None, merge: Names, texts: Names) -> tuple[GivenAdapter, ...]:
     """Adapters that are merged when a model is loaded, in order: those of `adapters` that `merge` names, and texts.
+    The others of `adapters` are for requests to choose.
 
     Raises:
         RequestError: a name that `adapters` does not have, or a value that is no adapter.
@@ -65,9 +66,14 @@ def to_merge(adapters: Mapping[str, Any] | None, merge: Names, texts: Names) -> 
     for name in wanted:
         if name not in known:
             raise RequestError(f"{option('merge')}: there is no adapter {quoted(name)}{did_you_mean(name, known)}")
-    if apart := sorted(known.keys() - {*wanted}):
-        raise RequestError(f"{option('adapters')}: {apart[0]!r} is not among those that {option('merge')} names")
     return (*(known[name] for name in wanted), *map(GivenAdapter.of_text, _listed(texts)))
+
+
+def side_by_side(adapters: Mapping[str, Any] | None, merge: Names) -> dict[str, Any] | None:
+    """Adapters that requests choose by name, as they are given; None where a model is to have none, also later."""
+    if adapters is None or (adapters and {*_listed(merge)} >= {*adapters}):
+        return None
+    return {name: value for name, value in adapters.items() if name not in _listed(merge)}
 
 
 def _listed(names: Names) -> Sequence[str]:

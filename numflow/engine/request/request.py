@@ -13,6 +13,7 @@ from numflow.decoding.sampler import Grammar, Sampler
 from numflow.decoding.settings import Sampling, checked_count, is_count
 from numflow.decoding.speculative import MAX_DRAFTS
 from numflow.decoding.structured import KINDS, Grammars
+from numflow.engine.request.adapter import ChosenAdapter, without_adapters
 from numflow.engine.request.ahead import check_writes
 from numflow.engine.request.beam import Beams
 from numflow.engine.request.budget import SALT_CHARACTERS, Budget
@@ -40,6 +41,7 @@ class Request:
                are not. prompt_logprobs: filled in by who runs the model. echo: the prompt's text, if it is wanted.
     speculate: source of draft tokens: "ngram", "draft" (a model) or "off". draft_tokens: number of them; 0: as many as
                pay.
+    adapter:   of the model's adapters, None for the base alone.
     shared:    keys and values of its text are found again by requests that have the same here, and by no others.
     ignored:   settings that were left out, as they have no effect -> why.
     """
@@ -63,6 +65,7 @@ class Request:
     draft_tokens: int = 0
     shared: Hashable = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
+    adapter: ChosenAdapter | None = None
 
     @property
     def reach(self) -> int:
@@ -83,6 +86,7 @@ class Requests:
     defaults:  function that reads what the model's own files say, called for the first request.
     longest:   function that returns how many tokens each of n texts side by side may have, as memory is now.
     has_draft: whether a smaller model may draft tokens.
+    adapter:   function that finds an adapter by name, or raises RequestError.
     """
 
     def __init__(self, facts: ModelFacts, prompts: Prompts, tokenizer, ends: frozenset[int], bos: int | None, defaults,
@@ -97,6 +101,15 @@ class Requests:
         self._breakers = lru_cache(BREAKER_LISTS)(self._tokens_with)
         self._longest = longest
         self.has_draft = False
+        self.adapter: Callable[[str], ChosenAdapter] = without_adapters
+
+    def chosen(self, adapter: str | None) -> ChosenAdapter | None:
+        """The adapter of that name, None for none.
+
+        Raises:
+            RequestError: there is none.
+        """
+        return None if adapter is None else self.adapter(adapter)
 
     @cached_property
     def defaults(self) -> Defaults:
@@ -140,7 +153,8 @@ class Requests:
                        self._sampling(settings, samples > n), beams, constraints, samples, n, grammar,
                        scored=self._scored(settings), echo=self._echo(settings, text, prompt), speculate=speculate,
                        draft_tokens=draft_tokens, shared=_salt(settings.cache_salt),
-                       ignored={**settings.ignored, **idle})
+                       ignored={**settings.ignored, **idle},
+                       adapter=self.chosen(settings.adapter))
 
     def _stops(self, stop) -> tuple[str, ...]:
         stops = (stop,) if isinstance(stop, str) else tuple(_listed("stop", stop, "texts"))

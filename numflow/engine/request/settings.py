@@ -37,6 +37,7 @@ class Settings(Sampling):
                      latest tokens earlier in the text), "draft" (the model's draft model), "off"; None: "draft" if
                      the model has one. The text is the same kind of text.
     draft_tokens:    tokens guessed at once, at most; None: as many as pay.
+    adapter:         name of one of the model's adapters (numflow.load(..., adapters=)); None: the base alone.
     cache_salt:      a text; the prefix cache shares keys and values only between requests that have the same one.
 
     None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
@@ -68,6 +69,7 @@ class Settings(Sampling):
     speculate: str | None = None
     draft_tokens: int | None = None
     cache_salt: str | None = None
+    adapter: str | None = None
     ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

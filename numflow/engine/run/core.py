@@ -370,7 +370,7 @@ class Core:
 class EncodedText:
     """An encoder's text as a batch sees it: nothing has been read yet."""
 
-    __slots__ = ("cross", "encoded", "length")
+    __slots__ = ("adapter", "cross", "encoded", "length")
 
     def __init__(self, group: SequenceGroup):
-        self.length, self.cross, self.encoded = 0, group.cross, group.encoder
+        self.length, self.cross, self.encoded, self.adapter = 0, group.cross, group.encoder, group.adapter

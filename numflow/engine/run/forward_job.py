@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from numflow.engine.runner.texts import Text
-from numflow.engine.schedule.sequence import Sequence, SequenceGroup
+from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 
 
 class ForwardJob:
@@ -23,7 +23,9 @@ class ForwardJob:
         self.result = np.empty((len(text.ids), width), np.float32)
         ids = [] if output == "encoder_hidden" else text.ids.tolist()
         self.group = SequenceGroup(ids, len(ids), encoder=0 if self.encoder_ids is None else len(self.encoder_ids),
-                                   output=output, every_row=rows, whole=not causal, cached=False)
+                                   output=output, every_row=rows, whole=not causal, cached=False,
+                                   adapter=NO_ADAPTER if text.adapter is None else text.adapter.number)
+        self._adapter = text.adapter  # its number is taken as long as somebody has it
         self._filled = 0
 
     @property

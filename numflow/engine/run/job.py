@@ -15,7 +15,7 @@ from numflow.engine.request.request import Request
 from numflow.engine.run.generation import Generation, Piece, TextStream, Timing
 from numflow.engine.run.search import Search, searches
 from numflow.engine.schedule.prefix import START
-from numflow.engine.schedule.sequence import Sequence, SequenceGroup
+from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 from numflow.engine.speculate.drafters import Drafters
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
@@ -159,8 +159,10 @@ class Job:
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
         read = tuple(request.prompt.tolist()) if request.encoder else ()
+        own = request.adapter  # whose keys and values are found again by requests with the same one only
         self.group = SequenceGroup(prefix, request.reach, width, priority, len(read),
-                                   root=(START, request.shared, read))
+                                   root=(START, request.shared, read, *([] if own is None else [own.serial])),
+                                   adapter=NO_ADAPTER if own is None else own.number)
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""

@@ -14,6 +14,7 @@ from numflow.engine.runner.fair_lock import FairLock
 from numflow.engine.runner.kv_memory import MemoryPlan
 from numflow.engine.schedule.blocks import BlockAllocator, BlockTable
 from numflow.engine.schedule.pools import CommonMemory, Pool, room, text_bytes
+from numflow.engine.schedule.sequence import NO_ADAPTER
 from numflow.errors import OutOfMemoryError
 from numflow.network.by_length import variant
 from numflow.network.windows import STATE, kinds
@@ -27,7 +28,7 @@ ROW_VALUES = 1 << 25  # at most this many output values at once (128 MiB), whate
 class BatchPart:
     """Part of one sequence in a batch: its next tokens.
 
-    sequence: an OpenSequence, or what has its length, tables, cross, encoded and reach (a Sequence of the
+    sequence: an OpenSequence, or what has its length, tables, cross, encoded, reach and adapter (a Sequence of the
     scheduler).
     ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
     """
@@ -157,9 +158,10 @@ class Runner:
         """Variant of the keys and values of a text of up to so many tokens: texts of equal variants may share them."""
         return variant(self.network, min(reach, self.context))
 
-    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0) -> "OpenSequence":
+    def open(self, limit: int, encoder_ids: np.ndarray | None = None, reach: int = 0,
+             adapter: int = NO_ADAPTER) -> "OpenSequence":
         """A new sequence of at most `limit` tokens, after the encoder has read `encoder_ids`, if given."""
-        sequence = OpenSequence(self, limit, reach)
+        sequence = OpenSequence(self, limit, reach, adapter)
         if encoder_ids is not None:
             try:
                 self.encode([BatchPart(sequence, encoder_ids, np.zeros(0, np.int32))], None)
@@ -231,6 +233,8 @@ class Runner:
                                   for n, part in zip(counts, parts)]),
             # An encoder reads whole texts. No text holds more than the context: its last token is not run.
             limits=np.array(counts if tables else [min(s.reach, self.context) for s in sequences], np.int32))
+        if any(sequence.adapter >= 0 for sequence in sequences):
+            batch.adapters = np.array([sequence.adapter for sequence in sequences], np.int32)
         if self.has_encoder:
             batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
             batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)
@@ -277,11 +281,11 @@ class OpenSequence:
 
     encoded: tokens that the encoder has read for it. reach: tokens of the request that it is a part of, which choose
     what depends on the length; 0: the limit. marked: tokens that it can be taken back to (`rewind`) whatever comes;
-    None: none.
+    None: none. adapter: number of the adapter that its rows have.
     """
 
-    def __init__(self, runner: Runner, limit: int, reach: int = 0):
-        self.runner = runner
+    def __init__(self, runner: Runner, limit: int, reach: int = 0, adapter: int = NO_ADAPTER):
+        self.runner, self.adapter = runner, adapter
         self.limit, self.reach = limit, reach or limit
         self.length = 0
         self.encoded = 0

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from numflow.decoding.logprobs import TokenLogprob, log_likelihood, token_logprobs
+from numflow.engine.request.request import Request
 from numflow.engine.runner.runner import ROW_VALUES, BatchPart, Runner
 from numflow.engine.runner.texts import BATCH_ROWS, groups
+from numflow.engine.schedule.sequence import NO_ADAPTER
 from numflow.errors import RequestError
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -32,11 +34,12 @@ class Continuation(NamedTuple):
         return np.concatenate([self.context, self.continuation[:-1]])
 
 
-def prompt_logprobs(runner: Runner, ids: np.ndarray, top: int, reach: int) -> list[TokenLogprob | None]:
-    """Of each token of a text, given those before it; None for the first. top: as many of the most probable ones.
-    reach: tokens of the text and of what is to follow it."""
+def prompt_logprobs(runner: Runner, request: Request) -> list[TokenLogprob | None]:
+    """Of each token of a request's prompt, given those before it; None for the first."""
+    ids, top = request.prompt, request.scored or 0
+    adapter = NO_ADAPTER if request.adapter is None else request.adapter.number
     found: list[TokenLogprob | None] = [None]
-    with runner.open(len(ids), reach=reach) as sequence:
+    with runner.open(len(ids), reach=request.reach, adapter=adapter) as sequence:
         for start, rows in sequence.rows(ids[:-1]):
             found += token_logprobs(rows, ids[start + 1:start + 1 + len(rows)], top)
     return found

@@ -5,6 +5,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from numflow.engine.request.adapter import ChosenAdapter
+from numflow.errors import RequestError
+from numflow.ops import Network
+
 BATCH_ROWS = 512  # tokens of all texts of a batch; a longer text runs alone
 
 
@@ -19,11 +23,30 @@ T = TypeVar("T", bound=Ids)
 
 
 class Text(NamedTuple):
-    """ids i32 [n]; types i32 [n] token types, None for zeros; encoder_ids i32 [m] where there is an encoder."""
+    """ids i32 [n]; types i32 [n] token types, None for zeros; encoder_ids i32 [m] where there is an encoder; adapter:
+    of the model's, None for the base alone."""
 
     ids: np.ndarray
     types: np.ndarray | None = None
     encoder_ids: np.ndarray | None = None
+    adapter: ChosenAdapter | None = None
+
+
+def types_of(network: Network, ids: np.ndarray, given: Sequence[int] | None) -> np.ndarray | None:
+    """Token types of a text, i32 [n]; None where none are given.
+
+    Raises:
+        RequestError: the model has none, or they are not as many or out of range.
+    """
+    if given is None:
+        return None
+    tables = [step.weights["table"] for step in network.entries["main"] if step.op == "embed_type"]
+    if not tables:
+        raise RequestError(f"{network.name} has no token types")
+    types, count = np.asarray(given), network.weights[tables[0]].shape[0]
+    if types.shape != ids.shape or types.dtype.kind not in "iu" or np.any((types < 0) | (types >= count)):
+        raise RequestError(f"token_type_ids should be {len(ids)} whole numbers 0 .. {count - 1}")
+    return types.astype(np.int32)
 
 
 def groups(texts: Iterable[T], limit: int) -> Iterator[Sequence[T]]:

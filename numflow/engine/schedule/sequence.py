@@ -7,6 +7,8 @@ from numflow.engine.schedule.blocks import BlockTable
 from numflow.engine.schedule.prefix import START
 from numflow.network.windows import STATE
 
+NO_ADAPTER = -1  # as Batch.adapters has it
+
 
 class Sequence:
     """One sequence of tokens.
@@ -69,6 +71,11 @@ class Sequence:
         return self.group.limit
 
     @property
+    def adapter(self) -> int:
+        """Number of its adapter."""
+        return self.group.adapter
+
+    @property
     def encoded(self) -> int:
         """Tokens in the encoder's memory."""
         return self.group.encoder if self.group.encoded else 0
@@ -85,6 +92,7 @@ class SequenceGroup:
     whole:     the prompt cannot be cut (attention to both sides).
     cached:    may use the prefix cache, below `root`, which stands for what else its keys and values depend on.
     reused:    tokens of the prompt that the prefix cache had.
+    adapter:   number of the adapter that its rows have, or NO_ADAPTER.
     """
 
     prompt: list[int]
@@ -98,6 +106,7 @@ class SequenceGroup:
     cached: bool = True
     root: Hashable = START
     reused: int = 0
+    adapter: int = NO_ADAPTER
     sequences: list[Sequence] = field(default_factory=list)
     arrival: int = -1
     running: bool = False

@@ -25,12 +25,13 @@ class Fitted:
     """An adapter under the names of a checkpoint's tensors, all shapes checked.
 
     checkpoint: with an output matrix of its own where the adapter parts it from the embedding table.
-    transposed: tensors that are stored as [..., K, N].
+    transposed: tensors that are stored as [..., K, N]. head: the output matrix, where it was parted.
     """
 
     adapter: Adapter
     checkpoint: Checkpoint
     transposed: frozenset[str]
+    head: str | None = None
 
 
 def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
@@ -42,12 +43,13 @@ def fitted(adapter: Adapter, checkpoint: Checkpoint, spec: Spec) -> Fitted:
     _check_kind(adapter, checkpoint)
     built = network.build(spec, checkpoint, fuse=False)
     names = _Names(adapter, checkpoint, spec)
-    own = names.stored()
+    own, head = names.stored(), None
     if (table := tied_table(built)) is not None and names.parts(own, table):
-        checkpoint = _untied(own, checkpoint, spec, built, names.head(own))
+        head = names.head(own)
+        checkpoint = _untied(own, checkpoint, spec, built, head)
     transposed = frozenset(part.tensor for weight in built.weights.values() for part in weight.parts if part.transpose)
     _check_shapes(own, checkpoint, transposed)
-    return Fitted(own, checkpoint, transposed)
+    return Fitted(own, checkpoint, transposed, head)
 
 
 def _check_kind(adapter: Adapter, checkpoint: Checkpoint) -> None:
@@ -70,7 +72,7 @@ def tied_table(built: Network) -> str | None:
 
     table = tensors("table", lambda step: step.op == "embed")
     head = tensors("weight", lambda step: step.op == "linear" and step.outputs == (logits,))
-    return next(iter(table), None) if table == head else None
+    return next(iter(head)) if len(head) == 1 and head <= table else None
 
 
 class _Names:

@@ -5,6 +5,7 @@ from functools import cache
 from numflow.errors import NetworkError, did_you_mean
 from numflow.ops import (
     ACTIVATIONS,
+    ADAPTING,
     CONV_KINDS,
     EXCHANGES,
     OPS,
@@ -96,7 +97,7 @@ def _check_names(step: Step, op: Op) -> None:
 @cache
 def _names_of(name: str) -> tuple[int, set[str], list[str]]:
     """Of an op: how many inputs it needs at least, the roles of its weights, and the roles that it needs."""
-    op = OPS.get(name) or EXCHANGES[name]
+    op = OPS.get(name) or EXCHANGES.get(name) or ADAPTING[name]
     return (sum(not each.endswith("?") for each in op.inputs), {role.rstrip("?") for role in op.weights},
             [role for role in op.weights if not role.endswith("?")])
 
@@ -358,6 +359,15 @@ def _all_gather(step: Step, network: Network) -> None:
             raise NetworkError(f"{step}: {x.width} columns are none of the spans {spans}")
 
 
+def _adapt(step: Step, network: Network) -> None:
+    _expect(step, "output", step.inputs[0 if step.op == "adapt_rows" else 1], step.outputs[0])
+    if len(step.inputs) == 3:
+        _expect(step, "rows of the output", "routes", _rows(step, network, step.outputs[0]))
+        _expect(step, "dtype of ids", "i32", network.buffers[step.inputs[2].buffer].dtype)
+    else:
+        _expect(step, "rows of the input", _rows(step, network, step.outputs[0]), _rows(step, network, step.inputs[0]))
+
+
 def _any_view(step: Step, network: Network) -> None:
     """`send` and `receive` take whatever the other side has."""
 
@@ -372,5 +382,6 @@ _SHAPES = {
     "select_rows": _select,
     "moe_route": _route, "expert_scale": _expert_scale, "expert_linear": _expert_linear, "expert_combine": _combine,
     "softplus": _softplus, "linear_attention": _linear_attention,
+    "adapt": _adapt, "adapt_rows": _adapt,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

@@ -1,0 +1,54 @@
+"""Products of low rank that rows add by adapters of their own: y += B (A x) + v.
+
+Two calls for each step: the low rank h = A x of every row that has an adapter, and y += B h + v. A row's sums are made
+in an order that depends on no other row, so that a batch may mix adapters, and rows without any.
+"""
+
+import numpy as np
+
+from numflow.cpu.runtime.kernel import ADAPTERS, WANTED_ADAPTERS, Call, Code, slots
+from numflow.ops import Step, View, param
+
+_CODE = Code("numflow.cpu.adapters.adapt_kernels")
+# routes: rows of y for each token. shared: rows of y for each row of x. numbers: the header's field of adapters.
+DOWN = slots("header rows numbers table experts ids ids_stride routes x x_stride shared columns h ranks")
+UP = slots("header rows numbers table experts ids ids_stride routes y y_stride width h ranks")
+LOOK_UP = slots("header rows numbers table h ranks")
+
+
+def adapt(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, K], y f32 [rows, N]; ids i32 [T, S] where rows are routes."""
+    (x, y, *routed) = step.inputs
+    h, common = _low_rank(ctx, y), _common(step, ctx, y, *routed)
+    shared = common["routes"] if routed and ctx.rows(x) == ctx.rows(routed[0]) else 1
+    down = Call.named(step, _CODE.kernel("adapter_down"), DOWN, **common, **ctx.strided("x", x), shared=shared,
+                      columns=x.width, h=h)
+    return [down, _up(step, ctx, common, h)]
+
+
+def adapt_rows(step: Step, ctx) -> list[Call]:
+    """y f32 [T, D], whose rows are those of a table."""
+    y = step.outputs[0]
+    h, common = _low_rank(ctx, y), _common(step, ctx, y)
+    down = Call.named(step, _CODE.kernel("adapter_rows"), LOOK_UP, h=h,
+                      **{name: common[name] for name in LOOK_UP._fields if name != "h"})
+    return [down, _up(step, ctx, common, h)]
+
+
+def _up(step: Step, ctx, common: dict, h: np.ndarray) -> Call:
+    y = step.outputs[0]
+    return Call.named(step, _CODE.kernel("adapter_up"), UP, **common, **ctx.strided("y", y), width=y.width, h=h)
+
+
+def _low_rank(ctx, y: View) -> np.ndarray:
+    """Memory for A x of each row of y."""
+    return ctx.scratch(f"low rank of {y}", 4 * ctx.room(y) * ctx.adapters.ranks)
+
+
+def _common(step: Step, ctx, y: View, ids: View | None = None) -> dict:
+    table = ctx.adapters.table(param(step, "part"))
+    address, stride = (0, 0) if ids is None else ctx.view(ids)
+    wanted = ctx.network.buffers[y.buffer].rows == "logits"
+    return {"header": ctx.header, "rows": ctx.rows(y), "numbers": WANTED_ADAPTERS if wanted else ADAPTERS,
+            "table": table, "experts": table.shape[1], "ids": address, "ids_stride": stride,
+            "routes": 1 if ids is None else ids.width, "ranks": ctx.adapters.ranks}
