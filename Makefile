@@ -49,3 +49,8 @@ clean:
 	touch .venv
 
 .PHONY: test test-network test-slow mutants lint types ci nightly clean
+
+# Pages that are made from code: commands and options, families of models.
+pages: .venv
+	.venv/bin/python -m numflow.cli.reference > docs/commands.md
+	.venv/bin/python -m numflow.spec.families > docs/models.md

@@ -23,7 +23,8 @@ MANUALS = [name for name in TEXTS if not name.startswith(("reports/", "CHANGELOG
 
 def blocks(page: str, language: str = r"\w*") -> list[str]:
     """Code of a page; `language` is a pattern."""
-    return re.findall(rf"^```(?:{language})\n(.*?)^```$", TEXTS[page], re.S | re.M)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXTS[page], re.S | re.M)
+    return [code for name, code in found if re.fullmatch(language, name)]
 
 
 def prose(page: str) -> str:

@@ -30,18 +30,20 @@ class Command(TyperCommand):
     """A command whose help has its options in groups."""
 
     def format_options(self, ctx, formatter) -> None:
-        shown = [(param, row) for param in self.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
-        arguments = [row for param, row in shown if param.param_type_name == "argument"]
-        options = [(param.name, row) for param, row in shown if param.param_type_name != "argument"]
-        if arguments:
-            _section(formatter, "Arguments", arguments)
-        if len(options) < MANY:
-            _section(formatter, "Options", [row for _, row in options])
-            return
-        grouped = {name for names in OPTIONS.values() for name in names}
-        _section(formatter, "Options", [row for name, row in options if name not in grouped])
-        for heading, names in OPTIONS.items():
-            _section(formatter, heading, [row for name, row in options if name in names])
+        for heading, rows in options_by_heading(self, ctx).items():
+            _section(formatter, heading, rows)
+
+
+def options_by_heading(command, ctx) -> dict[str, list[tuple[str, str]]]:
+    """Flags and meanings of a command's arguments and options under their headings; one heading for few options."""
+    found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Arguments", "Options", *OPTIONS)}
+    shown = [(param, row) for param in command.get_params(ctx) if (row := param.get_help_record(ctx)) is not None]
+    many = sum(param.param_type_name == "option" for param, _ in shown) >= MANY
+    headings = {name: heading for heading, names in OPTIONS.items() for name in names} if many else {}
+    for param, row in shown:
+        argument = param.param_type_name == "argument"
+        found["Arguments" if argument else headings.get(param.name, "Options")].append(row)
+    return {heading: rows for heading, rows in found.items() if rows}
 
 
 class Commands(TyperGroup):

@@ -1,0 +1,47 @@
+"""docs/models.md from the shipped specifications: what runs, from which files."""
+
+from numflow.spec.reader import Spec, list_specs
+
+_INTRO = """# Models
+
+What is listed here runs from a specification file of [specs/](../specs/) alone. A checkpoint is recognised by the words
+in its `config.json` (`architectures`) or in its GGUF header (`general.architecture`); a row without such words is chosen
+with `--spec NAME`. A model that is not listed may need no more than a file of its own: see [new-model.md](new-model.md).
+(This page is written by `python -m numflow.spec.families > docs/models.md`.)
+"""
+_KINDS = {"decoder": "Decoders: text is continued", "encoder": "Encoders: embeddings, gaps, scores",
+          "encoder-decoder": "Encoder-decoders: translation, summaries"}
+_OTHERS = """
+## Files
+
+| file | how |
+|---|---|
+| safetensors, one file or shards | float16, bfloat16, float32; and quantised by other programs: \
+[quantisation.md](quantisation.md#what-others-have-quantised) |
+| GGUF, one file or shards | every type of llama.cpp: [quantisation.md](quantisation.md#gguf-files) |
+| pickled PyTorch weights (`.bin`, `.pt`, `.pth`) | read by an interpreter that runs nothing of the file |
+| llama2.c (`.bin`) | with `tokenizer.bin` beside it |
+| numflow's own container (`.safetensors`) | `numflow quantize`: [quantisation.md](quantisation.md#the-file) |
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    lines = [_INTRO]
+    for kind, heading in _KINDS.items():
+        found = [spec for spec in list_specs() if spec.type == kind]
+        lines += [f"## {heading}", "", "| family | specification | config.json | GGUF |", "|---|---|---|---|"]
+        lines += [_row(spec) for spec in sorted(found, key=lambda spec: spec.title.casefold())]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n" + _OTHERS
+
+
+def _row(spec: Spec) -> str:
+    detect = spec.section("detect")
+    words = ["<br>".join(detect.get(key, ()) or (detect.get("model_type", ()) if key == "architectures" else ()))
+             for key in ("architectures", "gguf")]
+    return f"| {spec.title} | [{spec.name}](../specs/{spec.name}.toml) | {words[0]} | {words[1]} |"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
