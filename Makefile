@@ -38,6 +38,11 @@ nightly:
 types: .venv
 	.venv/bin/pip install -q -e ".[types]" && .venv/bin/mypy
 
+# Pages that are made from code: commands and options, families of models.
+pages: .venv
+	.venv/bin/python -m numflow.cli.reference > docs/commands.md
+	.venv/bin/python -m numflow.spec.families > docs/models.md
+
 # Everything that is made here and can be made again; downloaded models and compiled kernels stay.
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache
@@ -48,9 +53,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: test test-network test-slow mutants lint types ci nightly clean
-
-# Pages that are made from code: commands and options, families of models.
-pages: .venv
-	.venv/bin/python -m numflow.cli.reference > docs/commands.md
-	.venv/bin/python -m numflow.spec.families > docs/models.md
+.PHONY: test test-network test-slow mutants lint types ci nightly pages clean
