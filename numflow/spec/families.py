@@ -1,4 +1,4 @@
-"""docs/models.md from the shipped specifications: what runs, from which files."""
+"""docs/models.md from the shipped specifications: what runs, by which words it is recognised."""
 
 from numflow.spec.reader import Spec, list_specs
 
@@ -7,22 +7,11 @@ _INTRO = """# Models
 What is listed here runs from a specification file of [specs/](../specs/) alone. A checkpoint is recognised by words in
 its `config.json` (`architectures`) or in its GGUF header (`general.architecture`); a row without such words is chosen
 by `--spec NAME`. A model that is not listed may need no more than a file of its own: [new-model.md](new-model.md).
+File formats are in the [README](../README.md#formats).
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """
 _KINDS = {"decoder": "Decoders: text is continued", "encoder": "Encoders: embeddings, gaps, scores",
           "encoder-decoder": "Encoder-decoders: translation, summaries"}
-_OTHERS = """
-## Files
-
-| file | how |
-|---|---|
-| safetensors, one file or shards | float16, bfloat16, float32; and quantised by other programs: \
-[quantisation.md](quantisation.md#what-others-have-quantised) |
-| GGUF, one file or shards | every type of llama.cpp: [quantisation.md](quantisation.md#gguf-files) |
-| pickled PyTorch weights (`.bin`, `.pt`, `.pth`) | read by an interpreter that runs nothing of the file |
-| llama2.c (`.bin`) | with `tokenizer.bin` beside it |
-| numflow's own container (`.safetensors`) | `numflow quantize`: [quantisation.md](quantisation.md#the-file) |
-"""
 
 
 def markdown() -> str:
@@ -33,7 +22,7 @@ def markdown() -> str:
         lines += [f"## {heading}", "", "| family | specification | config.json | GGUF |", "|---|---|---|---|"]
         lines += [_row(spec) for spec in sorted(found, key=lambda spec: spec.title.casefold())]
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n" + _OTHERS
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _row(spec: Spec) -> str:
