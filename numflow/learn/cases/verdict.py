@@ -1,7 +1,7 @@
 """The result of a check: right or not, and of what is not right the case, the place, the size and the cause."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,8 @@ def same(one: Any, other: Any, bound: float = 1e-4) -> bool:
         return bool(np.allclose(one, other, rtol=bound, atol=bound * spread, equal_nan=True))
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(same(a, b, bound) for a, b in zip(one, other, strict=True))
+    if is_dataclass(one) and type(one) is type(other):
+        return same(list(vars(one).values()), list(vars(other).values()), bound)
     return type(one) is type(other) and bool(one == other)
 
 

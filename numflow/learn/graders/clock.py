@@ -1,0 +1,148 @@
+"""A clock with prices, on which a student's scheduler runs requests."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numflow.learn.cases.verdict import Verdict, Wrong, raised, right, wrong
+
+STEP_S, TOKEN_S = 0.010, 0.0001  # price of a step and of each token in it
+BLOCK, BUDGET, BLOCKS = 16, 256, 160
+FASTER = 1.5  # than static batches
+MANY = 100    # requests from which on changes of them are not looked for: small cases have shown them
+# Of each small case: name, requests (prompt, tokens to write), blocks, budget.
+SMALL: tuple[tuple[str, list[tuple[int, int]], int, int], ...] = (
+    ("one-request", [(5, 3)], 8, 32), ("a-long-prompt", [(100, 2)], 16, 32),
+    ("two-requests", [(5, 4), (6, 2)], 8, 32), ("long-beside-short", [(5, 9), (90, 2), (4, 3)], 32, 16),
+    ("little-memory", [(20, 20), (60, 20), (5, 5), (5, 5)], 6, 64),
+    ("more-than-the-budget", [(4, 6)] * 12, 64, 8))
+
+
+@dataclass(eq=False)
+class LearnedRequest:
+    """A request as `plan` sees it. written: tokens so far; wanted: what it will write."""
+
+    number: int
+    prompt: int
+    blocks: int
+    wanted: int
+    written: int = 0
+
+
+def grade_plan(plan: Callable) -> Verdict:
+    """Small cases, random ones, and the speed of many requests."""
+    cases = [*SMALL, *(_random(seed) for seed in range(25)), ("200-requests", _many(), BLOCKS, BUDGET)]
+    for number, (name, requests, blocks, budget) in enumerate(cases, 1):
+        try:
+            seconds = run(plan, requests, blocks, budget)
+        except Wrong as error:
+            return wrong(name, number, len(cases), str(error), str(error))
+        except Exception as error:
+            return raised(name, number, len(cases), error)
+        if name == "200-requests" and seconds > (least := run(static, requests, blocks, budget) / FASTER):
+            return wrong(name, number, len(cases), f"{seconds:.2f} s, {least:.2f} s are allowed (static batches "
+                         f"take {least * FASTER:.2f} s)", f"{seconds:.6f}")
+    return right(len(cases))
+
+
+def static(waiting: list, running: list, free_blocks: int, budget: int) -> list:
+    """Static batching: the next requests start when all others have ended."""
+    chosen = []
+    for request in sorted(running, key=lambda request: request.prompt > 0):
+        if tokens := min(request.prompt or 1, budget):
+            chosen.append((request, tokens))
+            budget -= tokens
+    for request in [] if running else waiting:
+        if request.blocks > free_blocks or budget <= 0:
+            break
+        chosen.append((request, min(request.prompt, budget)))
+        budget, free_blocks = budget - chosen[-1][1], free_blocks - request.blocks
+    return chosen
+
+
+def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int) -> float:
+    """Seconds on the clock until all requests have ended.
+
+    Raises:
+        Wrong: a plan that cannot be carried out, or requests that never end.
+    """
+    waiting = [LearnedRequest(number, prompt, -(-(prompt + wanted) // BLOCK), wanted)
+               for number, (prompt, wanted) in enumerate(sizes)]
+    running: list[LearnedRequest] = []
+    work = sum(prompt + wanted for prompt, wanted in sizes)
+    seconds, steps = 0.0, 0
+    while waiting or running:
+        free = blocks - sum(request.blocks for request in running)
+        before = [(request, vars(request).copy()) for request in (*waiting, *running)] if len(sizes) < MANY else []
+        chosen = plan(list(waiting), list(running), free, budget)
+        for request, facts in before:
+            if vars(request) != facts:
+                raise Wrong(f"step {steps}: plan changes request {request.number}; it is to say what runs, and no more")
+        tokens = _check(chosen, waiting, running, free, budget, steps)
+        for request, count in chosen:
+            if request in waiting:
+                waiting.remove(request)
+                running.append(request)
+            if request.prompt:
+                request.prompt -= count
+                request.written += request.prompt == 0
+            else:
+                request.written += 1
+        running = [request for request in running if request.written < request.wanted]
+        seconds, steps = seconds + STEP_S + TOKEN_S * tokens, steps + 1
+        if steps > 2 * work + 10:
+            raise Wrong(f"after {steps} steps {len(waiting)} requests wait and {len(running)} run: somebody starves")
+    return seconds
+
+
+def _check(chosen: Any, waiting: list, running: list, free: int, budget: int, step: int) -> int:
+    """The tokens of a plan that can be carried out."""
+    if not isinstance(chosen, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in chosen):
+        raise Wrong(f"step {step}: plan should return a list of (request, tokens), and returns {type(chosen).__name__}")
+    if not chosen:
+        raise Wrong(f"step {step}: nothing runs, {len(waiting)} requests wait and {len(running)} run")
+    seen: set[int] = set()
+    for request, tokens in chosen:
+        if request not in waiting and request not in running:
+            raise Wrong(f"step {step}: {request!r} is no request that waits or runs")
+        if request.number in seen:
+            raise Wrong(f"step {step}: request {request.number} is named twice")
+        seen.add(request.number)
+        most = request.prompt or 1
+        if not isinstance(tokens, int) or not 1 <= tokens <= most:
+            what = f"has {most} tokens of its prompt to read" if request.prompt else "writes 1 token a step"
+            raise Wrong(f"step {step}: request {request.number} {what}, and is given {tokens}")
+    total = sum(tokens for _, tokens in chosen)
+    if total > budget:
+        raise Wrong(f"step {step}: {total} tokens, and the budget is {budget}")
+    starting = [request for request, _ in chosen if request in waiting]
+    needed = sum(request.blocks for request in starting)
+    if needed > free:
+        raise Wrong(f"step {step}: {needed} blocks for requests that start, and {free} are free")
+    for first, request in zip(waiting, starting):
+        if first not in starting:
+            raise Wrong(f"step {step}: request {request.number} overtakes request {first.number}")
+    return total
+
+
+def _random(seed: int) -> tuple[str, list[tuple[int, int]], int, int]:
+    rng = random.Random(seed)
+    sizes = [(rng.randint(1, 60), rng.randint(1, 20)) for _ in range(rng.randint(2, 12))]
+    most = max(-(-(prompt + wanted) // BLOCK) for prompt, wanted in sizes)
+    return f"random-{seed}", sizes, most + rng.randint(0, 10), rng.choice((8, 16, 64))
+
+
+def _many() -> list[tuple[int, int]]:
+    """Requests whose answers differ much in length, as in life."""
+    rng = random.Random(15)
+    return [(rng.randint(10, 120), min(200, 2 + int(rng.expovariate(1 / 40)))) for _ in range(200)]
+
+
+def plan_bars(plan: Callable, batches: Callable) -> dict[str, Any]:
+    """Tokens a second of many requests, by batches and by a plan."""
+    sizes = _many()
+    tokens = sum(wanted for _, wanted in sizes)
+    return {"what": "tokens written a second, 200 requests on the priced clock", "unit": "tokens/s",
+            "bars": [(label, tokens / run(each, sizes, BLOCKS, BUDGET))
+                     for label, each in (("static batches", batches), ("yours", plan))]}

@@ -1,0 +1,110 @@
+"""Cases of quantised matrices, and the errors that functions are measured by."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from numflow.learn.cases.verdict import Wrong
+from numflow.learn.graders.calls import array
+from numflow.quant.feedback import feedback_reference
+from numflow.quant.layout import ROW_SCHEMES, Fields
+from numflow.quant.search import search_reference
+
+AS_GOOD = 1.02  # times numflow's error that are let pass: rounding may turn a code
+KINDS = ("normal", "laplace", "one-outlier", "all-positive", "zeros")  # of rows
+
+
+@cache
+def feedback_case(name: str, seed: int, zeros: bool = False) -> tuple[tuple, Callable[[Any], str]]:
+    """Arguments for error feedback on 4 rows of 96 columns, whose inputs belong together, and the judge of codes."""
+    rng = np.random.default_rng(seed)
+    scheme = ROW_SCHEMES[name]
+    x = rng.standard_normal((4, 96)).astype(np.float32)
+    if zeros:
+        x[:, 32:64] = 0
+    inputs = rng.standard_normal((300, 24)) @ rng.standard_normal((24, 96)) + 0.3 * rng.standard_normal((300, 96))
+    inputs *= rng.uniform(0.3, 3, 96)
+    moment = inputs.T @ inputs / len(inputs)
+    importance = (np.diagonal(moment) / np.diagonal(moment).max()).astype(np.float32)[None]
+    fields = search_reference(x, scheme, importance, False, "x")
+    expected = feedback_reference(x.copy(), scheme, moment, fields)
+    least = output_error(x, moment, fields, expected)
+
+    def judge(found: Any) -> str:
+        codes = array(found, expected, "feedback returns codes ")
+        if codes.max() >= scheme.levels or codes.min() < 0:
+            return f"codes up to {int(codes.max())}, and {name} has 0 .. {scheme.levels - 1}"
+        error = output_error(x, moment, fields, codes)
+        if error <= AS_GOOD * least:
+            return ""
+        row, column = (int(at[0]) for at in np.nonzero(codes != expected))
+        return (f"the outputs are off by {error:.4g}, {error / least:.2f} times numflow's {least:.4g}; the first code "
+                f"that differs is in row {row}, column {column}: got {codes[row, column]}, expected "
+                f"{expected[row, column]}")
+
+    return (x, scheme, moment, fields), judge
+
+
+def output_error(x: np.ndarray, moment: np.ndarray, fields: Fields, codes: np.ndarray) -> float:
+    """The error of the outputs of codes under the headers of fields, relative to the outputs."""
+    off = replace(fields, codes=codes).values().astype(np.float64) - x
+    return float(np.sqrt(np.einsum("nk,kl,nl", off, moment, off) / np.einsum("nk,kl,nl", x, moment, x)))
+
+
+def rows_of(kind: str, columns: int = 128) -> np.ndarray:
+    """Four rows of a kind, float32 [4, columns]."""
+    rng = np.random.default_rng(len(kind))
+    x = rng.laplace(size=(4, columns)) if kind == "laplace" else rng.standard_normal((4, columns))
+    if kind == "one-outlier":
+        x[:, 17] *= 40
+    elif kind == "all-positive":
+        x = np.abs(x) + 0.5
+    elif kind == "zeros":
+        x[:, 32:64], x[1] = 0, 0
+    return (0.02 * x).astype(np.float32)
+
+
+@cache
+def searched(kind: str, name: str) -> Fields:
+    """The fields that numflow's search finds for the rows of a kind."""
+    x = rows_of(kind)
+    return search_reference(x, ROW_SCHEMES[name], np.ones((1, x.shape[1]), np.float32), False, "x")
+
+
+def row_errors(headers: Callable, kind: str, name: str) -> list[tuple[str, float]]:
+    """Bars of the errors of a function and of numflow's search, in percent of the weights."""
+    x = rows_of(kind)
+    return [(f"{kind}, {label}", 100 * float(np.sqrt(_squares(fields, x).sum() / np.square(x, dtype=float).sum())))
+            for label, fields in (("yours", headers(x, ROW_SCHEMES[name])), ("numflow", searched(kind, name)))]
+
+
+def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
+    """The judge of fields of a kind's rows: their shapes, and an error that is near that of numflow's search."""
+    x, scheme, own = rows_of(kind), ROW_SCHEMES[name], searched(kind, name)
+    least = _squares(own, x)
+
+    def judge(found: Any) -> str:
+        if not isinstance(found, Fields):
+            raise Wrong(f"headers should return Fields, and returns {type(found).__name__}")
+        for name in ("rows", "blocks", "codes"):
+            array(getattr(found, name), getattr(own, name), f"headers returns {name} ")
+        if found.codes.max() >= scheme.levels:
+            return f"codes up to {int(found.codes.max())}, and {scheme.name} has 0 .. {scheme.levels - 1}"
+        errors = _squares(found, x)
+        row = int(np.argmax(errors - AS_GOOD * least))
+        if errors[row] <= AS_GOOD * least[row] + 1e-12 or errors.sum() <= AS_GOOD * least.sum():
+            return ""
+        return (f"row {row}: the sum of squared errors is {errors[row]:.4g}, "
+                f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}")
+
+    return judge
+
+
+def _squares(fields: Fields, x: np.ndarray) -> np.ndarray:
+    """Sums of squared errors by row."""
+    with np.errstate(all="ignore"):
+        off = fields.values().astype(np.float64) - x
+    return np.nan_to_num((off * off).sum(axis=1), nan=np.inf)

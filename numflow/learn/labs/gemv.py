@@ -1,0 +1,112 @@
+"""Lab 9: a matrix times a vector, from 3.5 bits.
+
+When a model writes a token, each matrix is read once and multiplied with one vector: y = w x. Almost all the time
+goes into reading w, and that is why fewer bits are faster. Here two weights are one byte, 11 * second + first, and
+each block of 32 columns of a row has a scale:
+
+    w[row, 2 j]     = scale[row, 2 j // 32] * (pairs[row, j] % 11 - 5)
+    w[row, 2 j + 1] = scale[row, 2 j // 32] * (pairs[row, j] // 11 - 5)
+
+Write `gemv` as a Numba kernel (@njit: the function is compiled when it is first called, and takes loops, numbers and
+arrays, nothing else). It writes into y and returns nothing. Get it right first; then `bench` shows how far you are
+from the time that reading the bytes takes. Three things help, in this order: no array is made inside; the scale is
+multiplied once for a block and not for each weight; two tables of 121 float32 (x % 11 - 5 and x // 11 - 5) in place
+of divisions. Tables may be global arrays of your file.
+
+    numflow learn check 9        numflow learn hint 9        numflow learn bench 9
+"""
+
+import numpy as np
+from numba import njit
+
+LAB = {
+    "number": 9, "title": "Matrix times vector from 3.5 bits", "minutes": 90, "functions": ["gemv"], "grader": "own",
+    "needs": [6],
+    "hints": [
+        "Write down what is read for one row of 64 columns: bytes of pairs, of scales, of x. Which of them comes from "
+        "memory for each row anew?",
+        "The hard part is the order of loops: rows outside, blocks of 16 bytes inside, 16 bytes innermost. The sum of "
+        "a block is a float32 of its own, and is multiplied by the scale when the block is done.",
+        "FIRST, SECOND = (np.arange(121) % 11 - 5), (np.arange(121) // 11 - 5) as float32; total += scale[row, block] "
+        "* part, part += FIRST[pair] * x[2 * j] + SECOND[pair] * x[2 * j + 1]; fastmath=True lets it use vectors."],
+}
+FIRST = (np.arange(121) % 11 - 5).astype(np.float32)
+SECOND = (np.arange(121) // 11 - 5).astype(np.float32)
+
+
+@njit(fastmath=True)
+def gemv(y, pairs, scale, x):
+    """y f32 [N] is written; pairs u8 [N, K / 2], scale f32 [N, K / 32], x f32 [K]."""
+    for row in range(len(y)):
+        total = np.float32(0)
+        for block in range(scale.shape[1]):
+            part = np.float32(0)
+            for j in range(16 * block, 16 * block + 16):
+                pair = pairs[row, j]
+                part += FIRST[pair] * x[2 * j] + SECOND[pair] * x[2 * j + 1]
+            total += scale[row, block] * part
+        y[row] = total
+
+
+def _product(y, pairs, scale, x, levels=11, zero=5.0, turned=False):
+    first, second = (pairs % levels, pairs // levels)[::-1 if turned else 1]
+    w = np.stack([first, second], axis=2).reshape(len(pairs), -1).astype(np.float32) - np.float32(zero)
+    y[:] = (w * np.repeat(scale, 32, axis=1)) @ x
+
+
+def gemv__no_zero(y, pairs, scale, x):
+    """codes without their zero: 5 is to be subtracted from each"""
+    _product(y, pairs, scale, x, zero=0.0)
+
+
+def gemv__turned(y, pairs, scale, x):
+    """pairs the wrong way round: the even column's code is pair % 11"""
+    _product(y, pairs, scale, x, turned=True)
+
+
+def gemv__sixteen(y, pairs, scale, x):
+    """codes of 4 bits, pair % 16 and pair // 16: a pair is 11 * second + first"""
+    _product(y, pairs, scale, x, levels=16)
+
+
+def gemv__first_scale(y, pairs, scale, x):
+    """the scale of the row's first block for all of its blocks"""
+    _product(y, pairs, np.repeat(scale[:, :1], scale.shape[1], axis=1), x)
+
+
+def gemv__no_scale(y, pairs, scale, x):
+    """sums that are not multiplied by the scales"""
+    _product(y, pairs, np.ones_like(scale), x)
+
+
+def gemv__added(y, pairs, scale, x):
+    """sums that are added to what y held: it is to be written"""
+    before = y.copy()
+    _product(y, pairs, scale, x)
+    y += before
+
+
+def gemv__halves(y, pairs, scale, x):
+    """pairs of a column of the first half and one of the second: neighbours are pairs"""
+    _product(y, pairs, scale, x.reshape(2, -1).T.ravel())
+
+
+def gemv__wraps(y, pairs, scale, x):
+    """codes that wrap around in uint8, where 3 - 5 is 254"""
+    first, second = pairs % np.uint8(11) - np.uint8(5), pairs // np.uint8(11) - np.uint8(5)
+    w = np.stack([first, second], axis=2).reshape(len(pairs), -1).astype(np.float32)
+    y[:] = (w * np.repeat(scale, 32, axis=1)) @ x
+
+
+def grade(functions):
+    """Small matrices, one column of codes after the other, then random ones."""
+    from numflow.learn.graders.gemv import grade_gemv
+
+    return grade_gemv(functions["gemv"])
+
+
+def bench(functions):
+    """2048 x 2048 weights."""
+    from numflow.learn.graders.gemv import gemv_bars
+
+    return gemv_bars(functions["gemv"])

@@ -1,0 +1,122 @@
+"""Lab 8: GPTQ.
+
+Weights are rounded one column after another, and each column's error is made up for by the columns that are not rounded
+yet. What counts is not the error of the weights, but that of the outputs: (w' - w) M (w' - w)^T summed over the rows
+of w, with M = E[a a^T], the second moment of the inputs that w is multiplied with.
+
+`prepared` (given) puts the columns in an order, those with the largest inputs first, and makes the upper triangular U
+with U^T U = M^-1 for columns in that order. For j = 0, 1, 2, ... in it:
+
+    code_j = the nearest code of w_j, with the scale and the zero of its block
+    e_j = (w_j - decoded_j) / U[j, j]            decoded = scale * (code - zero)
+    w_k = w_k - e_j * U[j, k]                    for all later columns k > j
+
+Scales and zeros of blocks of `scheme.block` columns are found beforehand and stay: fields.scales_and_zeros() returns
+both, float32 [N, K / block]. A scale of 0 is a block of zeros, whose codes are 0. Codes are 0 .. scheme.levels - 1.
+
+    numflow learn check 8        numflow learn hint 8        numflow learn bench 8
+"""
+
+import numpy as np
+
+from numflow.quant.feedback import prepared
+
+LAB = {
+    "number": 8, "title": "GPTQ", "minutes": 60, "functions": ["feedback"], "grader": "own", "needs": [6],
+    "hints": [
+        "Take two columns with inputs that are always the same: a = (t, t). The first one is rounded up by 0.3. What "
+        "would you have the second one do?",
+        "The hard part is the order: w = x[:, order] has the columns as they come, scales and zeros are those of block "
+        "order // scheme.block, and codes go back to column order[j].",
+        "for j, column in enumerate(order): code = clip(floor(w[:, j] / scale + zero + 0.5), 0, levels - 1); error = "
+        "(w[:, j] - scale * (code - zero)) / upper[j, j]; w[:, j + 1:] -= error[:, None] * upper[j, j + 1:]."],
+}
+
+
+def feedback(x, scheme, moment, fields):
+    """x f32 [N, K], moment [K, K], fields with scales and zeros -> codes u8 [N, K]."""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper)
+
+
+def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=None, codes_only=False):
+    scales, zeros = (part[:, order // scheme.block] for part in fields.scales_and_zeros())
+    w, codes = x[:, order], np.zeros(x.shape, np.uint8)
+    for j, column in enumerate(order):
+        scale, zero = np.where(scales[:, j] > 0, scales[:, j], np.float32(1)), zeros[:, j]
+        code = np.clip(np.floor(w[:, j] / scale + zero + np.float32(0.5)), 0, scheme.levels - 1)
+        error = w[:, j] / scale - (code - zero) if codes_only else w[:, j] - scale * (code - zero)
+        error = np.float32(sign) * (error / upper[j, j] if divided else error)
+        end = None if reach is None else j + 1 + reach
+        w[:, j + 1:end] -= error[:, None] * upper[j, j + 1:end]
+        codes[:, column] = np.where(scales[:, j] > 0, code, 0)
+    return codes
+
+
+def feedback__nearest(x, scheme, moment, fields):
+    """plain rounding: no error was passed on"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, reach=0)
+
+
+def feedback__wrong_way(x, scheme, moment, fields):
+    """errors that are added where they are to be subtracted"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, sign=-1.0)
+
+
+def feedback__not_divided(x, scheme, moment, fields):
+    """errors that are not divided by U[j, j]"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, divided=False)
+
+
+def feedback__next_alone(x, scheme, moment, fields):
+    """an error that only the next column makes up for: all later ones are to"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, reach=1)
+
+
+def feedback__in_codes(x, scheme, moment, fields):
+    """errors in codes in place of weights: they are to be multiplied by the scale"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, codes_only=True)
+
+
+def feedback__natural_order(x, scheme, moment, fields):
+    """columns as they stand in x with the U of the other order"""
+    _, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, np.arange(x.shape[1]), upper)
+
+
+def feedback__left_in_order(x, scheme, moment, fields):
+    """codes that were not put back: column j of the order is column order[j] of x"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper)[:, order]
+
+
+def grade(functions):
+    """Error of the outputs against numflow's own, on inputs that belong together."""
+    from numflow.learn.graders.calls import Call, grade_calls
+    from numflow.learn.graders.quantised import feedback_case
+
+    calls = []
+    for name, seed in (("q3h", 1), ("q2", 2), ("q4", 3)):
+        arguments, judge = feedback_case(name, seed)
+        calls.append(Call(f"{name}-4x96", "feedback", arguments, judge=judge))
+    arguments, judge = feedback_case("q3h", 4, zeros=True)
+    calls.append(Call("a-block-of-zeros", "feedback", arguments, judge=judge))
+    return grade_calls(functions, calls)
+
+
+def bench(functions):
+    """Error of outputs, nearest codes and yours."""
+    from numflow.learn.graders.quantised import feedback_case, output_error
+
+    bars = []
+    for name in ("q2", "q3", "q3h", "q4"):
+        (x, scheme, moment, fields), _ = feedback_case(name, 5)
+        yours = functions["feedback"](x.copy(), scheme, moment, fields)
+        for label, codes in (("nearest", fields.codes), ("yours", yours)):
+            bars.append((f"{name}, {label}", 100 * output_error(x, moment, fields, codes)))
+    return {"what": "error of outputs, relative", "unit": "%", "bars": bars}

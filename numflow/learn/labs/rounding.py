@@ -1,0 +1,172 @@
+"""Lab 6: rounding, and 11 second + first.
+
+A block of 32 neighbouring weights is stored as codes 0 .. levels - 1 with two numbers for all of them:
+
+    weight = zero + scale * code        zero: the smallest of the block; scale: so that the largest is code levels - 1
+
+`quantise` takes the code nearest to each weight. A block whose weights are all the same has scale 0 and codes 0.
+
+With 11 levels two codes fit into 7 bits, as 11 * second + first <= 120 < 128: 3.5 bits for each weight, where 8 levels
+take 3 and 16 take 4. 12 levels would need 144. `pack` stores the codes of 32 weights, 16 pairs of neighbouring columns
+(first: the even one), in 14 bytes. Since 7 bits make no byte, the bits of the 16 pairs lie in planes, one after the
+other:
+
+    2 bytes     bit 6 of each pair       pair 8 k + j in bit j of byte k
+    4 bytes     bits 4 and 5             pair 4 k + j in bits 2 j, 2 j + 1 of byte k
+    8 bytes     bits 0 to 3              pair 2 k + j in bits 4 j .. 4 j + 3 of byte k
+
+    numflow learn check 6        numflow learn hint 6        numflow learn bench 6
+"""
+
+import numpy as np
+
+LAB = {
+    "number": 6, "title": "Rounding, and two codes in 7 bits", "minutes": 45, "functions": ["quantise", "pack"],
+    "grader": "own",
+    "hints": [
+        "Draw a line from the smallest to the largest of a block with 11 marks. How many steps are between them?",
+        "pack: make the pairs first, uint8 [N, blocks, 16]. A plane of width 2 takes them as [N, blocks, 4, 4], shifts "
+        "each of the last axis to its place and joins them by np.bitwise_or.reduce.",
+        "scale = (max - min) / (levels - 1), codes = rint((x - min) / scale); plane of width w at bit s: (pairs >> s & "
+        "(1 << w) - 1) << (w * j), for j = 0 .. 8 // w - 1, or-ed; concatenate planes (1, 6), (2, 4), (4, 0)."],
+}
+BLOCK = 32
+
+
+def quantise(x, levels):
+    """x f32 [N, K] -> codes u8 [N, K], scale f32 [N, K / 32], zero f32 [N, K / 32]."""
+    g = x.reshape(len(x), -1, BLOCK)
+    zero = g.min(axis=2)
+    scale = (g.max(axis=2) - zero) / np.float32(levels - 1)
+    step = np.where(scale > 0, scale, np.float32(1))
+    codes = np.rint((g - zero[:, :, None]) / step[:, :, None])
+    return codes.astype(np.uint8).reshape(x.shape), scale, zero
+
+
+def pack(codes):
+    """codes u8 [N, K], 0 .. 10 -> u8 [N, K / 32 * 14]."""
+    return _packed(codes[:, 0::2] + 11 * codes[:, 1::2], ((1, 6), (2, 4), (4, 0)))
+
+
+def _packed(pairs, planes):
+    pairs = pairs.astype(np.uint8).reshape(len(pairs), -1, BLOCK // 2)
+    found = []
+    for width, shift in planes:
+        fields = (pairs >> np.uint8(shift) & np.uint8((1 << width) - 1)).reshape(*pairs.shape[:2], -1, 8 // width)
+        found.append(np.bitwise_or.reduce(fields << np.arange(0, 8, width, dtype=np.uint8), axis=-1))
+    return np.concatenate(found, axis=2).reshape(len(pairs), -1)
+
+
+def quantise__cut_off(x, levels):
+    """codes that are cut off in place of rounded: the error is twice as large"""
+    _, scale, zero = quantise(x, levels)
+    g, step = x.reshape(len(x), -1, BLOCK), np.where(scale > 0, scale, np.float32(1))
+    return np.floor((g - zero[:, :, None]) / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, zero
+
+
+def quantise__levels(x, levels):
+    """a scale of (largest - smallest) / levels: 11 marks have 10 steps between them"""
+    return quantise(x, levels + 1)
+
+
+def quantise__whole_row(x, levels):
+    """one scale for the whole row: each block of 32 has its own"""
+    low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
+    scale = (high - low) / np.float32(levels - 1)
+    codes = np.rint((x - low) / np.where(scale > 0, scale, np.float32(1))).astype(np.uint8)
+    ones = np.ones((1, x.shape[1] // BLOCK), np.float32)
+    return codes, scale * ones, low * ones
+
+
+def quantise__symmetric(x, levels):
+    """a range from -largest |x| to largest |x|: half of it may be empty"""
+    g = x.reshape(len(x), -1, BLOCK)
+    most = np.abs(g).max(axis=2)
+    scale = 2 * most / np.float32(levels - 1)
+    step = np.where(scale > 0, scale, np.float32(1))
+    return np.rint((g + most[:, :, None]) / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, -most
+
+
+def quantise__zero_code(x, levels):
+    """a zero in codes, -smallest / scale: here zero is the weight of code 0"""
+    codes, scale, zero = quantise(x, levels)
+    return codes, scale, -zero / np.where(scale > 0, scale, np.float32(1))
+
+
+def quantise__from_nothing(x, levels):
+    """a range that begins at 0 and not at the smallest weight"""
+    g = np.maximum(x.reshape(len(x), -1, BLOCK), np.float32(0))
+    scale = g.max(axis=2) / np.float32(levels - 1)
+    step = np.where(scale > 0, scale, np.float32(1))
+    return np.rint(g / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, np.zeros_like(scale)
+
+
+def pack__turned(codes):
+    """pairs the wrong way round: 11 * first + second"""
+    return _packed(11 * codes[:, 0::2] + codes[:, 1::2], ((1, 6), (2, 4), (4, 0)))
+
+
+def pack__ten(codes):
+    """10 * second + first: codes of 0 .. 10 are 11, and pairs fall together"""
+    return _packed(codes[:, 0::2] + 10 * codes[:, 1::2], ((1, 6), (2, 4), (4, 0)))
+
+
+def pack__low_plane_first(codes):
+    """planes in the order 4, 2, 1 bits: that of bit 6 comes first"""
+    return _packed(codes[:, 0::2] + 11 * codes[:, 1::2], ((4, 0), (2, 4), (1, 6)))
+
+
+def pack__halves(codes):
+    """pairs of a column of the first half of a block and one of the second: neighbours are pairs"""
+    g = codes.reshape(len(codes), -1, 2, BLOCK // 2)
+    return _packed((g[:, :, 0] + 11 * g[:, :, 1]).reshape(len(codes), -1), ((1, 6), (2, 4), (4, 0)))
+
+
+def pack__high_bits_first(codes):
+    """fields that fill each byte from its highest bit: they begin at bit 0"""
+    pairs = (codes[:, 0::2] + 11 * codes[:, 1::2]).astype(np.uint8).reshape(len(codes), -1, BLOCK // 2)
+    found = []
+    for width, shift in ((1, 6), (2, 4), (4, 0)):
+        fields = (pairs >> np.uint8(shift) & np.uint8((1 << width) - 1)).reshape(*pairs.shape[:2], -1, 8 // width)
+        found.append(np.bitwise_or.reduce(fields << np.arange(8 - width, -1, -width, dtype=np.uint8), axis=-1))
+    return np.concatenate(found, axis=2).reshape(len(codes), -1)
+
+
+def grade(functions):
+    """Blocks of several kinds, then bytes against numflow's own packing."""
+    from numflow.learn.graders.calls import Call, grade_calls
+    from numflow.quant.bits import pack_planes
+    from numflow.quant.layout import ROW_SCHEMES
+
+    rng = np.random.default_rng(6)
+    rows = rng.standard_normal((3, 96)).astype(np.float32)
+    flat = np.repeat(np.float32([[1.5, 0.0, -2.0]]), BLOCK, axis=1)
+    names = ("codes", "scale", "zero")
+    calls = [Call(f"quantise-{name}-{levels}", "quantise", (x, levels), quantise(x, levels), names, bound=1e-5)
+             for name, x, levels in (("a-line", np.linspace(-1, 2, BLOCK, dtype=np.float32)[None], 11),
+                                     ("normal", rows, 11), ("normal", rows, 4), ("normal", rows, 16),
+                                     ("all-positive", np.abs(rows) + 1, 11), ("all-the-same", flat, 11))]
+    one = np.zeros((1, BLOCK), np.uint8)
+    one[0, 1] = 10
+    for name, codes in (("zeros", 0 * one), ("one-code", one), ("tens", 0 * one + 10), (
+            "random", rng.integers(0, 11, (2, 96), dtype=np.uint8))):
+        pairs = (codes[:, 0::2] + 11 * codes[:, 1::2]).reshape(len(codes), -1, 16)
+        expected = pack_planes(pairs, ROW_SCHEMES["q3h"].planes).reshape(len(codes), -1)
+        calls.append(Call(f"pack-{name}", "pack", (codes,), expected))
+    return grade_calls(functions, calls)
+
+
+def bench(functions):
+    """Errors of normal weights: yours at several levels, and numflow's schemes, which choose their ranges."""
+    from numflow.quant.layout import ROW_SCHEMES
+    from numflow.quant.search import search_reference
+
+    x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    ones, bars = np.ones((1, 256), np.float32), []
+    for levels, bits, name in ((8, "3", "q3"), (11, "3.5", "q3h"), (16, "4", "q4")):
+        codes, scale, zero = functions["quantise"](x, levels)
+        yours = codes * np.repeat(scale, BLOCK, axis=1) + np.repeat(zero, BLOCK, axis=1)
+        own = search_reference(x, ROW_SCHEMES[name], ones, True, "x").values()
+        bars += [(f"{bits} bits, yours", 100 * float(np.std(yours - x))), (name, 100 * float(np.std(own - x)))]
+    return {"what": "error, relative to the weights; yours has 2 bits more for float32 headers", "unit": "%",
+            "bars": bars}
