@@ -1,5 +1,7 @@
 """docs/commands.md from the table of commands: every command with its arguments and options."""
 
+from typing import Any
+
 import typer
 
 from numflow.cli.app import app
@@ -15,7 +17,7 @@ Every command and option, as `numflow COMMAND --help` tells them.
 
 def markdown() -> str:
     """The whole page."""
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     context = group.context_class(group, info_name="numflow", **group.context_settings)
     named = [name for names in COMMANDS.values() for name in names]
     names = sorted(group.commands, key=lambda name: named.index(name) if name in named else len(named))

@@ -95,7 +95,7 @@ def find(name: str) -> KnownModel | None:
     return None
 
 
-def _named(name: str, entries: Mapping[str, KnownModel]) -> KnownModel | None:
+def _named(name: str, entries: dict[str, KnownModel]) -> KnownModel | None:
     wanted = name.casefold().replace(":", "-")
     for entry in reversed(entries.values()):
         if wanted == entry.name.casefold() or wanted in (alias.casefold() for alias in entry.aliases):
