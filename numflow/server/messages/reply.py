@@ -56,15 +56,16 @@ class Splitter:
     tools:    format of the calls to look for, None: none. names: functions that exist.
     forced:   the whole text is one call, a JSON object.
     thinking: look for <think> ... </think>. inside: the prompt ended with <think>.
+    single:   only the first call counts; others are left out.
     """
 
     def __init__(self, tools: ToolFormat | None = None, names: frozenset[str] = frozenset(), forced: bool = False,
-                 thinking: bool = True, inside: bool = False):
+                 thinking: bool = True, inside: bool = False, single: bool = False):
         self.reply = Reply()
         self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
         self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
         self._calls_of = (FORMATS["tag_json"] if forced or tools is None else tools).read
-        self._names, self._forced = names, forced
+        self._names, self._forced, self._single = names, forced, single
         self._thinking = thinking and not inside
         self._mode = "reasoning" if thinking and inside else "content"
         self._held, self._fresh = "", True  # fresh: nothing but space has come since the text or a call or thinking
@@ -129,7 +130,7 @@ class Splitter:
             return None
         calls = self._read(body)
         self._mode, self._held = "content", after
-        if calls:
+        if calls is not None:
             self._fresh = True
             return calls
         return self._text("content", self._begin + body + mark)  # no call: shown, not swallowed
@@ -140,15 +141,20 @@ class Splitter:
             return None
         text, self._held = self._held, ""
         calls = self._read(text)
-        known = self._forced or all(part.call is not None and part.call.call.name in self._names for part in calls)
+        known = self._forced or all(part.call is not None and part.call.call.name in self._names
+                                    for part in calls or [])
         return calls if calls and known else self._text("content", text)
 
-    def _read(self, body: str) -> list[ReplyPart]:
+    def _read(self, body: str) -> list[ReplyPart] | None:
+        """The calls that a text is; None if it is none."""
         try:
             found = self._calls_of(body)
         except (ValueError, RecursionError):
-            return []
+            return None
+        if not found:
+            return None
         begin = len(self.reply.calls)
+        found = found[:1 - begin] if self._single else found
         return [ReplyPart("call", call=ReplyCall(begin + at, f"call_{secrets.token_hex(12)}", call))
                 for at, call in enumerate(found)]
 

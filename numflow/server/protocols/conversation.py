@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from numflow.engine.request.prompt import ConversationIds
@@ -12,7 +12,7 @@ from numflow.server.http.ignored import Ignored
 from numflow.server.messages.reply import END_THINK, THINK, Splitter
 from numflow.server.messages.schemas import ChatRequest, Message
 from numflow.server.models.served import Served
-from numflow.server.protocols.tools import call_schema, render, wanted
+from numflow.server.protocols.tools import call_grammar, call_schema, render, wanted
 
 TEMPLATE_NAMES = ("messages", "tools", "template", "add_generation_prompt")  # not for chat_template_kwargs
 MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a message's content, elsewhere
@@ -20,11 +20,13 @@ MEDIA = ("images", "image", "image_url", "audio", "video", "videos")  # beside a
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice."""
+    """A rendered conversation. settings: what its tools add. splitter: arguments of the Splitter of each choice.
+    wished: settings where the request has no constraint of its own."""
 
     ids: ConversationIds
     settings: Mapping[str, Any]
     splitter: Mapping[str, Any]
+    wished: Mapping[str, Any] = field(default_factory=dict)
 
     def make_splitter(self) -> Splitter:
         """A new one, for one choice."""
@@ -57,7 +59,8 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored,
     return ChatPrompt(ids, settings, {
         "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
         "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
-        "inside": end.endswith(THINK) and not end.endswith(END_THINK)})
+        "inside": end.endswith(THINK) and not end.endswith(END_THINK), "single": body.parallel_tool_calls is False},
+        {} if forced else call_grammar(served, tools, body.parallel_tool_calls is not False))
 
 
 def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:

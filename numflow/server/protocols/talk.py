@@ -109,11 +109,13 @@ class Talk:
         def make(engine: Engine) -> list[Checked]:
             self._prompt = self._make()
             self.running.check(self._prompt.ids, "messages")
-            own = self._prompt.settings
-            if any(kind in own for kind in KINDS) and (constraint := next((kind for kind in KINDS if kind in settings),
-                                                                          None)):
+            own, free = self._prompt.settings, not any(kind in settings for kind in KINDS)
+            if not free and any(kind in own for kind in KINDS):
+                constraint = next(kind for kind in KINDS if kind in settings)
                 raise bad_request(f"{constraint} contradicts a tool that has to be called: leave out one of them",
                                   "tool_choice")
+            if free and settings.get("num_beams") in (None, 1):  # a beam search has no grammar
+                own = {**self._prompt.wished, **own}
             return [engine.request(self._prompt.ids, **{**settings, **own})]
 
         await self.running.start(make)

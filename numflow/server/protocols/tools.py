@@ -5,11 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numflow.decoding.structured import check_grammar
 from numflow.engine.request.prompt import ConversationIds
-from numflow.errors import TokenizerError
+from numflow.errors import RequestError, TokenizerError
 from numflow.server.http.errors import bad_request
 from numflow.server.messages.schemas import ChatRequest, Tool, ToolChoice
-from numflow.server.messages.tool_formats import ToolFormat
+from numflow.server.messages.tool_formats import GENERIC, ToolFormat
+from numflow.server.messages.tool_grammar import calls_or_text, moved
 from numflow.server.models.served import Served
 
 
@@ -38,12 +40,36 @@ def wanted(body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     """JSON schema of a call of one of the tools."""
-    calls = [{"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
-              "properties": {"name": {"const": tool.function.name},
-                             "arguments": tool.function.parameters or {"type": "object", "properties": {},
-                                                                       "additionalProperties": False}}}
-             for tool in tools]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+
+    def one(tool: Tool, place: str) -> dict[str, Any]:
+        arguments = moved(tool.function.parameters, f"{place}/properties/arguments") or nothing
+        return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+                "properties": {"name": {"const": tool.function.name}, "arguments": arguments}}
+
+    if len(tools) == 1:
+        return one(tools[0], "")
+    return {"anyOf": [one(tool, f"/anyOf/{at}") for at, tool in enumerate(tools)]}
+
+
+def call_grammar(served: Served, tools: Sequence[Tool], several: bool) -> dict[str, Any]:
+    """Settings by which a model that is told its tools in text, and calls one, gives arguments of its schema; {} where
+    that cannot be had.
+
+    Raises:
+        ApiError: a tool is strict, and its schema cannot be enforced.
+    """
+    if served.template_tools or served.tool_format is not GENERIC or served.thinks or not tools:
+        return {}
+    grammar = calls_or_text([tool.function.model_dump(exclude_none=True) for tool in tools], several)
+    try:
+        check_grammar("grammar", grammar)
+        fits = len(grammar.encode("utf-8", "replace")) <= served.config.budget.max_grammar
+    except RequestError as error:
+        if any(tool.function.strict for tool in tools):
+            raise bad_request(f"tools: {error}", "tools", "unsupported") from None
+        fits = False
+    return {"grammar": grammar} if fits else {}
 
 
 def render(served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None,
