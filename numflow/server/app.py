@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
+from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
 from numflow.server.messages.messages_schemas import CountRequest, MessagesRequest
 from numflow.server.messages.ollama_schemas import OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaGenerate, OllamaModel
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
@@ -26,7 +27,7 @@ from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.infill import infill
 from numflow.server.protocols.openai_chat import chat
 from numflow.server.protocols.openai_completions import completions
-from numflow.server.service import status
+from numflow.server.service import adapters, status
 from numflow.server.service.guard import LOOPBACK, OWN_NAMES, Guard
 from numflow.server.service.service import Service
 
@@ -87,6 +88,9 @@ ENDPOINTS = (
              schemas.ClassifyRequest),
     Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
     Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
+    Endpoint("POST", ("/v1/load_lora_adapter",), adapters.load, "an adapter for requests to choose: `lora_name`, "
+             "`lora_path`, `scale`, `load_inplace`; where `load_adapters` allows it", LoadAdapterRequest),
+    Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "no longer: `lora_name`", UnloadAdapterRequest),
     Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
     Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
              "browser"),

@@ -128,6 +128,8 @@ SERVICE = {
                             "several an error."),
     "on_failure": Option(one_of("reload", "exit"), "reload", "What becomes of a model whose device has died: it is "
                          "loaded again, or the service ends with an error, for whoever starts it anew."),
+    "load_adapters": Option(FLAG, False, "Adapters may be loaded from this machine's folders, and unloaded, over HTTP "
+                            "(/v1/load_lora_adapter)."),
     "strict": Option(FLAG, False, "Refuse fields that no route knows and settings without effect, instead of leaving "
                      "them out."),
     "reasoning": Option(one_of("separate", "inline"), "separate", "Thinking text goes to reasoning_content, or stays "

@@ -23,10 +23,11 @@ def _pause(losses: int) -> float:
 
 
 class Lease:
-    """A model in use; it stays loaded until the lease is released."""
+    """A model in use; it stays loaded until the lease is released. adapter: that its name asks for."""
 
-    def __init__(self, slot: "_Slot", served: Served):
+    def __init__(self, slot: "_Slot", served: Served, adapter: str | None = None):
         self._slot: _Slot | None = slot
+        self.adapter = adapter
         slot.users += 1
         slot.used = time.monotonic()
         self.served = served
@@ -87,6 +88,8 @@ class ModelPool:
             return self.default
         if (own := self.named(name)) is not None:
             return own
+        if (pair := self.with_adapter(name)) is not None:
+            return pair[0]
         rule = self._config.unknown_model
         if rule == "default" or (rule == "auto" and len(self._slots) == 1 and not self._config.strict):
             return self.default  # many programs have a name built in; the answer says which model it was
@@ -96,6 +99,17 @@ class ModelPool:
     def named(self, name: str) -> str | None:
         """The own name of a model that goes by a name, with or without Ollama's ":latest"; None: there is none."""
         return self._names.get(name) or self._names.get(name.removesuffix(":latest"))
+
+    def with_adapter(self, name: str | None) -> tuple[str, str] | None:
+        """A model's own name and an adapter's, of "MODEL:ADAPTER"; None where the model has no adapters to choose."""
+        text = name or ""
+        if self.named(text) is not None:
+            return None
+        for at in (at for at, letter in enumerate(text) if letter == ":"):
+            own = self._names.get(text[:at])
+            if own is not None and self._slots[own].config.load.get("adapters") is not None:
+                return own, text[at + 1:]
+        return None
 
     async def unload(self, name: str) -> bool:
         """Whether a model, by its own name, is not in memory any more: one that is in use stays."""
@@ -124,7 +138,11 @@ class ModelPool:
             if served is not None:
                 self._lose(slot, served.failure)
             await self._filled(slot)
-        return Lease(slot, served)
+        pair = self.with_adapter(name)
+        if pair is not None and pair[1] not in (known := served.model.adapters or {}):
+            raise ApiError(404, f"model {pair[0]!r} has no adapter {pair[1]!r:.200}; adapters: "
+                           f"{', '.join(known) or 'none'}", param="model", code="model_not_found")
+        return Lease(slot, served, pair and pair[1])
 
     async def preload(self) -> None:
         """Load the models that are wanted from the beginning.

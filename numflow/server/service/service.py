@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -175,6 +175,21 @@ async def _shielded(running: asyncio.Future[T]) -> T:
     return await asyncio.shield(running)
 
 
+class Adapted:
+    """An engine whose requests have an adapter, unless they name one themselves."""
+
+    def __init__(self, engine: Engine, adapter: str):
+        self._engine, self._own = engine, {"adapter": adapter}
+
+    def request(self, prompt: Any, *given: Any, **settings: Any) -> Checked:
+        """As Engine.request."""
+        return self._engine.request(prompt, *given, **(self._own | settings))
+
+    def translation_requests(self, texts: Any, *given: Any, **settings: Any) -> list[Checked]:
+        """As Engine.translation_requests."""
+        return self._engine.translation_requests(texts, *given, **(self._own | settings))
+
+
 class Generating:
     """One request on its way through the engine, from its checked settings to the last piece.
 
@@ -195,7 +210,8 @@ class Generating:
             ApiError: too many, or the queue is full; NumflowError: what make raises.
         """
         engine = self.served.need_engine()
-        requests = await asyncio.to_thread(make, engine)
+        requests = await asyncio.to_thread(make, engine if self.lease.adapter is None else cast(
+            Engine, Adapted(engine, self.lease.adapter)))
         self.check_count(sum(max(checked.samples, checked.n) for checked in requests))
         owner = getattr(self.request.state, "owner", "")
         requests = [replace(checked, shared=(owner, checked.shared)) for checked in requests]

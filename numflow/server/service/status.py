@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import numflow
+from numflow.engine.adapters.given import named, side_by_side
 from numflow.engine.options import EngineOptions
 from numflow.server.http.errors import MOST, ApiError, one_line
 from numflow.server.messages.wire import Json
@@ -55,14 +56,26 @@ def status_of(service: Service) -> dict[str, Any]:
 
 async def models(service: Service, request: Request) -> Json:
     """GET /v1/models. What Anthropic's client looks at stands beside it."""
-    data = [await _entry(service, config.name) for config, *_ in service.pool.listing()]
+    data = [entry for config, *_ in service.pool.listing()
+            for entry in _with_adapters(service, await _entry(service, config.name))]
     return Json({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"],
                  "last_id": data[-1]["id"]})
 
 
 async def model(service: Service, request: Request) -> Json:
     """GET /v1/models/{id}; ids may have slashes."""
-    return Json(await _entry(service, service.pool.find(request.path_params["id"])))
+    id = request.path_params["id"]
+    found = _with_adapters(service, await _entry(service, service.pool.find(id)))
+    return Json(next((entry for entry in found if entry["id"] == id), found[0]))
+
+
+def _with_adapters(service: Service, entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entry of a model, and one for each adapter that requests choose."""
+    config, found, _ = next(one for one in service.pool.listing() if one[0].name == entry["id"])
+    given = side_by_side(config.load.get("adapters"), config.load.get("merge")) or {}
+    known = named(given) if found is None else found.model.adapters or {}
+    return [entry, *({**entry, "id": (id := f"{entry['id']}:{name}"), "display_name": id, "parent": entry["id"],
+                      "root": str(adapter.path)} for name, adapter in known.items())]
 
 
 async def _entry(service: Service, name: str) -> dict[str, Any]:

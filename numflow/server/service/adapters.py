@@ -1,0 +1,58 @@
+"""Adapters loaded and unloaded while the service runs, where its configuration allows that."""
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+from numflow.engine.adapters.loaded import Adapters
+from numflow.errors import FormatError, ModelNotFoundError
+from numflow.server.http.errors import ApiError, bad_request, one_line
+from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
+from numflow.server.models.served import Served
+from numflow.server.service.service import Service
+
+
+async def load(service: Service, request: Request) -> PlainTextResponse:
+    """POST /v1/load_lora_adapter."""
+    _check_allowed(service)
+    body = await service.read(request, LoadAdapterRequest)
+
+    def work(served: Served) -> str:
+        adapters = _adapters(served)
+        if body.load_inplace and body.lora_name in adapters:
+            adapters.unload(body.lora_name)
+        try:
+            adapters.load(body.lora_name, (body.lora_path, body.scale))
+        except (FormatError, ModelNotFoundError) as error:  # the client named it
+            raise bad_request(one_line(error), "lora_path", "adapter_not_loaded") from None
+        return served.name
+
+    name = await service.in_thread(request, body.model, work)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' is loaded: model '{name}:{body.lora_name}'\n")
+
+
+async def unload(service: Service, request: Request) -> PlainTextResponse:
+    """POST /v1/unload_lora_adapter. Requests that have it go on to their end."""
+    _check_allowed(service)
+    body = await service.read(request, UnloadAdapterRequest)
+
+    def work(served: Served) -> None:
+        adapters = _adapters(served)
+        if body.lora_name not in adapters:
+            raise ApiError(404, f"{served.name} has no adapter {body.lora_name!r:.200}; adapters: "
+                           f"{', '.join(adapters) or 'none'}", param="lora_name", code="adapter_not_found")
+        adapters.unload(body.lora_name)
+
+    await service.in_thread(request, body.model, work)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' is unloaded\n")
+
+
+def _check_allowed(service: Service) -> None:
+    if not service.config.load_adapters:
+        raise ApiError(403, "adapters are not loaded over HTTP here: [service] load_adapters = true allows it",
+                       code="not_allowed")
+
+
+def _adapters(served: Served) -> Adapters:
+    if served.model.adapters is None:
+        raise bad_request(f"the adapters of {served.name} are merged, requests choose none", "model", "unsupported")
+    return served.model.adapters
