@@ -76,6 +76,7 @@ class Part:
     transpose: the file stores [K, N]; float tensors only.
     turned:    the rows are the columns of a matrix: `rows` [n, K] become [K, n]. Numbers of a type with blocks become
                float32 by that, others keep their type.
+    ordered:   the columns are those of `Tensor.ordered`.
     columns:   (begin, end) of the K columns, None for all. Of a quantised tensor whole blocks, so that they stay as
                they are stored.
     """
@@ -85,6 +86,7 @@ class Part:
     transpose: bool = False
     columns: tuple[int, int] | None = None
     turned: bool = False
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,8 @@ OPS = {op.name: op for op in (
        "y = act(gate) * up", ("gate", "up"), ("y",), (), {"kind": REQUIRED, "limit": 0.0, "alpha": 0.0}),
     Op("gate_rows", "rows", "y = x * sigmoid(gate), gate [T, 1]", ("x", "gate"), ("y",)),
     Op("mul", "elements", "y = a * b", ("a", "b"), ("y",)),
+    Op("permute", "rows", "y[t, j] = x[t, order[j]]: inputs in the order of a matrix's stored columns", ("x",), ("y",),
+       ("order",)),
     Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
     Op("scale", "elements", "y = x * scale * weight [D]", ("x",), ("y",), ("weight?",), {"scale": REQUIRED}),
     Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))",

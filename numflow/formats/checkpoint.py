@@ -17,6 +17,7 @@ class Tensor:
     shape: outermost dimension first, as NumPy and torch write it; leading dimensions flatten to rows.
     read:  returns the stored bytes as read-only uint8 [rows, row_bytes], memory-mapped where the format allows.
     turned: the last two dimensions are the other way round than in the files that specifications describe.
+    ordered: the same matrix with its columns in another order, in which it can be stored with fewer bits.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Tensor:
     type: TensorType
     read: Callable[[], np.ndarray] = field(repr=False)
     turned: bool = False
+    ordered: "OrderedTensor | None" = None
 
     @property
     def rows(self) -> int:
@@ -48,6 +50,14 @@ class Tensor:
         if rows is not None:
             return to_f32(raw[rows], self.type.name)
         return to_f32(raw, self.type.name).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class OrderedTensor:
+    """A matrix with its columns in another order: column j of `tensor` is column order[j] of the matrix."""
+
+    tensor: Tensor
+    order: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.describe import bits_per_weight
 from numflow.network.new_spec_keys import check_confirmed
 from numflow.network.passes.merge_linears import fuse_linears
+from numflow.network.passes.order_columns import order_columns
 from numflow.network.passes.select_rows import select_early
 from numflow.network.weights.source import RawMatrix, WeightSource
 from numflow.ops import Network
@@ -66,7 +67,7 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True) -> Network:
                         f"{shown}; name it in a tensors table or in `ignore`")
     network = builder.network(spec.name, _facts(builder, spec))
     if fuse:
-        network = select_early(fuse_linears(network))
+        network = select_early(fuse_linears(order_columns(network, checkpoint)))
     verify(network)
     return network
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from numflow.formats.checkpoint import Checkpoint
-from numflow.network.weights.source import is_computed
+from numflow.network.weights.source import is_computed, stored_tensor
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import Network, Step
 
@@ -63,7 +63,7 @@ def stored_bytes(network: Network, checkpoint: Checkpoint, name: str) -> int:
     weight = network.weights[name]
     total = 0
     for part in weight.parts:
-        tensor = checkpoint.tensors[part.tensor]
+        tensor = stored_tensor(checkpoint, part)
         begin, end = part.columns or (0, tensor.columns)
         if len(weight.shape) == 1 and part.rows is not None:
             total += len(part.rows) * tensor.type.size // tensor.type.block
@@ -75,10 +75,10 @@ def stored_bytes(network: Network, checkpoint: Checkpoint, name: str) -> int:
 
 def tensor_types(network: Network, checkpoint: Checkpoint) -> Mapping[str, tuple[int, int, int]]:
     """Tensor type -> (tensors, weights, bytes) over the tensors that the network uses."""
-    used = {part.tensor for weight in network.weights.values() for part in weight.parts}
+    used = {part.tensor: part for weight in network.weights.values() for part in weight.parts}
     table: dict[str, tuple[int, int, int]] = {}
-    for name in used:
-        tensor = checkpoint.tensors[name]
+    for part in used.values():
+        tensor = stored_tensor(checkpoint, part)
         count, weights, size = table.get(tensor.type.name, (0, 0, 0))
         table[tensor.type.name] = (count + 1, weights + tensor.rows * tensor.columns, size + tensor.nbytes)
     return dict(sorted(table.items(), key=lambda item: -item[1][2]))

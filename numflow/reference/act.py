@@ -25,6 +25,11 @@ def gate_rows(x, gate):
     return x * sigmoid(gate)
 
 
+def permute(x, order):
+    """y[t, j] = x[t, order[j]]; order float32 [D]."""
+    return x[:, order.astype(np.int64)]
+
+
 def mul(a, b):
     """y = a * b."""
     return a * b

@@ -33,7 +33,7 @@ KERNELS = {
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": linear.head_linear,
     "cache_write": cache.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
-    "gate_rows": act.gate_rows, "mul": act.mul, "causal_conv": convolution.causal_conv,
+    "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale, "scale_by_position": act.scale_by_position,
     "sparsify": act.sparsify, "match_rms": act.match_rms, "mix": act.mix, "softcap": act.softcap, "clamp": act.clamp,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,

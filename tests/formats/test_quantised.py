@@ -73,8 +73,12 @@ def test_types_that_hold_a_format_exactly_are_kept(tmp_path, name, kind):
 
 @pytest.mark.parametrize("name", ["gptq-act", "packed-16", "gptq-short-group"])
 def test_others_are_float32(tmp_path, name):
-    tensors, _, config = made(name, 64, 192)
-    assert open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].type.name == "F32"
+    tensors, weights, config = made(name, 64, 192)
+    tensor = open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"]
+    assert tensor.type.name == "F32"
+    if name == "gptq-act":  # but for its columns in the order of groups
+        assert tensor.ordered.tensor.type.name == "Z4_F16_32"
+        close(tensor.ordered.tensor.f32(), weights[:, tensor.ordered.order])
 
 
 def test_a_stack_of_experts_in_blocks(tmp_path):

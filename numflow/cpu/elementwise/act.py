@@ -5,6 +5,8 @@
 Threads share rows times vectors of 16 columns, so that a single token's row is shared too.
 """
 
+import numpy as np
+
 from numflow.cpu.elementwise.norm import whole_vector
 from numflow.cpu.runtime.kernel import Call, Code, slots
 from numflow.ops import Step, param
@@ -37,6 +39,14 @@ def act_mul(step: Step, ctx) -> list[Call]:
 def gate_rows(step: Step, ctx) -> list[Call]:
     """x, y f32 [rows, D]; gate f32 [rows, 1]."""
     return [_bind(_CODE.kernel("gate_rows"), step, ctx)]
+
+
+def permute(step: Step, ctx) -> list[Call]:
+    """x, y f32 [rows, D], apart; order f32 [D]."""
+    x, y = step.inputs[0], step.outputs[0]
+    order = ctx.vector(step.weights["order"]).astype(np.int32)
+    return [Call.of(step, _CODE.kernel("permute"), ctx.header, ctx.rows(y), y.width, *ctx.view(y), *ctx.view(x),
+                    order, 0)]
 
 
 def mul(step: Step, ctx) -> list[Call]:

@@ -186,6 +186,17 @@ def gate_rows(args, thread, n_threads):
 
 
 @kernel
+def permute(args, thread, n_threads):
+    """y[j] = a[b[j]], where b is one row of whole numbers"""
+    begin, end = share(_items(args), thread, n_threads)
+    for item in range(begin, end):
+        y, _, b, left = _at(args, item)
+        row = f32_ptr(i64(args, A) + 4 * (item // _vectors(args)) * i64(args, A_STRIDE))
+        for k in range(min(16, left)):
+            f32_ptr(y)[k] = row[i32_ptr(b)[k]]
+
+
+@kernel
 def mul(args, thread, n_threads):
     """y = a * b"""
     begin, end = share(_items(args), thread, n_threads)

@@ -39,6 +39,13 @@ def gate_rows(step: Step, ctx) -> list[Call]:
                     ctx.batch.counts, ctx.rows(y), y.width)]
 
 
+def permute(step: Step, ctx) -> list[Call]:
+    """y[t, j] = x[t, order[j]], order f32 [D]."""
+    (x,), (y,) = step.inputs, step.outputs
+    return [per_row(step, _permute, ctx.rows(y), ceil(y.width, THREADS), *ctx.view(y), *ctx.view(x),
+                    ctx.vector(step.weights["order"]), ctx.batch.counts, ctx.rows(y), y.width)]
+
+
 def mul(step: Step, ctx) -> list[Call]:
     """y = a * b."""
     return _bind(step, ctx, "mul", _mul, 0.0, 0.0)
@@ -124,6 +131,14 @@ def _gate_rows(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, gate: f32.p
     row, column = block_x(), block_y() * 128 + thread_index()
     if row < counts[rows] and column < width:
         y[row * y_stride + column] = x[row * x_stride + column] * sigmoid(gate[row * gate_stride])
+
+
+@kernel("permute", THREADS)
+def _permute(y: f32.ptr, y_stride: u32, x: f32.ptr, x_stride: u32, order: f32.ptr, counts: i32.ptr, rows: u32,
+             width: u32):
+    row, column = block_x(), block_y() * 128 + thread_index()
+    if row < counts[rows] and column < width:
+        y[row * y_stride + column] = x[row * x_stride + u32(order[column])]
 
 
 @kernel("act_xielu", THREADS)

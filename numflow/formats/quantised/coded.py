@@ -8,11 +8,11 @@ where g is the group of column k. The type is one that holds these numbers exact
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numflow.formats.checkpoint import Tensor
+from numflow.formats.checkpoint import OrderedTensor, Tensor
 from numflow.formats.mapped import release_pages
 from numflow.formats.types import tensor_type
 from numflow.quant.hub_types import HUB_TYPES, TABLES, HubType
@@ -45,7 +45,8 @@ class CodedMatrix:
     zero:   the code that stands for 0, None where rows have zeros of their own or a table has the numbers.
     zero_type: type that zeros of rows fit, "" for the one of scales.
     table:  numbers of the codes. book: its name, such as "e2m1", where it is one that types have.
-    order:  the group of each column, where columns of a group lie apart; else None.
+    order:  the group of each column, where columns of a group lie apart; else None. As a tensor such a matrix is
+            float32, and has its columns in the order of groups beside that.
     turned: as of Tensor.
     sources: tensors whose pages are not wanted any more once all rows are read.
     """
@@ -85,7 +86,24 @@ class CodedMatrix:
                 last[:] = [weakref.ref(found)]
             return found
 
-        return Tensor(self.name, self.shape, tensor_type(kind), read, self.turned)
+        return Tensor(self.name, self.shape, tensor_type(kind), read, self.turned, self._ordered())
+
+    def _ordered(self) -> OrderedTensor | None:
+        """The same with columns of a group side by side, where these are equally many and it saves bits."""
+        if self.order is None:
+            return None
+        groups, columns = self.order(), self.shape[-1]
+        order = np.argsort(groups, kind="stable")
+        size = columns // max(1, int(groups.max(initial=0)) + 1)
+        if not size or columns % size or not np.array_equal(groups[order], np.arange(columns) // size):
+            return None
+
+        def rows(begin: int, end: int) -> CodedRows:
+            found = self.rows(begin, end)
+            return replace(found, codes=found.codes[:, order])
+
+        tensor = replace(self, rows=rows, group=size, order=None).tensor()
+        return OrderedTensor(tensor, order) if tensor.type.name != "F32" else None
 
 
 def _stored_as(matrix: CodedMatrix) -> tuple[str, Callable[[CodedMatrix, CodedRows], np.ndarray]]:

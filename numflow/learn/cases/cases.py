@@ -155,6 +155,11 @@ def _elementwise():
     y = b.buffer(60)
     b.step("scale", (x,), (y,), {"weight": b.weight("weight", b.normal(60))}, scale=0.3)
     yield b.case(y, RAGGED)
+    b = Builder("permute")
+    x, _ = b.inputs(60, 8)
+    y = b.buffer(60)
+    b.step("permute", (x,), (y,), {"order": b.weight("order", np.roll(np.arange(60)[::-1], 7).astype(np.float32))})
+    yield b.case(y, RAGGED)
     for in_place in (False, True):
         b = Builder("scale_by_position" + "-in-place" * in_place)
         x, _ = b.inputs(60, 8)

@@ -44,7 +44,7 @@ def _merged(fit: Fitted, scale: float) -> Checkpoint:
                 last[base.name] = found.reshape(base.rows, base.columns).view(np.uint8)
             return last[base.name]
 
-        return replace(base, type=TYPES["F32"], read=read)
+        return replace(base, type=TYPES["F32"], read=read, ordered=None)
 
     for name, tensor in own.replaced.items():
         there = tensors.get(name)

@@ -307,6 +307,14 @@ def _gate_rows(step: Step, network: Network) -> None:
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
+def _permute(step: Step, network: Network) -> None:
+    (x,), (y,) = step.inputs, step.outputs
+    _expect(step, "width of the output", x.width, y.width)
+    _expect(step, "shape of the order", (x.width,), network.weights[step.weights["order"]].shape)
+    if x.overlaps(y):
+        raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
+
+
 def _select(step: Step, network: Network) -> None:
     _expect(step, "rows of the output", "logits", _rows(step, network, step.outputs[0]))
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
@@ -376,7 +384,7 @@ _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act,
-    "gate_rows": _gate_rows,
+    "gate_rows": _gate_rows, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select,

@@ -176,7 +176,7 @@ class _Writing:
                 self._last[tensor.name] = _stored(self._values(tensor, pieces), kind.name)
             return self._last[tensor.name]
 
-        return replace(tensor, type=kind, read=read)
+        return replace(tensor, type=kind, read=read, ordered=None)
 
     def _values(self, tensor: Tensor, pieces: list[_Piece]) -> np.ndarray:
         """float32 [rows, columns] of a tensor."""

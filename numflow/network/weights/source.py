@@ -43,6 +43,12 @@ def is_computed(weight: Weight) -> bool:
             or len(set(weight.types)) != 1 or any(part.transpose or (part.turned and blocks) for part in weight.parts))
 
 
+def stored_tensor(checkpoint: Checkpoint, part: Part) -> Tensor:
+    """The tensor that a part is of, in the order of columns that it has."""
+    tensor = checkpoint.tensors[part.tensor]
+    return tensor.ordered.tensor if part.ordered and tensor.ordered else tensor
+
+
 class WeightSource:
     """Hands the weights of `network` to an executor. Nothing is kept: what is returned belongs to the caller."""
 
@@ -95,7 +101,7 @@ class WeightSource:
         return self.network.weights[name]
 
     def _tensor(self, part: Part) -> Tensor:
-        return self.checkpoint.tensors[part.tensor]
+        return stored_tensor(self.checkpoint, part)
 
     def _stored(self, part: Part, name: str) -> np.ndarray:
         """uint8 [rows, row_bytes]: the part's bytes, columns between whole blocks."""

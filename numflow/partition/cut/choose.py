@@ -255,8 +255,8 @@ class _Chooser:
     RULES: ClassVar = {
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # of the row's position beside the element
-        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "select_rows", "moe_route",
-                         "sparsify", "match_rms", "mix", "expert_scale", "expert_combine", "softplus",
+        **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "permute", "select_rows",
+                         "moe_route", "sparsify", "match_rms", "mix", "expert_scale", "expert_combine", "softplus",
                          "linear_attention", "send", "receive"), _whole),  # the exchanges are those between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
