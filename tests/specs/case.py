@@ -75,6 +75,8 @@ def gguf_checkpoint(case: Case) -> Checkpoint:
             continue
         count = int(np.prod(tensor["shape"]))
         stored[name] = source[places[first:first + count]].astype(np.float32) + tensor["add"]
+        if tensor.get("negative_exp"):
+            stored[name] = -np.exp(stored[name])
         first += count
     shapes = {name: tuple(tensor["shape"]) for name, tensor in about["tensors"].items()}
     return memory_checkpoint(about["metadata"], shapes, "gguf", lambda name, shape: stored[name])

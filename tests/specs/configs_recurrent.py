@@ -21,6 +21,8 @@ QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size":
 case("qwen3_next", DELTA, QWEN_MOE, family("Qwen3Next", "qwen3_next"), {
     "full_attention_interval": 3, "partial_rotary_factor": 0.25, "decoder_sparse_step": 1, "norm_topk_prob": True,
     "mlp_only_layers": [1], "rope_theta": 1e7})
+case("qwen3_next_experts", RECURRENT["qwen3_next"][1], {"mlp_only_layers": [], "num_hidden_layers": 2,
+                                                        "full_attention_interval": 2, "linear_value_head_dim": 12})
 LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "attn_output_gate": True,
           "mamba_ssm_dtype": "float32", "rope_parameters": {
               "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
@@ -70,7 +72,7 @@ case("jamba", GROUPED, family("Jamba", "jamba"), {
     "mamba_dt_rank": 5, "mamba_conv_bias": True, "mamba_proj_bias": False, "rms_norm_eps": 1e-6, "hidden_act": "silu",
     "use_mamba_kernels": False})
 NEMOTRON = GROUPED | family("NemotronH", "nemotron_h") | {
-    "mamba_num_heads": 6, "mamba_head_dim": 12, "n_groups": 3, "ssm_state_size": 20, "conv_kernel": 4, "chunk_size": 8,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 4, "ssm_state_size": 20, "conv_kernel": 4, "chunk_size": 8,
     "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "head_dim": 16, "layer_norm_epsilon": 1e-5,
     "use_bias": False, "use_conv_bias": True, "time_step_min": 0.001, "attention_bias": False, "mlp_bias": False}
 case("nemotron_h", NEMOTRON, {"hybrid_override_pattern": "M-*M-", "num_hidden_layers": 5})

@@ -24,6 +24,12 @@ FOLDER = Path(__file__).parent / "gguf"
 STEP = 4
 # What the converter or the format leaves out, so that the numbers cannot agree.
 LEFT_OUT = {
+    "falcon_h1": "all factors are multiplied into the weights",
+    "falcon_h1_normed": "all factors are multiplied into the weights",
+    "granitemoehybrid_dense": "no rotation beside recurrent layers",
+    "kimi_linear": "no names of dense layers",
+    "qwen3_next": "no dense layers",
+    "bamba": "rows of queries and keys are put in another order over whole heads, of which a half rotates",
     "falcon2_11b": "the width of the feed-forward part is written as 4 * hidden",
     "gpt_bigcode": "the width of the feed-forward part is written as 4 * hidden",
     "flan_t5": "no bucket distance",
@@ -35,6 +41,7 @@ LEFT_OUT = {
     "qwen2_window": "no window",
     "starcoder2_window": "no window",
 }
+LOGARITHMS = "A_log"  # of which the converter makes -exp
 SPARE = ("GGUF.", "general.name", "general.type", "general.size_label", "general.file_type", "general.quant",
          "tokenizer.")
 
@@ -44,7 +51,8 @@ def numbered(tensors: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     first, arrays = 0, {}
     for name, shape in tensors.items():
         count = int(np.prod(shape))
-        arrays[name] = (STEP * np.arange(first, first + count)).astype(np.float32).reshape(shape)
+        numbers = (STEP * np.arange(first, first + count)).astype(np.float32).reshape(shape)
+        arrays[name] = np.log(numbers + STEP) if name.endswith(LOGARITHMS) else numbers
         first += count
     assert STEP * first < 1 << 24, "float32 cannot count so far"
     return arrays
@@ -65,7 +73,8 @@ def convert(config: dict, tensors: dict[str, tuple[int, ...]], folder: Path, fil
     hparams = transformers.AutoConfig.from_pretrained(folder).to_dict() | config if filled else config
     conversion.ModelBase.load_hparams = staticmethod(lambda *args, **options: dict(hparams))
     known = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
-    plain = type(known.__name__, (known,), {"set_vocab": lambda self: None, "model_arch": known.model_arch})
+    plain = type(known.__name__, (known,), {"set_vocab": lambda self: None, "model_arch": known.model_arch,
+                                           "no_mtp": True})
     path = folder / "model.gguf"
     with torch.inference_mode():
         plain(folder, gguf.LlamaFileType.ALL_F32, path).write()
@@ -87,6 +96,9 @@ def make(name: str) -> None:
             if tensor.name.startswith("rope_"):  # made from the configuration
                 literals[tensor.name] = values
                 continue
+            if tensor.name.endswith("ssm_a"):
+                tensors[tensor.name]["negative_exp"] = True
+                values = STEP * np.rint(-values / STEP) - STEP
             number = values.astype(np.int64).reshape(-1)
             assert np.all(number % STEP == number[0] % STEP), tensor.name
             tensors[tensor.name]["add"] = int(number[0] % STEP)

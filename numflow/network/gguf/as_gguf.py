@@ -82,6 +82,9 @@ class _Writing:
     def __init__(self, checkpoint: Checkpoint, spec: Spec, family: Spec, architecture: str):
         self.source, self.family = checkpoint, family
         self.network = network.build(spec, checkpoint, fuse=False)
+        if any(step.op == "linear_attention" for step in self.network.entries["main"]):
+            raise RequestError(f"{checkpoint.path}: GGUF files with linear attention are read but not written; "
+                               f"{_INSTEAD}")
         self.weights = WeightSource(self.network, checkpoint)
         if "labels" in self.network.facts:
             raise RequestError(f"{checkpoint.path}: no GGUF files of classifiers are written; {_INSTEAD}")
