@@ -152,6 +152,20 @@ def test_snapshots_stay_within_their_budget(folder, alone):
             assert engine.stats["prefix_tokens"] > 0
 
 
+def test_a_long_answer_does_not_push_prompts_out(folder):
+    """Snapshots of what is being written are overwritten by the next ones."""
+    with numflow.load(folder, **MODEL) as model, numflow.Engine(model) as engine:
+        engine.submit(PROMPTS[0], **GREEDY).result()
+        long = GREEDY | {"max_tokens": 300}
+        before = engine.submit(PROMPTS[1], **long).result()
+        assert slots(model).allocator.capacity <= 5
+        prefix = engine.stats["prefix_tokens"]
+        engine.submit(PROMPTS[0], **GREEDY).result()
+        assert engine.stats["prefix_tokens"] - prefix == 192
+        engine.submit([*PROMPTS[1], *before.ids, 5], **GREEDY).result()  # and an answer goes on from one of its last
+        assert engine.stats["prefix_tokens"] - prefix - 192 >= 192
+
+
 def test_samples_and_beams_have_states_of_their_own(folder, model):
     sampled = {"temperature": 0.9, "seed": 3, "max_tokens": NEW, "ignore_eos": True}
     apart = [drawn(model, prompt, **sampled) for prompt in PROMPTS[:3]]

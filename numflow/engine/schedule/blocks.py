@@ -38,7 +38,7 @@ class BlockAllocator:
         self._stale: dict[int, None] = {}  # and those that go before them
         self._kept: set[int] = set()
         self._holders: Counter[int] = Counter()
-        self._leaving: list[int] = []
+        self._leaving: list[tuple[int, bool]] = []
         self.grow(capacity)
 
     @property
@@ -165,18 +165,19 @@ class BlockAllocator:
                 else:
                     heappush(self._free, block)
 
-    def release_later(self, block: int) -> None:
+    def release_later(self, block: int, worth: bool = True) -> None:
         """Give a block back whose content is still to be copied: it is free after `settle`, or at once for others who
         hold it."""
         if self.holders(block) > 1:
-            self.release([block])
+            self.release([block], worth)
         else:
-            self._leaving.append(block)
+            self._leaving.append((block, worth))
 
     def settle(self) -> None:
         """Planned copies are made."""
         leaving, self._leaving = self._leaving, []
-        self.release(leaving)
+        for block, worth in leaving:
+            self.release([block], worth)
 
     def forget(self, block: int | None = None) -> int:
         """Lose the content of a block, by default of the free one that goes first: it is kept for nobody."""
@@ -280,14 +281,15 @@ class BlockTable:
         """Before drafts run: keys and values behind those that were right are written over, nothing has to be done."""
         return None
 
-    def decide(self, right: bool) -> None:
+    def decide(self, right: bool, worth: bool = True) -> None:
         """After drafts ran; see slots.py."""
 
-    def own(self, position: int) -> tuple[int, int]:
-        """Take a block of its own in place of the shared one at a position: (old block, new block)."""
+    def own(self, position: int, worth: bool = True) -> tuple[int, int]:
+        """Take a block of its own in place of the shared one at a position: (old block, new block). worth: as for
+        `BlockAllocator.release`."""
         at = position // self.block_size
         old, (new,) = self.blocks[at], self.allocator.allocate(1)
-        self.allocator.release([old])
+        self.allocator.release([old], worth)
         self.blocks[at] = new
         return old, new
 

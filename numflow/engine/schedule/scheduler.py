@@ -132,7 +132,7 @@ class Scheduler:
         a state that others have passed through they run again."""
         right = drafts == sequence.tried
         for table in sequence.tables:
-            table.decide(right)
+            table.decide(right, sequence.is_worth(sequence.length - 1))
         self._advance(sequence, sequence.length + drafts if right or not sequence.recurrent else sequence.length - 1)
 
     def fork(self, sequence: Sequence) -> Sequence:
@@ -194,7 +194,7 @@ class Scheduler:
                 for pool, table in enumerate(sequence.tables):
                     copy = table.try_out() if sequence.drafts else None
                     if copy is None and table.shared(sequence.length):
-                        copy = table.own(sequence.length)
+                        copy = table.own(sequence.length, sequence.is_worth(sequence.length))
                     if copy is not None:
                         plan.moves(pool).copies.append(copy)
                         self._pin(plan)

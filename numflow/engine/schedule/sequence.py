@@ -55,6 +55,11 @@ class Sequence:
         """Whether it has a state, which drafts that were wrong cannot be taken out of."""
         return self.tables[-1].window == STATE
 
+    def is_worth(self, length: int) -> bool:
+        """Whether a snapshot of its state after so many tokens is worth memory: of its prompt, which others may begin
+        with; those of what it writes are the first to be overwritten."""
+        return length <= len(self.group.prompt)
+
     @property
     def pending(self) -> int:
         """Known tokens that have not run."""

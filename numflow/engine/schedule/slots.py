@@ -50,11 +50,11 @@ class SlotTable(BlockTable):
         """Whether the slot has another holder too, or is a snapshot."""
         return bool(self.blocks) and (self.allocator.holders(self.blocks[0]) > 1 or self.allocator.kept(self.blocks[0]))
 
-    def own(self, position: int) -> tuple[int, int]:
+    def own(self, position: int, worth: bool = True) -> tuple[int, int]:
         """Take a slot of its own in place of the shared one: (old slot, new slot)."""
         old, new = self.try_out()
         self.before = []
-        self.allocator.release_later(old)
+        self.allocator.release_later(old, worth)
         return old, new
 
     def try_out(self) -> tuple[int, int]:
@@ -63,12 +63,12 @@ class SlotTable(BlockTable):
         self.before, self.blocks[0] = [old], new
         return old, new
 
-    def decide(self, right: bool) -> None:
+    def decide(self, right: bool, worth: bool = True) -> None:
         """After `try_out`: go on with the new slot, or with the old one."""
         if self.before:
             if not right:
                 self.before, self.blocks = self.blocks, self.before
-            self.allocator.release(self.before)
+            self.allocator.release(self.before, worth)
             self.before = []
 
     def release(self) -> None:
