@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from numflow.errors import NumflowError
 from numflow.learn.catalogue import BLANK, LabFile, labs, untouched
 
 MEMORY = 6 << 30  # bytes of address space
@@ -56,7 +57,10 @@ def checked(lab: LabFile, file: Path, model: str | None) -> dict[str, Any]:
         verdict.cause = cause_of(verdict, known, {name: own[name] for name in lab.functions}, grade)
     facts = verdict.facts()
     if verdict.passed and model is not None:
-        facts["text"] = written(lab, own, functions, model)
+        try:
+            facts["text"] = written(lab, own, functions, model)
+        except NumflowError as error:
+            facts["message"] += f"; the model does not write: {' '.join(str(error).split())}"
     return facts
 
 

@@ -1,12 +1,15 @@
 """Students' files that are wrong, late, loud or hostile: each ends in a verdict of one line."""
 
+import json
 import re
 
 import pytest
 
-from numflow.learn.catalogue import lab_of
-from numflow.learn.check import KEPT, check
+from numflow.learn.catalogue import lab_of, labs
+from numflow.learn.check import KEPT, bench, check
 from numflow.learn.child import Unusable, checked
+from numflow.learn.show import bar_lines
+from tests.server.tiny import write_chat_model
 
 LAB = lab_of("1")
 HEAD = "import numpy as np\n\n\ndef rms_norm(x, weight=None, *, eps, groups):\n"
@@ -74,6 +77,51 @@ def test_the_blank_is_still_blank(tmp_path):
     file = tmp_path / LAB.file_name
     file.write_text(LAB.blank().replace("    raise", "    y = 0\n    raise"), encoding="utf-8")
     assert said(file)["message"] == "rms_norm is still blank: it is to be written"
+
+
+def test_what_is_no_number_is_a_word_in_json(tmp_path):
+    file = tmp_path / LAB.file_name
+    file.write_text(HEAD + "    return x * np.float32(np.nan)\n", encoding="utf-8")
+    facts = said(file)
+    assert facts["place"]["got"] == "nan" and facts["place"]["off"] == "inf"
+    json.dumps(facts, allow_nan=False)
+
+
+def test_a_model_writes_with_what_is_right(tmp_path):
+    model = write_chat_model(tmp_path / "model")
+    (tmp_path / LAB.file_name).write_text(LAB.solution(), encoding="utf-8")
+    assert check(LAB, tmp_path, model=str(model))["text"]
+    facts = check(LAB, tmp_path, model=str(tmp_path / "nowhere"))
+    assert facts["passed"] and "; the model does not write: " in facts["message"]
+
+
+def test_what_is_right_is_measured(tmp_path):
+    lab = lab_of("online-softmax")
+    (tmp_path / lab.file_name).write_text(lab.solution(), encoding="utf-8")
+    facts = bench(lab, tmp_path)
+    whole, yours = (value for _, value in facts["bars"])
+    assert facts["unit"] == "MB" and whole > 10 * yours
+    (tmp_path / lab.file_name).write_text(lab.blank(), encoding="utf-8")
+    assert "still blank" in bench(lab, tmp_path)["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", [lab for lab in labs() if "bench" in lab.loaded()], ids=lambda lab: lab.name)
+def test_every_measurement_runs(lab, tmp_path):
+    (tmp_path / lab.file_name).write_text(lab.solution(), encoding="utf-8")
+    facts = bench(lab, tmp_path, 300)
+    assert facts["passed"], facts["message"]
+    assert all(value >= 0 for _, value in facts["bars"]) and bar_lines(facts["bars"], facts["unit"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lab", labs(), ids=lambda lab: lab.name)
+def test_every_solution_passes_and_every_blank_fails_in_a_process_of_its_own(lab, tmp_path):
+    for source, passed in ((lab.blank(), False), (lab.solution(), True)):
+        (tmp_path / lab.file_name).write_text(source, encoding="utf-8")
+        facts = check(lab, tmp_path)
+        assert facts["passed"] is passed, facts["message"]
+        assert passed or "still blank" in facts["message"]
 
 
 def test_a_loop_that_does_not_end_is_ended(tmp_path):

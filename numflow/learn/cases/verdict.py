@@ -1,7 +1,8 @@
 """The result of a check: right or not, and of what is not right the case, the place, the size and the cause."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,11 @@ class Verdict:
     evidence: Any = None
 
     def facts(self) -> dict[str, Any]:
-        """The part of it that JSON can hold."""
-        facts = asdict(self)
-        del facts["evidence"], facts["error"]
-        return facts
+        """The part of it that JSON can hold; NaN and infinity are words."""
+        place = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                 for key, value in self.place.items()}
+        return {"passed": self.passed, "message": self.message, "case": self.case, "number": self.number, "of": self.of,
+                "place": place, "cause": self.cause}
 
 
 def right(count: int, what: str = "cases") -> Verdict:

@@ -185,4 +185,4 @@ def bench(functions):
         b.step("attention", (q,), (y,), cache=cache, heads=8, scale=0.125)
         return y
 
-    return bars(functions, LAB, build, 256, moved=4 * 256 * (512 + 512 + 128 + 128))
+    return bars(functions, LAB, build, 256)

@@ -143,4 +143,4 @@ def bench(functions):
         b.step("moe_route", (logits,), (ids, gates), score="sigmoid", normalize=True, groups=8, top_groups=4)
         return gates
 
-    return bars(functions, LAB, build, 256, moved=256 * 4 * (128 + 2 * 8))
+    return bars(functions, LAB, build, 256)

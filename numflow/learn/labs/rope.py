@@ -139,7 +139,7 @@ def rope__zeros(x, angles, *, heads, head_dim, pairing, start):
 
 
 def bench(functions):
-    """64 tokens, 32 heads of 128 columns."""
+    """2048 tokens, 32 heads of 128 columns."""
     from numflow.learn.graders.reference import bars
 
     def build(b):
@@ -151,4 +151,4 @@ def bench(functions):
         b.step("rope", (x, angles), (y,), heads=32, head_dim=128)
         return y
 
-    return bars(functions, LAB, build, 64, moved=2 * 64 * 4096 * 4)
+    return bars(functions, LAB, build, 2048, moved=2 * 2048 * 4096 * 4)
