@@ -142,7 +142,7 @@ def test_an_empty_memory_gives_zeros():
     made.reserve(0, 1)
     x = replace(batch((0, 3)), cross_blocks=np.zeros((1, 1), np.int32), cross_lengths=np.array([0]))
     np.testing.assert_array_equal(made.run(x), np.zeros((3, 64)))
-    with pytest.raises(RequestError, match="cross_lengths of the batch should give 1 lengths"):
+    with pytest.raises(RequestError, match="cross_lengths of the batch should give 1 numbers"):
         made.run(replace(x, cross_lengths=None))
     with pytest.raises(RequestError, match="70 tokens need 2 encoder blocks, the table has 1"):
         made.run(replace(x, cross_lengths=np.array([70])))
