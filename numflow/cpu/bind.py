@@ -59,7 +59,7 @@ class Bound:
                 continue
             makers = [steps[i] for i, reader in made.items() if reader == index]
             add = steps[adds[index]] if index in adds else None
-            calls, effects = self._bind(step, makers, add, ctx)
+            calls, effects = self._bind(step, makers, add, _adapting(steps, index), ctx)
             if group.meets(*effects):
                 barriers[-1], group = 1, _Group()
             group.add(*effects)
@@ -75,12 +75,15 @@ class Bound:
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
 
     @staticmethod
-    def _bind(step: Step, makers: list[Step], add: Step | None, ctx: Context) -> tuple[list[Call], tuple[list, list]]:
-        """Calls and effects of a step together with those that it takes over."""
+    def _bind(step: Step, makers: list[Step], add: Step | None, adapting: list[Step],
+              ctx: Context) -> tuple[list[Call], tuple[list, list]]:
+        """Calls and effects of a step together with those that it takes over, and with the first part of what rows add
+        by adapters."""
         ctx.shared, ctx.add, ctx.makers = {}, add, {maker.outputs[0]: maker for maker in makers}
         for view in ctx.makers:
             ctx.written(view)
         calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
+        calls[1:1] = [adapt.low_rank(other, ctx) for other in adapting]
         together = [*makers, step, *([] if add is None else [add])]
         for view in (view for each in together for view in each.outputs):
             if view not in ctx.makers:
@@ -95,6 +98,16 @@ class Bound:
             done()
         self.table = np.array([(call.kernel.address, call.args.ctypes.data, barrier)
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
+
+
+def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:
+    """The steps behind a product in which rows add what adapters of their own have for it."""
+    found = []
+    for step in steps[index + 1:]:
+        if step.op != "adapt" or steps[index].op == "adapt":
+            break
+        found.append(step)
+    return found
 
 
 def _main(calls: list[Call]) -> list[Call]:

@@ -3,7 +3,9 @@
 import pytest
 
 import numflow
-from tests.conftest import SHARED
+from numflow.formats import open_checkpoint
+from tests.conftest import SHARED, shared
+from tests.formats.peft import pair, write_adapter
 from tests.golden.fixtures import TOLERANCE, load_case, relative_error
 
 FOLDERS = sorted(path.parent for path in (SHARED / "fixtures_quantised").glob("*/case.json")
@@ -33,6 +35,24 @@ def test_merged(folder, backend):
         matches(model, case, expected, case["adapter"]["greedy"], "adapter_")
     with numflow.load(folder, backend, activations="f32", adapter=[f"{adapter}=0.5"]) as model:
         matches(model, case, expected, None, "half_")
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_on_a_base_whose_columns_are_in_another_order(backend, tmp_path):
+    folder = shared("fixtures_quantised", "gptq_4bit_sym_act")
+    case, _ = load_case(folder)
+    found, tensors = open_checkpoint(folder), {}
+    for module in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"):
+        for layer in range(2):
+            name = f"model.layers.{layer}.{module}"
+            tensors |= pair(name, found.tensors[f"{name}.weight"].shape)
+    adapter = write_adapter(tmp_path, tensors)
+    ids = case["prompts"][0]
+    with numflow.load(folder, backend, activations="f32", adapters={"a": adapter}) as model:
+        row, base = model.logits(ids, adapter="a"), model.logits(ids)
+    with numflow.load(folder, backend, activations="f32", adapter=[str(adapter)]) as model:
+        expected = model.logits(ids)
+    assert relative_error(row, expected) < TOLERANCE < relative_error(base, expected)
 
 
 ONE_BY_ONE = [folder for folder in FOLDERS if folder.name != "peft_dora"]

@@ -1,7 +1,8 @@
 """Products of low rank that rows add by adapters of their own: y += B (A x) + v.
 
-Two calls for each step: the low rank h = A x of every row that has an adapter, and y += B h + v. A row's sums are made
-in an order that depends on no other row, so that a batch may mix adapters, and rows without any.
+Two calls for each step: the low rank h = A x of every row that has an adapter, and y += B h + v. The first runs beside
+the product that the step stands behind, so that no barrier is between them (bind.py). A row's sums are made in an order
+that depends on no other row, so that a batch may mix adapters, and rows without any.
 """
 
 import numpy as np
@@ -16,14 +17,19 @@ UP = slots("header rows numbers table experts ids ids_stride routes y y_stride w
 LOOK_UP = slots("header rows numbers table h ranks")
 
 
-def adapt(step: Step, ctx) -> list[Call]:
-    """x f32 [rows, K], y f32 [rows, N]; ids i32 [T, S] where rows are routes."""
+def low_rank(step: Step, ctx) -> Call:
+    """The first call of `adapt`: joined to the first one of the product that reads the same x."""
     (x, y, *routed) = step.inputs
-    h, common = _low_rank(ctx, y), _common(step, ctx, y, *routed)
+    common = _common(step, ctx, y, *routed)
     shared = common["routes"] if routed and ctx.rows(x) == ctx.rows(routed[0]) else 1
-    down = Call.named(step, _CODE.kernel("adapter_down"), DOWN, **common, **ctx.strided("x", x), shared=shared,
-                      columns=x.width, h=h)
-    return [down, _up(step, ctx, common, h)]
+    return Call.named(step, _CODE.kernel("adapter_down"), DOWN, **common, **ctx.strided("x", x), shared=shared,
+                      columns=x.width, h=_low_rank(ctx, y), joined=True)
+
+
+def adapt(step: Step, ctx) -> list[Call]:
+    """x f32 [rows, K], y f32 [rows, N]; ids i32 [T, S] where rows are routes. Its `low_rank` has been made."""
+    (_, y, *routed) = step.inputs
+    return [_up(step, ctx, _common(step, ctx, y, *routed), _low_rank(ctx, y))]
 
 
 def adapt_rows(step: Step, ctx) -> list[Call]:

@@ -84,7 +84,8 @@ def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float
               for place in _places(step, network, checkpoint)]
     for place in places:
         names = [_name(part, place, fit, tied) for part in place.parts]
-        some = [_adapted(own, name, part, place, scale) for name, part in zip(names, place.parts, strict=True)]
+        some = [_adapted(own, name, part, place, scale, checkpoint)
+                for name, part in zip(names, place.parts, strict=True)]
         some = _by_expert(some[0], place.experts) if len(some) < place.experts else some
         if any(part is not None for part in some):
             found[place.step.params["part"]] = some
@@ -107,11 +108,15 @@ def _name(part: Part, place: _Place, fit: Fitted, tied: str | None) -> str:
     return part.tensor
 
 
-def _adapted(own: Adapter, name: str, part: Part, place: _Place, scale: float) -> AdaptedPart | None:
+def _adapted(own: Adapter, name: str, part: Part, place: _Place, scale: float,
+             checkpoint: Checkpoint) -> AdaptedPart | None:
     change = own.added.get(name)
     if change is None:
         return None
     a, b = change.matrices()
+    ordered = checkpoint.tensors[part.tensor].ordered if part.ordered else None
+    if ordered is not None:  # x is in the order of the matrix's stored columns
+        a = a[..., ordered.order]
     factor = np.float32(change.factor * scale)
     if place.step.op == "adapt_rows":
         return AdaptedPart(_chosen(b, part), a.T * (factor * np.float32(place.scale)))
