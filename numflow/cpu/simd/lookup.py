@@ -1,10 +1,11 @@
-"""Look-ups: of bytes in a table of 16, 64 at a time, and of words in a table of any size."""
+"""Look-ups: of bytes in tables of 16 and 128, 64 at a time, and of words in a table of any size."""
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
 from numflow.cpu.simd.isa import ARM, isa
+from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
 from numflow.cpu.simd.value import Value, llvm_type, load
 
 
@@ -36,6 +37,12 @@ def _selected(indices: Value, table: list[int]) -> Value:
     return Value(builder, entries[0])
 
 
+def lookup128(indices: Value, table: list[int], hold: Keep = as_it_is) -> Value:
+    """With AVX-512: table[index & 127] of u8x64, by one instruction of VBMI. hold: what the table passes through."""
+    low, high = (hold(Value(indices.builder, indices.like(part))) for part in (table[:64], table[64:]))
+    return low.call("llvm.x86.avx512.vpermi2var.qi.512", low.llvm.type, indices, high)
+
+
 def lookup_words(indices: Value, table: np.ndarray, name: str) -> Value:
     """table[index] of i32 lanes or of one i32; the table u32 is known now. name: of the table in the code."""
     builder, found = indices.builder, indices.builder.module.globals.get(name)
@@ -44,8 +51,6 @@ def lookup_words(indices: Value, table: np.ndarray, name: str) -> Value:
         found = cgutils.global_constant(builder.module, name, ir.Constant(
             ir.ArrayType(word, len(table)), [ir.Constant(word, int(entry)) for entry in table]))
         found.align = 64
-    if indices.lanes == 16 and isa() == "avx512":
-        return _gathered(indices, found)
     at = Value(builder, builder.ptrtoint(found, ir.IntType(64)))
     if indices.lanes == 1:
         return _entry(at, indices)
@@ -58,13 +63,3 @@ def lookup_words(indices: Value, table: np.ndarray, name: str) -> Value:
 def _entry(at: Value, index: Value) -> Value:
     builder = at.builder
     return load(at + (Value(builder, builder.zext(index.llvm, at.llvm.type)) << 2), "i32")
-
-
-def _gathered(indices: Value, table: ir.Value) -> Value:
-    """All 16 by one instruction."""
-    builder, lanes = indices.builder, ir.VectorType(ir.IntType(1), 16)
-    pointer = builder.bitcast(table, ir.IntType(8).as_pointer())
-    none, all_lanes = ir.Constant(indices.llvm.type, None), ir.Constant(lanes, [ir.Constant(lanes.element, 1)] * 16)
-    return Value(builder, none).call("llvm.x86.avx512.mask.gather.dpi.512", indices.llvm.type,
-                                     *(Value(builder, v) for v in (pointer, indices.llvm, all_lanes,
-                                                                   ir.Constant(ir.IntType(32), 4))))

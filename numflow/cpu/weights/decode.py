@@ -15,7 +15,7 @@ from numflow.cpu.simd.value import Value, fma, load, load_bf16, load_f16
 from numflow.cpu.weights.decode_grid16 import Grid16Avx2, Grid16Avx512, Grid16Neon
 from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
 from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
-from numflow.cpu.weights.look_up import looked_up, step_values
+from numflow.cpu.weights.look_up import book_of, looked_up, step_values
 from numflow.cpu.weights.tables import floats8, table_numbers
 from numflow.quant.stored import (
     BASE,
@@ -57,19 +57,19 @@ def column_group(codes: Value, scheme: Scheme, group: int, row: Value | None = N
     if scheme.in_fours:
         return of_four(pair_codes(codes, group // 4, row, hold), group % 4, hold)
     if scheme.grid:
-        return _of_book(looked_up(codes, scheme, group, row, hold), scheme)
+        return _of_book(looked_up(codes, scheme, group, row, hold), book_of(scheme))
     codes, lanes = (codes, 64) if row is None else (codes + (row << 2), 4)
     pieces = PIECES[scheme.bits][group]
     first, *others = (load(codes + 64 * piece[0], "u8", lanes) for piece in pieces)
     code = moved(first, *pieces[0][1:], hold)
     for vector, (_, begin, to, bits) in zip(others, pieces[1:]):
         code = with_bits(code, vector, begin, to, bits, hold)
-    return _of_book(code, scheme) if scheme.book else code
+    return _of_book(code, scheme.book) if scheme.book else code
 
 
-def _of_book(code: Value, scheme: Scheme) -> Value:
+def _of_book(code: Value, book: tuple[int, ...]) -> Value:
     """Entries of the code-book + 128."""
-    return lookup16(code, [entry + 128 for entry in (*scheme.book, *[0] * (16 - len(scheme.book)))])
+    return lookup16(code, [entry + 128 for entry in (*book, *[0] * (16 - len(book)))])
 
 
 def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:

@@ -8,13 +8,12 @@ A unit of the GRID kinds has one block (GRID) or two (GRID16).
     scale = the float32 whose bits are B + S * D      zero = first + Z * step, all four by row, all exact
 """
 
-from llvmlite import ir
-
 from numflow.cpu.simd.bits import gathered, picked, with_top_bit
 from numflow.cpu.simd.dot import dot2
 from numflow.cpu.simd.isa import isa
 from numflow.cpu.simd.llvm_barriers import Keep, as_it_is
-from numflow.cpu.simd.value import Value, constant, exact_fma, llvm_type, load
+from numflow.cpu.simd.lookup import lookup128
+from numflow.cpu.simd.value import Value, constant, exact_fma, load
 from numflow.cpu.weights.layout import ROW_HEADERS, Scheme
 from numflow.quant.layout import BASE_BIAS, BASE_SHIFT, PAIR_LEVELS
 from numflow.quant.stored import GRID16
@@ -109,7 +108,7 @@ def pair_codes(codes: Value, pair: int, row: Value | None, hold: Keep = as_it_is
 def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
     """The first weight of pairs (u8 lanes), or the second: code % 11 or code // 11."""
     if _permutes(code):
-        return _permuted(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
+        return lookup128(code, [c // PAIR_LEVELS if second else c % PAIR_LEVELS for c in range(128)], hold)
     if isa() == "neon":
         quotient = (code.widen("u16") * 187 >> 8).narrow("u8") >> 3  # / 11, exact up to 127
         return quotient if second else code - quotient * PAIR_LEVELS
@@ -122,7 +121,7 @@ def of_pair(code: Value, second: int, hold: Keep = as_it_is) -> Value:
 def of_four(code: Value, index: int, hold: Keep = as_it_is) -> Value:
     """One of the four digits of base 3, the lowest first, of codes of 7 bits (u8 lanes)."""
     if _permutes(code):
-        return _permuted(code, [c // 3**index % 3 for c in range(128)], hold)
+        return lookup128(code, [c // 3**index % 3 for c in range(128)], hold)
     for _ in range(index):
         code = _third(code)
     return code if index == 3 else code - _third(code) * 3
@@ -147,10 +146,3 @@ def _elevenths(words: Value) -> Value:
     """u16 lanes / 11, exact up to 127, and so are the upper bytes of up to 2^15."""
     return words.high_of_product(-(-(1 << 16) // PAIR_LEVELS))
 
-
-def _permuted(code: Value, table: list[int], hold: Keep) -> Value:
-    """table[code & 127] by one instruction of VBMI."""
-    kind = llvm_type("u8", 64)
-    low, high = (hold(Value(code.builder, ir.Constant(kind, [ir.Constant(kind.element, entry) for entry in part])))
-                 for part in (table[:64], table[64:]))
-    return low.call("llvm.x86.avx512.vpermi2var.qi.512", kind, code, high)
