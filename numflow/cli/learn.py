@@ -96,19 +96,25 @@ def check(
 @guarded
 def bench(name: Name, folder: Folder = None, limit: Limit = 120.0, json: options.Json = False,
           labs: Labs = None) -> None:
-    """Measure your code beside numflow's own."""
+    """Measure your code beside numflow's own.
+
+    Without a file of yours, and where no folder is named, the solution is measured.
+    """
     from numflow.errors import RequestError
     from numflow.learn import catalogue, folders, show
     from numflow.learn.check import bench as run
+    from numflow.learn.check import bench_solution
 
     lab = catalogue.lab_of(name, labs)
-    facts = run(lab, folders.folder_of(lab, folder), limit)
+    place = folders.folder_of(lab, folder)
+    solved = folder is None and not (place / lab.file_name).exists()
+    facts = bench_solution(lab, limit) if solved else run(lab, place, limit)
     if not facts["passed"]:
         raise RequestError(facts["message"])
     if json:
         print_json(facts)
         return
-    print(f"lab {lab.number}, {lab.title}: {facts['what']}")
+    print(f"lab {lab.number}, {lab.title}{', solved' if solved else ''}: {facts['what']}")
     for line in show.bar_lines(facts["bars"], facts["unit"]):
         print(line)
 

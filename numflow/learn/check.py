@@ -27,6 +27,13 @@ def bench(lab: LabFile, folder: Path, seconds: float = SECONDS) -> dict[str, Any
     return _run("bench", lab, folder, seconds, None)
 
 
+def bench_solution(lab: LabFile, seconds: float = SECONDS) -> dict[str, Any]:
+    """The same of the lab's solution."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / lab.file_name).write_text(lab.solution(), encoding="utf-8")
+        return bench(lab, Path(place), seconds)
+
+
 def _run(wanted: str, lab: LabFile, folder: Path, seconds: float, model: str | None) -> dict[str, Any]:
     file, begin = folder.absolute() / lab.file_name, time.monotonic()
     facts: dict[str, Any] = {"lab": lab.number, "name": lab.name, "title": lab.title, "file": str(file)}

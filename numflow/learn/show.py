@@ -22,5 +22,8 @@ def bar_lines(bars: list[tuple[str, float]], unit: str) -> list[str]:
     """Values as bars beside each other."""
     most = max((value for _, value in bars), default=0) or 1
     wide = max((len(label) for label, _ in bars), default=0)
-    return [f"{label.ljust(wide)}  {('█' * max(1, round(WIDTH * value / most))).ljust(WIDTH)}  {value:.4g} {unit}"
-            for label, value in bars]
+    lines = []
+    for label, value in bars:
+        bar = "█" * max(1, round(WIDTH * value / most))
+        lines.append(f"{label.ljust(wide)}  {bar.ljust(WIDTH)}  {value:.4g} {unit}".rstrip())
+    return lines

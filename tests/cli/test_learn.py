@@ -52,6 +52,14 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
     assert (tmp_path / "rope.yours-1.py").read_text(encoding="utf-8") == "mine"
 
 
+def test_without_a_file_the_solution_is_measured(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("learn", "bench", "5")
+    assert done.code == 0 and done.out.startswith("lab 5, Paged keys and values, solved: blocks of ")
+    assert "250 blocks" in done.out and "50 blocks" in done.out
+    assert run("learn", "bench", "5", "--dir", tmp_path).err.startswith("error: no paged_kv.py in ")
+
+
 def test_hints_come_one_by_one(run):
     said = [run("learn", "hint", "3").out for _ in range(4)]
     assert [line[:12] for line in said] == ["hint 1 of 3:", "hint 2 of 3:", "hint 3 of 3:", "hint 3 of 3:"]

@@ -1,6 +1,7 @@
 """Every lab: its solution passes, its blank does not, and each known mistake is called by its sentence."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -91,3 +92,10 @@ def test_the_list_of_labs_needs_no_numpy():
     code = "import sys; from numflow.learn import catalogue; catalogue.labs(); print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO)
     assert done.stdout.strip() == "False"
+
+
+def test_the_package_needs_nothing_of_its_tests():
+    """Op cases are part of the package because labs check with them: nothing of `tests` may be imported there."""
+    found = [str(path.relative_to(REPO)) for path in (REPO / "numflow").rglob("*.py")
+             if re.search(r"^\s*(?:from|import) tests\b", path.read_text(encoding="utf-8"), re.M)]
+    assert found == []

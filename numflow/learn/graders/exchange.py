@@ -61,6 +61,23 @@ def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False)
         program.BETWEEN_DEVICES["all_reduce"] = truth
 
 
+def sent(all_reduce: Callable) -> float:
+    """Megabytes that devices send to others, for a sum of four devices' 64 x 4096 numbers."""
+    counted = []
+
+    class Counting(program.World):
+        def put(self, sender, receiver, x):
+            counted.append(x.nbytes * (sender != receiver))
+            super().put(sender, receiver, x)
+
+    group = (0, 1, 2, 3)
+    terms = {device: np.ones((64, 4096), np.float32) for device in group}
+    found, _ = _devices(all_reduce, terms, group, group, Counting)
+    if len(found) < len(group):
+        raise DeviceError("the devices wait for each other")
+    return sum(counted) / 1e6
+
+
 def _cuts() -> list[Call]:
     w = np.arange(48, dtype=np.float32).reshape(6, 8)
     rows = [Call(f"column-parallel-{n}-{i}", "column_parallel", (w, n, i), w[i * 6 // n:(i + 1) * 6 // n])
@@ -95,10 +112,10 @@ def _sum(all_reduce: Callable, group: tuple, adds: tuple) -> tuple[str, Any]:
     return "", None
 
 
-def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple,
-             adds: tuple) -> tuple[dict, dict[int, Any]]:
+def _devices(all_reduce: Callable, terms: Mapping[int, np.ndarray], group: tuple, adds: tuple,
+             kind: Callable = program.World) -> tuple[dict, dict[int, Any]]:
     """Results and exceptions of each device's thread; those that wait too long have neither."""
-    world = program.World(dict.fromkeys(group))
+    world = kind(dict.fromkeys(group))
     found: dict[int, Any] = {}
     errors: dict[int, Any] = {}
 

@@ -1,25 +1,18 @@
 """Four small kernels with shared memory, watched for races."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from numflow.cuda.lang.scalar import f32
 from numflow.learn.cases.verdict import Functions, Verdict, raised, right, wrong
-from numflow.learn.graders.simulated import fault
+from numflow.learn.graders.simulated import fault, waits
 
 
 def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
     """Each kernel once watched, then in several orders of threads."""
-    rng = np.random.default_rng(11)
-    x = rng.standard_normal(64).astype(np.float32)
-    a, b = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
-    cases: dict[str, tuple[int, tuple, np.ndarray]] = {
-        "scan": (1, (np.zeros(64, np.float32), x), np.cumsum(x, dtype=np.float64)),
-        "transpose": (1, (np.zeros(64, np.float32), x), x.reshape(8, 8).T.copy()),
-        "reduction": (1, (np.zeros(1, np.float32), x), np.array([x.sum(dtype=np.float64)])),
-        "product": (4, (np.zeros((16, 16), np.float32), a, b), a @ b)}
+    cases = _cases()
     for number, (name, (grid, arrays, expected)) in enumerate(cases.items(), 1):
         parameters = (f32.ptr,) * len(arrays)
         try:
@@ -29,3 +22,21 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
         if said:
             return wrong(name, number, len(cases), said, evidence)
     return right(len(cases), "kernels")
+
+
+def barriers(name: str, body: Callable) -> int:
+    """Barriers that each thread of a kernel goes through."""
+    grid, arrays, _ = _cases()[name]
+    return waits(body, (f32.ptr,) * len(arrays), grid, 64, arrays)
+
+
+def _cases() -> dict[str, tuple[int, tuple, np.ndarray]]:
+    """By kernel: blocks, arrays, and the first of them as it is expected."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal(64).astype(np.float32)
+    a, b = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
+    return {
+        "scan": (1, (np.zeros(64, np.float32), x), np.cumsum(x, dtype=np.float64)),
+        "transpose": (1, (np.zeros(64, np.float32), x), x.reshape(8, 8).T.copy()),
+        "reduction": (1, (np.zeros(1, np.float32), x), np.array([x.sum(dtype=np.float64)])),
+        "product": (4, (np.zeros((16, 16), np.float32), a, b), a @ b)}

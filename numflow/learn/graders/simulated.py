@@ -100,6 +100,26 @@ def watched() -> Iterator[None]:
         intrinsics.wait, intrinsics.exchange = wait, exchange
 
 
+def waits(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tuple, numbers: tuple = ()) -> int:
+    """Exchanges and barriers that each thread of a kernel's blocks goes through, on average."""
+    counted, wait, exchange = [0], intrinsics.wait, intrinsics.exchange
+
+    def waiting(kind):
+        counted[0] += 1
+        wait(kind)
+
+    def exchanging(value):
+        counted[0] += 1
+        return exchange(value)
+
+    intrinsics.wait, intrinsics.exchange = waiting, exchanging
+    try:
+        run_kernel(body, parameters, grid, threads, arrays, numbers)
+    finally:
+        intrinsics.wait, intrinsics.exchange = wait, exchange
+    return counted[0] // (grid * threads)
+
+
 def fault(body: Callable, parameters: tuple, grid: int, threads: int, arrays: tuple, numbers: tuple,
           expected: np.ndarray, bound: float = 1e-5) -> tuple[str, Any]:
     """The fault of a kernel and what shows it; ("", None) if it is right.

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from numflow.cuda.lang import intrinsics
 from numflow.cuda.lang.scalar import f32, u32
 from numflow.learn.cases.verdict import Functions, Verdict, raised, right, wrong
-from numflow.learn.graders.simulated import fault, run_kernel
+from numflow.learn.graders.simulated import fault, waits
 
 PARAMETERS = (f32.ptr, u32.ptr, f32.ptr, f32.ptr, u32)
 SHAPES = ((1, 64), (4, 128), (3, 200), (2, 40))  # rows and columns; the last ones leave lanes without work
@@ -29,22 +28,7 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 
 def exchanges(body: Callable) -> int:
     """Exchanges and barriers that each lane goes through, for one row of 256 weights."""
-    counted, wait, exchange = [0], intrinsics.wait, intrinsics.exchange
-
-    def waiting(kind):
-        counted[0] += 1
-        wait(kind)
-
-    def exchanging(value):
-        counted[0] += 1
-        return exchange(value)
-
-    intrinsics.wait, intrinsics.exchange = waiting, exchanging
-    try:
-        run_kernel(body, PARAMETERS, 1, 32, _matrix(1, 256)[0], (128,))
-    finally:
-        intrinsics.wait, intrinsics.exchange = wait, exchange
-    return counted[0] // 32
+    return waits(body, PARAMETERS, 1, 32, _matrix(1, 256)[0], (128,))
 
 
 def _matrix(rows: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:

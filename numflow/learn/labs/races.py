@@ -15,7 +15,7 @@ them:
 The checker runs each kernel in eight orders of threads, and watches shared memory: it says which two threads touch the
 same element with no barrier between, even if the numbers came out right.
 
-    numflow learn check 11       numflow learn hint 11
+    numflow learn check 11       numflow learn hint 11       numflow learn bench 11
 """
 
 from numflow.cuda.lang import intrinsics as i
@@ -182,3 +182,13 @@ def product__late(y, a, b):
             total += left[t // 8 * 8 + k] * right[k * 8 + t % 8]
         i.sync_block()
     y[row * 16 + column] = total
+
+
+def bench(functions):
+    """Barriers that each thread of the kernels comes to, beside those of the solution."""
+    from numflow.learn.graders.races import barriers
+
+    own = {"scan": scan, "transpose": transpose, "reduction": reduction, "product": product}
+    bars = [(f"{name}, {label}", count) for name in own
+            for label, count in (("yours", barriers(name, functions[name])), ("solution", barriers(name, own[name])))]
+    return {"what": "barriers of a block", "unit": "", "bars": bars}
