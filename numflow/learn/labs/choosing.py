@@ -70,6 +70,12 @@ def top_p__too_few(c, p):
     return c.keep(order[: max(int(np.searchsorted(held, p)), 1)])
 
 
+def top_p__none(c, p):
+    """a set without the candidate that crosses p, which may even be empty"""
+    order = np.argsort(-c.probabilities, kind="stable")
+    return c.keep(order[: int(np.searchsorted(np.cumsum(c.probabilities[order]), p))])
+
+
 def top_p__too_many(c, p):
     """a set with one candidate more than it takes to hold p"""
     order = np.argsort(-c.probabilities, kind="stable")
