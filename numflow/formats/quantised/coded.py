@@ -17,7 +17,7 @@ from numflow.formats.mapped import release_pages
 from numflow.formats.types import tensor_type
 from numflow.quant.hub_types import HUB_TYPES, TABLES, HubType
 
-_AT_ONCE = 1 << 22  # weights that are made at a time
+_AT_ONCE = 1 << 20  # weights that are made at a time
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
 
