@@ -288,13 +288,17 @@ OPS = {op.name: op for op in (
     Op("cache_write", "batch",
        "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where values are "
        "a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
+    Op("index_select", "batch",
+       "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the top_k best that a row "
+       "sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); of equals the earlier ones",
+       ("q", "weights"), ("y",), (), {"cache": REQUIRED, "heads": REQUIRED, "top_k": REQUIRED}),
     Op("attention", "batch",
        "y [T, H*E_v] = softmax(softcap(scale * q k^T) + bias, over visible cached keys) v; query head h "
        "uses key head h // (H / G). window w > 0: query i sees keys i-w+1 .. i (.. i+w-1 if not causal). chunk c > 0: "
        "only keys from c * (i // c) on. slopes [H]: "
        "bias slope * (key - query position). sinks [H]: one extra logit per head that takes probability and has no "
-       "value. buckets [n, H]: T5 relative position bias",
-       ("q",), ("y",), ("slopes?", "sinks?", "buckets?"),
+       "value. buckets [n, H]: T5 relative position bias. chosen i32 [T, W]: only keys whose bits are set",
+       ("q", "chosen?"), ("y",), ("slopes?", "sinks?", "buckets?"),
        {"cache": REQUIRED, "heads": REQUIRED, "scale": REQUIRED, "causal": True, "window": 0, "softcap": 0.0,
         "bucket_distance": 0, "chunk": 0}),
     Op("causal_conv", "batch",

@@ -1,17 +1,37 @@
-"""Softmax attention over the paged cache (op `attention`)."""
+"""Softmax attention over the paged cache (op `attention`), and the choice of its keys (op `index_select`)."""
 
 import numpy as np
 
 from numflow.network.t5_buckets import bucket
 
 
-def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window, softcap,
-              bucket_distance, chunk=0):
+def index_select(q, weights, *, batch, cache, heads, top_k, width):
+    """Bits of the top_k best keys of each row: score = sum over h of weights[t, h] * max(q head h . key, 0).
+
+    q [T, I * d], weights [T, I] -> i32 [T, width]: bit p % 32 of word p // 32 stands for key p. Of equals the earlier.
+    """
+    y = np.zeros((len(q), width), np.int32)
+    for b, length in enumerate(cache.lengths(batch)):
+        rows = slice(batch.starts[b], batch.starts[b + 1])
+        k, _ = cache.read(cache.table(batch)[b], length, min(batch.positions[rows], default=0))
+        each = np.maximum(_by_head(q[rows], heads) @ k[:, 0].T, 0)  # [I, n, L]
+        scores = np.sum(weights[rows].T[:, :, None] * each, axis=0)
+        seen = np.arange(length) <= batch.positions[rows, None]
+        best = np.argsort(-np.where(seen, scores, -np.inf), axis=1, kind="stable")[:, :top_k]
+        bits = np.zeros((len(scores), 32 * width), bool)
+        np.put_along_axis(bits, best, True, axis=1)
+        bits[:, :length] &= seen
+        y[rows] = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return y
+
+
+def attention(q, chosen=None, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, scale, causal, window,
+              softcap, bucket_distance, chunk=0):
     """softmax(softcap(scale * q k^T) + bias) v over the visible keys of each sequence; q [T, H*E] -> y [T, H*E_v].
 
     slopes [H]: bias slope * (key position - query position). buckets [n, H]: bias by bucket of the distance.
     sinks [H]: one more logit per head that takes probability and has no value. chunk: keys from the beginning of the
-    query's own chunk of so many positions on.
+    query's own chunk of so many positions on. chosen [T, W]: keys whose bits are set (index_select).
     """
     y = np.empty((len(q), heads * cache.value_dim), np.float32)
     for b, length in enumerate(cache.lengths(batch)):
@@ -27,6 +47,9 @@ def attention(q, slopes=None, sinks=None, buckets=None, *, batch, cache, heads, 
             seen = _visible(distance, causal, window)
             if chunk:
                 seen &= np.arange(length) >= batch.positions[rows, None] // chunk * chunk
+            if chosen is not None:
+                words = np.ascontiguousarray(chosen[rows]).view(np.uint8)
+                seen &= np.unpackbits(words, axis=1, bitorder="little")[:, :length].astype(bool)
             scores[:, ~seen] = -np.inf
         y[rows] = _merge(_softmax(scores, sinks) @ _by_query_head(v, heads))
     return y

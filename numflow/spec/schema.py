@@ -197,6 +197,13 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "nope_dim": _int(0, "columns of a head that are not rotated", 0),
         "norm_eps": _float("norm_eps", "added to the mean square in the norms of what is compressed", above=0, most=1),
     },
+    "indexer": {
+        "heads": _int(0, "heads of an index that chooses the keys which latent attention sees; 0 = it sees all", 0),
+        "head_dim": _int(0, "columns of such a head, of which the first latent.rope_dim are rotated", 0),
+        "top_k": _int(1, "keys that are chosen for each query"),
+        "pairing": _choice(("half", "adjacent"), "half", "as in rope"),
+        "own": _bool(True, "this layer has an index; else the choice of the last layer before that has one holds"),
+    },
     "rope": {
         "enabled": _bool(True, "rotary position embedding"),
         "pairing": _choice(("half", "adjacent"), "half", "rotate columns (i, i + dims/2) or (2i, 2i + 1)"),
@@ -350,6 +357,8 @@ MODULES = {
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
     "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",
     "attn_kv_b": "latent key/value, up",
+    "index_q": "queries of the index, from the compressed query", "index_k": "its keys [d, D]",
+    "index_k_norm": "their layer norm, epsilon 1e-6", "index_weights": "weights of its heads [I, D]",
     "attn_k_b": "latent key, up (split files)", "attn_v_b": "latent value, up (split files)",
     "attn_post_norm": "norm after attention", "ffn_norm": "norm before the feed-forward part",
     "ffn_gate": "gate", "ffn_up": "up", "ffn_gate_up": "gate and up in one", "ffn_down": "down",

@@ -15,7 +15,8 @@ from numflow.reference import act, embed, linear, moe, norm, rope, select
 from numflow.reference.program import KERNELS, Program
 
 BY_NAME = {case.name: case for case in CASES}
-ATTENTION = [case for case in CASES if any(s.op == "attention" for s in case.network.entries["main"])]
+ATTENTION = [case for case in CASES if any(s.op == "attention" and s.inputs[1:] == ()
+                                           for s in case.network.entries["main"])]
 
 
 def rng(*shape, seed=0, spread=1.0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numflow.ops import Batch
-from numflow.reference import act, moe
+from numflow.reference import act, attention, moe
 
 
 def rng(*shape, seed=0, spread=1.0):
@@ -92,3 +92,23 @@ def test_gates_before_the_expert():
     np.testing.assert_allclose(found, [x[t] * gates[t, s] for t in range(2) for s in range(2)])
     np.testing.assert_allclose(moe.expert_combine(found, gates, weighted=False),
                                [x[t] * (gates[t, 0] + gates[t, 1]) for t in range(2)], rtol=1e-5, atol=1e-7)
+
+
+def test_an_index_chooses_the_best_keys_of_those_that_are_seen():
+    keys, q, weights = np.sign(rng(9, 4)), np.sign(rng(3, 8, seed=1)), rng(3, 2, seed=2)
+
+    class Cache:
+        lengths, table = staticmethod(lambda batch: [9]), staticmethod(lambda batch: [None])
+        read = staticmethod(lambda blocks, length, position: (keys[:length, None], None))
+
+    batch = Batch(np.zeros(3, np.int32), np.array([6, 7, 8], np.int32), np.array([0, 3]), np.zeros((1, 1), int),
+                  np.array([2]))
+    found = attention.index_select(q, weights, batch=batch, cache=Cache, heads=2, top_k=4, width=2)
+    assert (found.dtype, found.shape) == (np.int32, (3, 2)) and not found[:, 1].any()
+    for t in range(3):
+        scores = {p: sum(weights[t, h] * max(float(q[t, 4 * h:4 * h + 4] @ keys[p]), 0) for h in range(2))
+                  for p in range(7 + t)}
+        best = sorted(scores, key=lambda p: (-scores[p], p))[:4]
+        assert found[t, 0] == sum(1 << p for p in best)
+    every = attention.index_select(q, weights, batch=batch, cache=Cache, heads=2, top_k=20, width=1)
+    assert every[:, 0].tolist() == [(1 << n) - 1 for n in (7, 8, 9)]

@@ -65,6 +65,19 @@ case("glm4_moe_lite", RMS, GROUPS, family("Glm4MoeLite", "glm4_moe_lite"), {
     "mlp_layer_types": ["dense", "sparse", "sparse"], "rope_scaling": None, "attention_bias": False})
 del CASES_2026["glm4_moe_lite"][0]["head_dim"]
 
+V32 = RMS | GROUPS | {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 28, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 14, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "index_n_heads": 5,
+    "index_head_dim": 12, "index_topk": 7, "attention_bias": False, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc"}
+del V32["head_dim"]
+case("deepseek_v32", V32, family("DeepseekV32", "deepseek_v32"), {
+    "n_group": 4, "topk_group": 2, "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}, lengths=(9, 30))
+case("glm_moe_dsa", V32, family("GlmMoeDsa", "glm_moe_dsa"), {
+    "rms_norm_eps": 1e-5, "indexer_types": ["full", "shared", "full"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}, lengths=(9, 30))
+del CASES_2026["glm_moe_dsa"][0]["rope_theta"]
+
 case("nanochat", RMS, family("NanoChat", "nanochat"), {"hidden_act": "relu2", "final_logit_softcapping": 5.0,
                                                        "num_key_value_heads": 4, "attention_bias": False})
 case("apertus", RMS, family("Apertus", "apertus"), {

@@ -10,9 +10,9 @@ from tests.conftest import shared
 from tests.specs.case import relative_error
 
 TOLERANCE = 1e-4
-CAUSAL = ["afmoe", "apertus", "bitnet", "cwm", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3n_text",
-          "gemma4_moe", "gemma4_text", "glm4_moe_lite", "hunyuan_v1_moe", "jais2", "llama4_text", "minimax_m2",
-          "ministral3", "nanochat", "phimoe", "solar_open", "vaultgemma"]
+CAUSAL = ["afmoe", "apertus", "bitnet", "cwm", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe",
+          "gemma3n_text", "gemma4_moe", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "jais2",
+          "llama4_text", "minimax_m2", "ministral3", "nanochat", "phimoe", "solar_open", "vaultgemma"]
 ENCODERS = ["modernbert", "qwen3_embedding", "xlm_roberta_classifier"]
 
 

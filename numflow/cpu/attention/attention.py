@@ -7,16 +7,26 @@ keys, and whoever finishes the last span of a tile merges them; either way the s
 
 import numpy as np
 
-from numflow.cpu.attention.slots import MOST_SLOTS, SLOTS, SPANS_DONE, TILES_PER_THREAD, scratch_bytes, slot_bytes
+from numflow.cpu.attention.slots import (
+    INDEX,
+    MOST_SLOTS,
+    SLOTS,
+    SPANS_DONE,
+    TILES_PER_THREAD,
+    scratch_bytes,
+    slot_bytes,
+)
 from numflow.cpu.runtime.kernel import Call, Code
+from numflow.errors import RequestError, option
 from numflow.network.t5_buckets import bucket
 from numflow.ops import Step, param
 
-_CODE = Code("numflow.cpu.attention.attention_kernels")
+_CODE, _INDEX = Code("numflow.cpu.attention.attention_kernels"), Code("numflow.cpu.attention.index_kernels")
 
 
 def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H*E] -> y f32 [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]."""
+    """q f32 [T, H*E], chosen i32 [T, W] -> y f32 [T, H*E_v]; slopes, sinks f32 [H]; buckets f32 [n, H]."""
+    chosen, chosen_stride = ctx.view(step.inputs[1]) if len(step.inputs) > 1 else (0, 0)
     cache, heads = ctx.caches[param(step, "cache")], param(step, "heads")
     shape, own = cache.shape, cache.shape.kind == "self"
     slopes, sinks = (ctx.vector(step.weights[role]) if role in step.weights else 0 for role in ("slopes", "sinks"))
@@ -38,7 +48,24 @@ def attention(step: Step, ctx) -> list[Call]:
         causal=own and causal, window=window, softcap=float(param(step, "softcap")), slopes=slopes, sinks=sinks,
         bias=bias, reach=reach, scratch=scratch, scratch_bytes=per_thread, partials=partials, most_slots=MOST_SLOTS,
         counters=counters, decoded=decoded, **cache.row_fields, turned=turned,
-        chunk=param(step, "chunk") if own else 0)]
+        chunk=param(step, "chunk") if own else 0, chosen=chosen, chosen_stride=chosen_stride)]
+
+
+def index_select(step: Step, ctx) -> list[Call]:
+    """q f32 [T, I*d], weights f32 [T, I] -> y i32 [T, W]."""
+    (q, weights), (y,), cache = step.inputs, step.outputs, ctx.caches[param(step, "cache")]
+    if cache.kinds[0] not in ("f32", "f16"):
+        raise RequestError(f"{step.label}: keys of an index are float32 or float16: choose {option('kv_k', 'f16')} in "
+                           f"place of {cache.kinds[0]!r}")
+    scratch_bytes = 4 * 32 * (y.width + 2)
+    scratch = ctx.scratch("scores of an index", ctx.n_threads * scratch_bytes)
+    fields = cache.table_fields
+    return [Call.named(
+        step, _INDEX.kernel("index_select"), INDEX, header=ctx.header, rows=ctx.rows(q), **ctx.strided("q", q),
+        **ctx.strided("weights", weights), **ctx.strided("y", y), words=y.width, cache=cache.addresses,
+        table=fields["table"], table_stride=fields["table_stride"], block_size=cache.block_size,
+        heads=param(step, "heads"), size=cache.shape.k_dim, width=cache.widths[0], top_k=param(step, "top_k"),
+        half=cache.kinds[0] == "f16", scratch=scratch, scratch_bytes=scratch_bytes)]
 
 
 def bias_by_distance(buckets: np.ndarray, reach: int, causal: bool) -> np.ndarray:

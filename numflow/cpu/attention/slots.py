@@ -17,7 +17,12 @@ HEIGHTS, COLUMNS = tuple(WIDTHS), tuple(WIDTHS.values())
 SLOTS = slots("""
     header q q_stride y y_stride cache kv_heads queries_per_key k_dim v_dim block_size table table_stride lengths
     scale causal window softcap slopes sinks bias reach scratch scratch_bytes partials most_slots counters decoded
-    k_kind v_kind k_width v_width k_size v_size turned chunk""")
+    k_kind v_kind k_width v_width k_size v_size turned chunk chosen chosen_stride""")
+
+# Of index_select; words: of a row of bits. half: keys are float16. scratch: scores of a row, for each thread.
+INDEX = slots("""
+    header rows q q_stride weights weights_stride y y_stride words cache table table_stride block_size heads size
+    width top_k half scratch scratch_bytes""")
 
 # A thread's scratch memory, offsets in bytes: [8] rows are int64 where not said otherwise.
 SCORES = 0                 # f32 [8][64], then the probabilities

@@ -42,7 +42,7 @@ from numflow.cpu.attention.slots import (
 )
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, i64_ptr
 from numflow.cpu.runtime.kernel import POSITIONS, STARTS
-from numflow.cpu.simd.float32 import fma, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
+from numflow.cpu.simd.float32 import fma, keep_bits, keep_lanes, lane_numbers, larger, max_lanes, splat, sum_lanes
 from numflow.cpu.simd.functions import exp, tanh
 from numflow.cpu.simd.vector import inline, load_f32, store_f32, zero_f32
 from numflow.cpu.state.cache import CHUNK, GROUP
@@ -259,7 +259,7 @@ def _probabilities(args, scratch, rows, base, most):
 
 @inline
 def _biased(args, scratch, score, r, key):
-    """Soft cap, bias by distance and mask of 16 scores, of keys key .. key + 15."""
+    """Soft cap, bias by distance and masks of 16 scores, of keys key .. key + 15."""
     distance = key - i64(scratch + POSITION, r)
     if i64(args, SLOTS.softcap):
         cap = f64(args, SLOTS.softcap)
@@ -271,6 +271,10 @@ def _biased(args, scratch, score, r, key):
         reach = i64(args, SLOTS.reach)
         row = i64(args, SLOTS.bias) + 4 * i64(scratch + HEAD, r) * (2 * reach + 33)
         score = score + load_f32(row + 4 * (min(max(distance, -reach - 16), reach + 1) + reach + 16))
+    if i64(args, SLOTS.chosen):
+        t = (i64(scratch + WHERE, r) - i64(args, SLOTS.y)) // (4 * i64(args, SLOTS.y_stride))
+        words = i32_ptr(i64(args, SLOTS.chosen) + 4 * t * i64(args, SLOTS.chosen_stride))
+        score = keep_bits(score, np.int64(words[key // 32]) >> (key % 32), _HIDDEN)
     return keep_lanes(score, i64(scratch + FIRST, r) - key, i64(scratch + LAST, r) - key, _HIDDEN)
 
 

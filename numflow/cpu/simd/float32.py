@@ -118,6 +118,15 @@ def keep_lanes(builder, a, first, last, other):
     return builder.select(inside, a, splat_ir(builder, other, 16))
 
 
+@op(f32x16, f32x16, types.int64, types.float32)
+def keep_bits(builder, a, bits, other):
+    """`a` in lanes whose bit is set, lane i by bit i, `other` in the others."""
+    word = splat_ir(builder, builder.trunc(bits, _I32), 16)
+    own = builder.and_(word, _vector_of(_I32, [1 << lane for lane in range(16)]))
+    kept = builder.icmp_signed("!=", own, _vector_of(_I32, [0] * 16))
+    return builder.select(kept, a, splat_ir(builder, other, 16))
+
+
 def _clamped(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """A scalar integer, at least -1 and at most 16."""
     for sign, bound in (("<", value.type(-1)), (">", value.type(16))):

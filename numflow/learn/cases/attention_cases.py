@@ -48,6 +48,8 @@ def attention_cases():
             (5, 1, 96, 48, {"window": 7}, SCHEDULE), (2, 1, 64, 64, {}, LONG), (9, 1, 352, 320, {}, SHORT)):
         yield _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule)
     yield _cross()
+    for heads, size, top_k, schedule in ((3, 16, 5, SCHEDULE), (2, 24, 60, LONG), (1, 8, 300, SHORT)):
+        yield _indexed(heads, size, top_k, schedule)
 
 
 def _attend(b, q, k, v, heads, head_dim, cache, params, weights=(), v_dim=None):
@@ -74,6 +76,20 @@ def _values_in_keys(heads, kv_heads, k_dim, prefix, params, schedule):
     y, cache = b.buffer(heads * prefix), b.cache(kv_heads=kv_heads, k_dim=k_dim, prefix=prefix)
     b.step("cache_write", (k,), (), cache=cache)
     b.step("attention", (q,), (y,), **{"scale": k_dim**-0.5, **params}, cache=cache, heads=heads)
+    return b.case(y, schedule, bound=2e-5)
+
+
+def _indexed(heads, size, top_k, schedule):
+    """An index chooses the keys of an attention beside it. Its keys are of few values, so that scores tie."""
+    b = Builder(f"index_select-{top_k}-of-{heads}-heads")
+    q, weights, key, query, k, v = b.inputs(heads * size, heads, size, 64, 32, 32)
+    b.arrays["table.0"][:, :heads * (size + 1) + size] = np.sign(b.arrays["table.0"][:, :heads * (size + 1) + size])
+    index, cache = b.cache(kv_heads=1, k_dim=size, prefix=size), b.cache(kv_heads=2, k_dim=16)
+    chosen, y = b.buffer(11, dtype="i32"), b.buffer(64)
+    b.step("cache_write", (key,), (), cache=index)
+    b.step("index_select", (q, weights), (chosen,), cache=index, heads=heads, top_k=top_k)
+    b.step("cache_write", (k, v), (), cache=cache)
+    b.step("attention", (query, chosen), (y,), cache=cache, heads=4, scale=0.25)
     return b.case(y, schedule, bound=2e-5)
 
 

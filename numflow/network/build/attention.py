@@ -49,13 +49,13 @@ def _times(b: Builder, key: str, x: View, y: View) -> View:
     return y
 
 
-def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int) -> None:
-    """Attention of `heads` query heads over a cache, as the spec has it."""
+def _attend(b: Builder, q: View, y: View, cache: Cache, heads: int, chosen: tuple[View, ...] = ()) -> None:
+    """Attention of `heads` query heads over a cache, as the spec has it; chosen: the keys that it sees, if not all."""
     weights, chunk = _position_biases(b, heads), b.option("attention", "chunk")
     if temperature := b.option("attention", "temperature"):
         b.emit("scale_by_position", (q,), (q,), "q_temperature", scale=temperature,
                length=b.option("attention", "temperature_length"), offset=b.option("attention", "temperature_offset"))
-    b.emit("attention", (q,), (y,), "attention", weights, cache=cache.name, heads=heads,
+    b.emit("attention", (q, *chosen), (y,), "attention", weights, cache=cache.name, heads=heads,
            **{key: b.option("attention", key) for key in ("scale", "causal", "window", "softcap")},
            **({"bucket_distance": b.option("attention", "bucket_distance")} if "buckets" in weights else {}),
            **({"chunk": chunk} if chunk else {}))
@@ -136,12 +136,13 @@ def cross_attention(b: Builder, x: View) -> View:
     return b.linear("cross_output", y, b.view("branch", x.width))
 
 
-def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str) -> None:
+def rotate(b: Builder, x: View, heads: int, head_dim: int, label: str, pairing: str = "") -> None:
     """Rotate the first columns of every head in place; angles are computed once per kind and entry."""
     options = {key: b.option("rope", key) for key in SECTIONS["rope"]}
     check_rotary(options, head_dim, b.where)
     angles = _angles(b, rotary(options, *_divisors(b, options["dims"] // 2)))
-    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim, pairing=options["pairing"])
+    b.emit("rope", (x, angles), (x,), label, heads=heads, head_dim=head_dim,
+           pairing=pairing or options["pairing"])
 
 
 def _angles(b: Builder, how: Rotary) -> View:
@@ -261,7 +262,7 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     queries are multiplied with W_k^T, and what a head finds with W_v: q . (W_k c) = (W_k^T q) . c.
     """
     rank, rope_dim, nope_dim = (b.option("latent", key) for key in ("rank", "rope_dim", "nope_dim"))
-    plain, rotated = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
+    plain, rotated, low_query = _latent_queries(b, x, s.heads, nope_dim, rope_dim)
     row = b.linear("attn_kv_a", x, b.view("kv_low", rank + rope_dim))
     low, k_rope = View(row.buffer, 0, rank), View(row.buffer, rank, rope_dim)
     b.norm("attn_kv_a_norm", low, low, eps=b.option("latent", "norm_eps"))
@@ -271,18 +272,20 @@ def _latent_heads(b: Builder, x: View, s: Heads) -> View:
     name = f"{b.prefix}self"
     cache = b.caches[name] = Cache(name, 1, rank + rope_dim, 0, prefix=rank)
     b.emit("cache_write", (row,), (), "cache_write", cache=name)
+    chosen = index(b, x, low_query) if b.option("indexer", "heads") else ()
     to_latent, from_latent = _latent_matrices(b, s, rank, nope_dim)
     in_latent, q = b.view("q_latent", s.heads * rank), b.view("q_heads", s.heads * (rank + rope_dim))
     b.emit("head_linear", (plain,), (in_latent,), "attn_k_b", {"weight": to_latent}, heads=s.heads)
     b.emit("head_concat", (in_latent, rotated), (q,), "q_heads", heads=s.heads)
-    _attend(b, q, in_latent, cache, s.heads)
+    _attend(b, q, in_latent, cache, s.heads, chosen)
     y = b.view("attention", s.heads * s.value_dim)
     b.emit("head_linear", (in_latent,), (y,), "attn_v_b", {"weight": from_latent}, heads=s.heads)
     return y
 
 
-def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View]:
-    """The columns of all heads that are not rotated [T, H * nope_dim], and those that will be [T, H * rope_dim]."""
+def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: int) -> tuple[View, View, View]:
+    """The columns of all heads that are not rotated [T, H * nope_dim], those that will be [T, H * rope_dim], and what
+    both are made of."""
     if q_rank := b.option("latent", "q_rank"):
         low = b.linear("attn_q_a", x, b.view("q_low", q_rank))
         module, x = "attn_q_b", b.norm("attn_q_a_norm", low, low, eps=b.option("latent", "norm_eps"))
@@ -294,7 +297,38 @@ def _latent_queries(b: Builder, x: View, heads: int, nope_dim: int, rope_dim: in
     first = np.arange(heads)[:, None] * (nope_dim + rope_dim)
     for view, start, size, suffix in zip(views, (0, nope_dim), (nope_dim, rope_dim), (".nope", ".rope"), strict=True):
         b.linear(module, x, view, (first + start + np.arange(size)).reshape(-1), suffix)
-    return views
+    return *views, x
+
+
+def index(b: Builder, x: View, low_query: View) -> tuple[View]:
+    """The keys that each query sees: the best by an index with small keys of its own.
+
+    Returns bits i32 [T, context / 32], of this layer or of the last one before that has an index.
+    """
+    heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
+    rope_dim = b.option("latent", "rope_dim")
+    chosen = b.view("chosen", -(-b.option("stack", "context") // 32), dtype="i32")
+    if not b.option("indexer", "own"):
+        if not any(step.op == "index_select" for step in b.entries[b.entry]):
+            raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own")
+        return (chosen,)
+    if b.option("rope", "scaling") == "dynamic":
+        raise SpecError(f"{b.where}: rope.scaling: 'dynamic' does not go with an index of keys")
+    if rope_dim > size:
+        raise SpecError(f"{b.where}: indexer.head_dim: expected latent.rope_dim {rope_dim} or more, found {size}")
+    q = b.linear("index_q", low_query, b.view("index_q", heads * size))
+    k = b.linear("index_k", x, b.view("index_k", size))
+    norm = {role: b.vector("index_k_norm", role, size) for role in ("weight", "bias")}
+    b.emit("layer_norm", (k,), (k,), "index_k_norm", norm, eps=1e-6)
+    for view, count, label in ((q, heads, "index_rope_q"), (k, 1, "index_rope_k")):
+        rotate(b, view, count, size, label, b.option("indexer", "pairing"))
+    name = f"{b.prefix}index"
+    b.caches[name] = Cache(name, 1, size, 0, prefix=size)
+    b.emit("cache_write", (k,), (), "index_write", cache=name)
+    weights = b.linear("index_weights", x, b.view("index_weights", heads))
+    b.emit("index_select", (q, weights), (chosen,), "index_select", cache=name, heads=heads,
+           top_k=b.option("indexer", "top_k"))
+    return (chosen,)
 
 
 def _latent_matrices(b: Builder, s: Heads, rank: int, nope_dim: int) -> tuple[str, str]:

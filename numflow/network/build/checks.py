@@ -213,12 +213,22 @@ def _cache_write(step: Step, network: Network) -> None:
         _expect(step, f"width of {what}", cache.kv_heads * size, view.width)
 
 
+def _index_select(step: Step, network: Network) -> None:
+    cache, heads, (q, weights), y = _cache(step, network), param(step, "heads"), step.inputs, step.outputs[0]
+    _expect(step, "key heads of the index", 1, cache.kv_heads)
+    _expect(step, "width of q", heads * cache.k_dim, q.width)
+    _expect(step, "width of weights", heads, weights.width)
+    _expect(step, "dtype of the output", "i32", network.buffers[y.buffer].dtype)
+
+
 def _attention(step: Step, network: Network) -> None:
     cache, heads = _cache(step, network), param(step, "heads")
     if heads % cache.kv_heads:
         raise NetworkError(f"{step}: {cache.kv_heads} key/value heads do not divide {heads} query heads")
     _expect(step, "width of q", heads * cache.k_dim, step.inputs[0].width)
     _expect(step, "width of the output", heads * cache.value_dim, step.outputs[0].width)
+    for view in step.inputs[1:]:
+        _expect(step, "dtype of chosen", "i32", network.buffers[view.buffer].dtype)
     for role in ("slopes", "sinks"):
         if role in step.weights:
             _expect(step, f"shape of {role}", (heads,), network.weights[step.weights[role]].shape)
@@ -383,7 +393,8 @@ def _any_view(step: Step, network: Network) -> None:
 _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
-    "head_linear": _head_linear, "cache_write": _cache_write, "attention": _attention, "act": _act, "act_mul": _act,
+    "head_linear": _head_linear, "cache_write": _cache_write, "index_select": _index_select,
+    "attention": _attention, "act": _act, "act_mul": _act,
     "gate_rows": _gate_rows, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,

@@ -171,6 +171,8 @@ class _Chooser:
 
     def _cache_write(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         cache = self.network.caches[param(step, "cache")]
+        if cache.name not in self.caches:  # of an index: no attention reads it
+            return Sharding(WHOLE)
         kv_heads = self.caches[cache.name].kv_heads
         for view, size in zip(step.inputs, (cache.k_dim, cache.v_dim)):
             self.wanted[view] = scaled(kv_heads, size)
@@ -256,8 +258,8 @@ class _Chooser:
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # of the row's position beside the element
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "permute", "select_rows",
-                         "moe_route", "sparsify", "match_rms", "mix", "expert_scale", "expert_combine", "softplus",
-                         "linear_attention", "send", "receive"), _whole),  # the exchanges are those between groups
+                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale", "expert_combine",
+                         "softplus", "linear_attention", "send", "receive"), _whole),  # the exchanges are those between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
         "cache_write": _cache_write, "causal_conv": _channels, "linear": _linear, "embed": _embed,

@@ -1,0 +1,79 @@
+"""The kernel of `index_select` (attention.py)."""
+
+import numpy as np
+
+from numflow.cpu.attention.slots import INDEX
+from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
+from numflow.cpu.runtime.kernel import POSITIONS, SEQUENCE_OF, kernel
+from numflow.cpu.simd.float32 import fma, larger
+from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32, zero_f32
+
+GROUP = 16  # keys side by side
+
+
+@kernel
+def index_select(args, thread, n_threads):
+    """Items: rows. Scores of all keys that a row sees, the score of the top_k-th of them, then the bits."""
+    header, scratch = i64(args, INDEX.header), i64(args, INDEX.scratch) + thread * i64(args, INDEX.scratch_bytes)
+    positions, sequence_of = i32_ptr(i64(header, POSITIONS)), i32_ptr(i64(header, SEQUENCE_OF))
+    begin, end = share(i64(header, i64(args, INDEX.rows)), thread, n_threads)
+    for t in range(begin, end):
+        keys = min(np.int64(positions[t]) + 1, 32 * i64(args, INDEX.words))
+        table = i32_ptr(i64(header, i64(args, INDEX.table))
+                        + 4 * np.int64(sequence_of[t]) * i64(header, i64(args, INDEX.table_stride)))
+        for first in range(0, keys, GROUP):
+            store_f32(scratch + 4 * first, _scores(args, t, table, first))
+        bits = i32_ptr(i64(args, INDEX.y) + 4 * t * i64(args, INDEX.y_stride))
+        for word in range(i64(args, INDEX.words)):
+            bits[word] = 0
+        _choose(i32_ptr(scratch), bits, keys, i64(args, INDEX.top_k))
+
+
+@inline
+def _scores(args, t, table, first):
+    """Of 16 keys from `first` on: sum over heads of weight * max(q . k, 0)."""
+    block_size, size = i64(args, INDEX.block_size), i64(args, INDEX.size)
+    row = np.int64(table[first // block_size]) * block_size + first % block_size
+    element = 2 if i64(args, INDEX.half) else 4
+    k = i64(i64(args, INDEX.cache), 0) + row * i64(args, INDEX.width) * element
+    q = f32_ptr(i64(args, INDEX.q) + 4 * t * i64(args, INDEX.q_stride))
+    weights = f32_ptr(i64(args, INDEX.weights) + 4 * t * i64(args, INDEX.weights_stride))
+    total = zero_f32()
+    for head in range(i64(args, INDEX.heads)):
+        product = zero_f32()
+        for e in range(size):
+            at = k + e * GROUP * element
+            column = load_f16(at) if i64(args, INDEX.half) else load_f32(at)
+            product = fma(q[head * size + e], column, product)
+        total = fma(weights[head], larger(zero_f32(), product), total)
+    return total
+
+
+@inline
+def _order(bits):
+    """The bits of a float as an integer that is larger for a larger float."""
+    return np.int64(bits) ^ ((np.int64(bits) >> 31) & np.int64(0x7FFFFFFF))
+
+
+@inline
+def _choose(scores, bits, keys, top_k):
+    """Set the bits of the top_k largest scores, of equal ones of the first; of all, while there are no more."""
+    least, most = -np.int64(2147483648), np.int64(2147483647)
+    while keys > top_k and least < most:  # the largest value that top_k scores reach
+        middle = (least + most + 1) >> 1
+        reached = np.int64(0)
+        for key in range(keys):
+            reached += _order(scores[key]) >= middle
+        if reached >= top_k:
+            least = middle
+        else:
+            most = middle - 1
+    left = min(top_k, keys)
+    for key in range(keys):
+        left -= _order(scores[key]) > least
+    for key in range(keys):
+        order = _order(scores[key])
+        equal = order == least and left > 0
+        if order > least or equal:
+            left -= equal
+            bits[key // 32] = np.int32(np.int64(bits[key // 32]) | (np.int64(1) << (key % 32)))
