@@ -323,15 +323,13 @@ OPS = {op.name: op for op in (
        ("order",)),
     Op("add", "elements", "y = a + scale * b", ("a", "b"), ("y",), (), {"scale": 1.0}),
     Op("scale", "elements", "y = x * scale * weight [D]", ("x",), ("y",), ("weight?",), {"scale": REQUIRED}),
-    Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))",
-       ("x",), ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0}),
-    Op("sparsify", "rows", "y = max(x - mean - deviations * std, 0), over the columns of a row", ("x",), ("y",), (),
-       {"deviations": REQUIRED}),
+    Op("scale_by_position", "batch", "y = x * (1 + scale * ln(1 + floor((position + offset) / length)))", ("x",),
+       ("y",), (), {"scale": REQUIRED, "length": REQUIRED, "offset": 0}),
+    Op("sparsify", "rows", "y = max(x - mean - deviations * std, 0)", ("x",), ("y",), (), {"deviations": REQUIRED}),
     Op("match_rms", "rows", "each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)), like [T, D]",
        ("x", "like"), ("y",), (), {"least": REQUIRED}),
-    Op("mix", "rows", "y [T, I * D], not the buffer of x: part i = part i of base + sum over j of "
-       "(gates[t, i * J + j] + plus) * part j of x [T, J * D]",
-       ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
+    Op("mix", "rows", "y [T, I * D], apart from x: part i = part i of base + sum of (gates[t, i * J + j] + plus) "
+       "* part j of x [T, J * D]", ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
     Op("softplus", "rows", "y = min(max(log(1 + exp(x + bias)), least), most), bias [D]", ("x",), ("y",), ("bias?",),
@@ -343,10 +341,8 @@ OPS = {op.name: op for op in (
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
        "applies softmax to the S chosen logits; 'sparsemixer' takes S times the largest logit l that is left, its gate "
        "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize makes gates sum to 1; "
-       "times scale, and times the chosen expert's own scale",
-       ("logits",), ("ids", "gates"), ("bias?", "scales?"),
-       {"score": "softmax", "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1,
-        "group_best": 2, "jitter": 0.0}),
+       "times scale and the expert's own", ("logits",), ("ids", "gates"), ("bias?", "scales?"), {"score": "softmax",
+        "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1, "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
     Op("expert_linear", "rows",
        "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "

@@ -298,16 +298,14 @@ def _scale(step: Step, network: Network) -> None:
 
 
 def _match_rms(step: Step, network: Network) -> None:
-    (x, like), (y,) = step.inputs, step.outputs
-    _expect(step, "width of the output", x.width, y.width)
-    _expect(step, "columns left over", 0, x.width % like.width)
+    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
+    _expect(step, "columns left over", 0, step.outputs[0].width % step.inputs[1].width)
 
 
 def _mix(step: Step, network: Network) -> None:
     (base, x, gates), (y,), parts = step.inputs, step.outputs, param(step, "parts")
-    _expect(step, "width of the output", base.width, y.width)
-    _expect(step, "columns left over", 0, y.width % parts)
-    _expect(step, "width of the gates", parts * x.width, gates.width * (y.width // parts))
+    _expect(step, "width of the output and of the gates", (base.width, gates.width * (base.width // parts)),
+            (y.width, parts * x.width))
     if x.overlaps(y):
         raise NetworkError(f"{step}: the output is made while x is read: it should be another buffer")
 
@@ -349,13 +347,9 @@ def _expert_linear(step: Step, network: Network) -> None:
     _expect(step, "rows of the output", "routes", _rows(step, network, y))
 
 
-def _expert_scale(step: Step, network: Network) -> None:
-    _expect(step, "rows of the output", "routes", _rows(step, network, step.outputs[0]))
-    _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
-
-
 def _combine(step: Step, network: Network) -> None:
-    _expect(step, "rows of the input", "routes", _rows(step, network, step.inputs[0]))
+    routes = step.inputs[0] if step.op == "expert_combine" else step.outputs[0]
+    _expect(step, f"rows of {routes}", "routes", _rows(step, network, routes))
     _expect(step, "width of the output", step.inputs[0].width, step.outputs[0].width)
 
 
@@ -399,7 +393,7 @@ _SHAPES = {
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select,
-    "moe_route": _route, "expert_scale": _expert_scale, "expert_linear": _expert_linear, "expert_combine": _combine,
+    "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
     "softplus": _softplus, "linear_attention": _linear_attention,
     "adapt": _adapt, "adapt_rows": _adapt,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
