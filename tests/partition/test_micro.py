@@ -33,6 +33,7 @@ def test_every_row_is_in_one(lengths, pieces, data):
     for piece, which in cut_batch(batch, pieces):
         assert piece.starts[0] == 0 and piece.starts[-1] == len(piece.tokens) and (np.diff(piece.starts) > 0).all()
         assert len(piece.blocks) == len(piece.starts) - 1 == len(piece.cross_lengths)
+        assert piece.slots.tolist() == piece.blocks[:, 0].tolist()  # none were given: sequence b is in slot b
         sequence = np.repeat(piece.blocks[:, 0], np.diff(piece.starts))
         np.testing.assert_array_equal(sequence, of[piece.tokens])
         np.testing.assert_array_equal(piece.positions, batch.positions[piece.tokens])
@@ -42,7 +43,7 @@ def test_every_row_is_in_one(lengths, pieces, data):
     assert [found[i] for i in range(len(wanted))] == wanted.tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "m2m100", "bert"])
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "m2m100", "bert"])
 def test_the_same_bits(name, monkeypatch):
     monkeypatch.setattr(micro, "ROWS", 3)
     built, checkpoint, given = model_of(name)

@@ -43,6 +43,6 @@ def _rows_of(batch: Batch, begin: int, end: int) -> tuple[Batch, np.ndarray]:
         blocks=batch.blocks[inside], logit_rows=(batch.logit_rows[wanted] - begin).astype(np.int32),
         types=None if batch.types is None else batch.types[begin:end], cross_blocks=of_sequences(batch.cross_blocks),
         cross_lengths=of_sequences(batch.cross_lengths), limits=of_sequences(batch.limits),
-        slots=of_sequences(batch.slots),
+        slots=np.flatnonzero(inside) if batch.slots is None else batch.slots[inside],
         windows=batch.windows and {window: table[inside] for window, table in batch.windows.items()})
     return piece, wanted
