@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from numflow import network
-from numflow.errors import RequestError
+from numflow.errors import NetworkError, RequestError, SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TYPES
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
@@ -46,9 +46,10 @@ def as_gguf(checkpoint: Checkpoint, spec: Spec) -> Checkpoint:
                            f"([detect] gguf, [gguf.tensors]); {_INSTEAD}")
     architecture = family.section("detect")["gguf"]
     architecture = architecture if isinstance(architecture, str) else architecture[0]
+    writing = _Writing(checkpoint, spec, family, architecture)
     try:
-        return _Writing(checkpoint, spec, family, architecture).checkpoint()
-    except Mismatch as error:
+        return writing.checkpoint()
+    except (Mismatch, SpecError, NetworkError) as error:  # of what would be read
         raise RequestError(f"{checkpoint.path}: a GGUF file of architecture {architecture!r} cannot say all of this "
                            f"model: {error}; {_INSTEAD}") from None
 
