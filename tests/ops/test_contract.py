@@ -30,7 +30,8 @@ PACKAGE = REPO / "numflow"
 SIZE, BLOCKS = 64, 6
 EXACT = {"activations": "f32", "block_size": SIZE}
 PROGRAMS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow), "plan", "ray"]
-CAN = {"reference": {TRACE, ADAPT}, "cpu": {TRACE, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE}, "plan": {TRACE}, "ray": set()}
+CAN = {"reference": {TRACE, ADAPT}, "cpu": {TRACE, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE}, "plan": {TRACE},
+       "ray": set()}
 
 
 class Sources:
