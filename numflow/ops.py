@@ -306,12 +306,13 @@ OPS = {op.name: op for op in (
        "[K - 1, C], which then keeps the last ones. kind: silu or none",
        ("x",), ("y",), ("weight", "bias?"), {"state": REQUIRED, "kind": "none"}),
     Op("linear_attention", "batch",
-       "y [T, H*dv] = S^T q + skip * v, with a state S [H, dk, dv] of each sequence that a token has first "
-       "changed: S = exp(steps * rate) S + k u^T, where u = v; scaled: steps * v; with beta [T, H]: "
-       "beta * (v - (exp(steps * rate) S)^T k), the delta rule. steps [T, H] or, for each key column, [T, H*dk], 1 if "
-       "absent; rate [H] or [H*dk]; skip [H]. Head h uses key head h // (H / G), tiled: h % G",
+       "y [T, H*dv] = S^T q + skip * v, S = exp(steps * rate) S + k u^T [H, dk, dv] of a text; u: v, steps * v if "
+       "scaled, or beta * (v - (exp(steps * rate) S)^T k); steps [T, H] or [T, H*dk], rate [H] or [H*dk]; tiled: h % G",
        ("q", "k", "v", "steps?", "beta?"), ("y",), ("rate", "skip?"),
        {"state": REQUIRED, "heads": REQUIRED, "key_heads": REQUIRED, "tiled": False, "scaled": False}),
+    Op("gated_recurrence", "batch", "y = h = a h + sqrt(1 - a^2) sigmoid(entry + entry_bias) x, h [W] of a sequence; "
+       "log a = -8 softplus(rate) sigmoid(fade + fade_bias), at position 0 a = 0",
+       ("x", "entry", "fade"), ("y",), ("rate", "entry_bias", "fade_bias"), {"state": REQUIRED}),
     Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
        "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
@@ -332,8 +333,7 @@ OPS = {op.name: op for op in (
        "* part j of x [T, J * D]", ("base", "x", "gates"), ("y",), (), {"parts": REQUIRED, "plus": 0.0}),
     Op("softcap", "elements", "y = cap * tanh(x / cap)", ("x",), ("y",), (), {"cap": REQUIRED}),
     Op("clamp", "elements", "y = min(max(x, -limit), limit)", ("x",), ("y",), (), {"limit": REQUIRED}),
-    Op("softplus", "rows", "y = min(max(log(1 + exp(x + bias)), least), most), bias [D]", ("x",), ("y",), ("bias?",),
-       {"least": 0.0, "most": 1e30}),
+    Op("softplus", "rows", "y = log(1 + exp(x + bias)), cut", ("x",), ("y",), ("bias?",), {"least": 0.0, "most": 1e30}),
     Op("select_rows", "batch", "y [R, D] = x[logit_rows]", ("x",), ("y",)),
     Op("copy", "elements", "y = x", ("x",), ("y",)),
     Op("moe_route", "rows",

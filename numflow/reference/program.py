@@ -18,6 +18,7 @@ from numflow.reference import (
     convolution,
     embed,
     exchange,
+    gated_recurrence,
     linear,
     linear_attention,
     moe,
@@ -40,6 +41,7 @@ KERNELS = {
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
+    "gated_recurrence": gated_recurrence.gated_recurrence,
     "expert_combine": moe.expert_combine,
 }
 OF_ADAPTERS = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}

@@ -119,10 +119,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "ffn_skip_scale": _float("block_skip_scale", "the same for the feed-forward branch"),
     },
     "mixer": {
-        "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention", "none"),
-                        "attention", "what mixes the tokens of a layer: attention; a gated short convolution; linear "
-                        "attention by the gated delta rule, of a state space (one step a head, or a scan with one a "
-                        "channel), or with a fixed decay; a state space beside attention; nothing"),
+        "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
+                         "gated_recurrence", "none"), "attention",
+                        "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
+                        "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
+                        "with a fixed decay; a state space beside attention; a gated recurrence of channels; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -352,6 +353,9 @@ MODULES = {
     "ssm_beta": "strength of writes", "ssm_ba": "strength of writes and steps per key head",
     "ssm_f_a": "steps for each column, down", "ssm_f_b": "the same, up", "ssm_g_a": "gate of the output, down",
     "ssm_g_b": "the same, up", "ssm_norm": "norm of what is found", "ssm_out": "output projection",
+    "lru_gate": "gate of a recurrence's output", "lru_in": "its input", "lru_rate": "its decay rates",
+    "lru_entry": "its gate of what enters, by blocks", "lru_entry_bias": "bias of that",
+    "lru_fade": "its gate of what fades, by blocks", "lru_fade_bias": "bias of that",
     "ffn_latent_down": "inputs of the experts, down", "ffn_latent_up": "outputs of the experts, up",
     "attn_rel_b": "relative position buckets [n, H]",
     "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",

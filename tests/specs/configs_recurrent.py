@@ -92,6 +92,11 @@ case("minimax", GROUPED, RMS, family("MiniMax", "minimax"), {
     "num_experts_per_tok": 2, "intermediate_size": 24, "linear_attn_alpha_factor": 1.5, "linear_attn_beta_factor": 0.5,
     "full_attn_alpha_factor": 1.2, "full_attn_beta_factor": 0.7, "mlp_alpha_factor": 1.1, "mlp_beta_factor": 0.8},
      kept=("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
+case("recurrent_gemma", family("RecurrentGemma", "recurrent_gemma"), {
+    "vocab_size": 203, "hidden_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "intermediate_size": 144, "lru_width": 48, "attention_window_size": 6, "conv1d_width": 4, "logits_soft_cap": 20.0,
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "attention_bias": False,
+    "hidden_activation": "gelu_pytorch_tanh", "block_types": ["recurrent", "attention"], "pad_token_id": 0})
 case("kimi_linear", GROUPED, family("KimiLinear", "kimi_linear"), {
     "num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
     "hidden_act": "silu", "linear_attn_config": {

@@ -96,6 +96,12 @@ def magnitude(builder, a):
     return call(builder, "llvm.fabs.v16f32", _F32X16, a)
 
 
+@op(f32x16, f32x16)
+def sqrt(builder, a):
+    """The square root."""
+    return call(builder, "llvm.sqrt.v16f32", _F32X16, a)
+
+
 @op(f32x16, f32x16, f32x16)
 def with_sign(builder, a, sign):
     """|a| with the sign of `sign`."""

@@ -19,6 +19,11 @@ def recurrent_cases():
             ("scan-wide", 5, 1, 20, 1, {"scaled": True, "column_rates": True}),
             ("fixed", 4, 4, 20, 20, {"fixed": True})):
         yield _case(f"linear_attention-{suffix}", heads, key_heads, k_dim, v_dim, **options)
+    b = Builder("gated_recurrence")
+    x, entry, fade = b.inputs(60, 60, 60, spread=2.0)
+    y, weights = b.buffer(60), {role: b.weight(role, b.normal(60)) for role in ("rate", "entry_bias", "fade_bias")}
+    b.step("gated_recurrence", (x, entry, fade), (y,), weights, state=b.state(60))
+    yield b.case(y, SCHEDULE)
 
 
 def _case(name, heads, key_heads, k_dim, v_dim, delta=False, tiled=False, by_column=False, scaled=False, skip=False,

@@ -253,8 +253,7 @@ def _linear_attention(step: Step, network: Network) -> None:
     (q, k, v, *others), y = step.inputs, step.outputs[0]
     heads, key_heads = param(step, "heads"), param(step, "key_heads")
     if heads % key_heads or q.width % key_heads or v.width % heads:
-        raise NetworkError(f"{step}: {key_heads} key heads do not divide {heads} heads and {q.width} key columns, or "
-                           f"heads do not divide {v.width} value columns")
+        raise NetworkError(f"{step}: {heads} heads do not share {key_heads} of {q.width} columns and {v.width} columns")
     k_dim = q.width // key_heads
     _expect(step, "width of k", q.width, k.width)
     _expect(step, "width of the output", v.width, y.width)
@@ -266,14 +265,15 @@ def _linear_attention(step: Step, network: Network) -> None:
         raise NetworkError(f"{step}: values are scaled by steps, and there are none")
     for role, sizes in (("rate", (heads, heads * k_dim)), ("skip", (heads,))):
         if role in step.weights and network.weights[step.weights[role]].shape not in [(size,) for size in sizes]:
-            raise NetworkError(f"{step}: {role} should have one of {sizes} numbers, is "
-                               f"{list(network.weights[step.weights[role]].shape)}")
+            raise NetworkError(f"{step}: {role} should have one of {sizes} numbers")
 
 
-def _softplus(step: Step, network: Network) -> None:
+def _by_channel(step: Step, network: Network) -> None:
+    """Every weight and every state has a number for each column."""
     _same(step, network)
-    if "bias" in step.weights:
-        _expect(step, "shape of bias", (step.outputs[0].width,), network.weights[step.weights["bias"]].shape)
+    for shape in (*(network.weights[name].shape for name in step.weights.values()),
+                  *(network.states[name].shape for name in states_of(step).values())):
+        _expect(step, "shape of a weight or state", (step.outputs[0].width,), shape)
 
 
 def _act(step: Step, network: Network) -> None:
@@ -394,7 +394,7 @@ _SHAPES = {
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
     "select_rows": _select,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
-    "softplus": _softplus, "linear_attention": _linear_attention,
+    "softplus": _by_channel, "gated_recurrence": _by_channel, "linear_attention": _linear_attention,
     "adapt": _adapt, "adapt_rows": _adapt,
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

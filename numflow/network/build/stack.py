@@ -4,6 +4,7 @@ from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
+from numflow.network.build.gated_recurrence import gated_recurrence
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
@@ -13,7 +14,8 @@ from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
-          "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention}
+          "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
+          "gated_recurrence": gated_recurrence}
 
 
 def decoder_or_encoder(b: Builder) -> None:
