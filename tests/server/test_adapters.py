@@ -76,6 +76,13 @@ def test_chosen_by_name_or_field(http, expected):
     assert http.get("/v1/models/base:one").json()["id"] == "base:one"
 
 
+def test_only_texts_are_written_with_an_adapter(http):
+    for route, body in (("/v1/embeddings", {"input": "hi"}), ("/api/embed", {"input": "hi"})):
+        told = http.post(route, json=body | {"model": "base:one"})
+        assert told.status_code == 400 and "only texts are written with the adapter 'one'" in told.text, told.text
+    assert http.post("/tokenize", json={"content": "hi", "model": "base:one"}).status_code == 200
+
+
 def test_names_that_are_unknown(http):
     assert asked(http, 404, model="base:none")["code"] == "model_not_found"
     assert "adapters: one" in asked(http, 404, model="base:three")["message"]

@@ -112,7 +112,7 @@ async def embed(service: Service, request: Request) -> Json:
         return dump_long({"model": served.name, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": tokens,
                           "total_duration": int((time.perf_counter() - begin) * 1e9)})
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 async def embeddings(service: Service, request: Request) -> Json:
@@ -122,7 +122,7 @@ async def embeddings(service: Service, request: Request) -> Json:
     def work(served: Served) -> dict[str, Any]:
         return {"embedding": _vectors(served, [body.prompt], True)[0][0] if body.prompt else []}
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 def _vectors(served: Served, texts: Sequence[str], truncate: bool) -> tuple[list[list[float]], int]:

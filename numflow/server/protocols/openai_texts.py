@@ -44,7 +44,7 @@ async def embeddings(service: Service, request: Request) -> Json:
                                    for index, vector in enumerate(vectors)],
                           "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 def _plain(vector: np.ndarray) -> Any:
@@ -133,4 +133,4 @@ async def fill_mask(service: Service, request: Request) -> Json:
         gaps = served.model.fill_mask(body.text, body.top_k or 5)
         return {"model": served.name, "gaps": [[filling._asdict() for filling in gap] for gap in gaps]}
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))

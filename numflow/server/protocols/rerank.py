@@ -38,7 +38,7 @@ async def rerank(service: Service, request: Request) -> Json:
         return dump_long({"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": served.name,
                           "results": shown, "usage": usage, "meta": {"billed_units": {"search_units": 1}}})
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 async def score(service: Service, request: Request) -> Json:
@@ -58,7 +58,7 @@ async def score(service: Service, request: Request) -> Json:
         return dump_long({"id": f"score-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()),
                           "model": served.name, "data": data, "usage": _usage(served, pairs)})
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 async def classify(service: Service, request: Request) -> Json:
@@ -76,7 +76,7 @@ async def classify(service: Service, request: Request) -> Json:
                           "model": served.name, "labels": labels, "data": data,
                           "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
-    return Json(await service.in_thread(request, body.model, work))
+    return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
 def relevance(served: Served, pairs: Sequence[Pair], truncate: bool) -> list[float]:

@@ -97,12 +97,17 @@ class Service:
         request.state.facts = {"model": lease.served.name}
         return lease
 
-    async def in_thread(self, request: Request, name: str | None, work: Callable[[Served], T]) -> T:
-        """Work on a model that takes a while, in a thread.
+    async def in_thread(self, request: Request, name: str | None, work: Callable[[Served], T],
+                        computes: bool = False) -> T:
+        """Work on a model that takes a while, in a thread. computes: its network runs, which no adapter is part of.
 
         If the client goes, nobody waits for it any more; the model stays loaded until it is done.
         """
         lease = await self.leased(request, name)
+        if computes and lease.adapter is not None:
+            lease.release()
+            raise bad_request(f"only texts are written with the adapter {lease.adapter!r:.200}; ask the model "
+                              f"{lease.served.name!r} itself, or have the adapter merged (merge)", "model")
         running = asyncio.get_running_loop().run_in_executor(self._workers, work, lease.served)
 
         def done(future: asyncio.Future) -> None:
