@@ -22,7 +22,8 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
                    "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
-          "test-clients": ("anthropic", "instructor", "langchain-ollama", "langchain-openai", "ollama"),
+          "test-clients": ("anthropic", "ollama"),
+          "test-frameworks": ("instructor", "langchain-ollama", "langchain-openai"),
           "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}
 
 

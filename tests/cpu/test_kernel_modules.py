@@ -16,7 +16,8 @@ from numflow.cpu.runtime import kernel as kernel_module
 from numflow.cpu.runtime.kernel import MOST_BY_POSITION, Code, Kernel
 
 MODULES = [import_module(found.name) for found in pkgutil.walk_packages(numflow.cpu.__path__, "numflow.cpu.")]
-CODES = {module.__name__: value for module in MODULES for value in vars(module).values() if isinstance(value, Code)}
+CODES = {f"{module.__name__}.{name}": value for module in MODULES for name, value in vars(module).items()
+         if isinstance(value, Code)}
 
 
 def kernels_in(module) -> dict[str, Kernel]:
