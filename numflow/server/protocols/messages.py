@@ -97,7 +97,8 @@ class _Answer(Answer):
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The message in server-sent events."""
-        yield _events([("message_start", {"message": {**self._message, "usage": self._usage()}}), ("ping", {})])
+        begun = {**self._usage(), "output_tokens": 0}  # whatever has been written while the answer was on its way
+        yield _events([("message_start", {"message": {**self._message, "usage": begun}}), ("ping", {})])
         async for fed in self._talk.parts():
             if events := [event for _, parts in fed for event in self._told(parts)]:
                 yield _events(events)
