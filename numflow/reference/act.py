@@ -60,7 +60,7 @@ def sparsify(x, *, deviations):
 
 def match_rms(x, like, *, least):
     """Each [D] of x [T, G * D] times sqrt(mean(like^2) / max(mean(x^2), least)); like [T, D]."""
-    parts = x.reshape(len(x), -1, like.shape[1])
+    parts = x.reshape(len(x), x.shape[1] // like.shape[1], like.shape[1])
     wanted = np.sqrt(np.mean(like * like, axis=1))[:, None, None]
     found = np.sqrt(np.maximum(np.mean(parts * parts, axis=2, keepdims=True), np.float32(least)))
     return (parts * (wanted / found)).reshape(x.shape)
@@ -69,8 +69,8 @@ def match_rms(x, like, *, least):
 def mix(base, x, gates, *, parts, plus=0.0):
     """Part i of y = part i of base + sum over j of (gates[t, i * J + j] + plus) * part j of x; base, y [T, I * D]."""
     tokens, width = len(x), base.shape[1] // parts
-    gates = (gates + np.float32(plus)).reshape(tokens, parts, -1)
-    return base + (gates @ x.reshape(tokens, -1, width)).reshape(base.shape)
+    gates = (gates + np.float32(plus)).reshape(tokens, parts, gates.shape[1] // parts)
+    return base + (gates @ x.reshape(tokens, x.shape[1] // width, width)).reshape(base.shape)
 
 
 def softcap(x, *, cap):

@@ -74,7 +74,7 @@ def expert_combine(x, gates, *, weighted=True):
     """y[t] = sum over s of gates[t, s] * x[(t, s)]; x [T * S, D], gates [T, S] -> y [T, D]. Gates are 1 if not
     weighted."""
     tokens, routes = gates.shape
-    x = x[: tokens * routes].reshape(tokens, routes, -1)
+    x = x[: tokens * routes].reshape(tokens, routes, x.shape[1])
     return np.sum(gates[:, :, None] * x if weighted else x, axis=1)
 
 

@@ -379,3 +379,11 @@ def test_trace_names_every_step_and_its_kernel():
     assert rows[0].shapes == "- -> [13, 72]"
     assert all(row.kernel.startswith("numflow/reference/") and row.microseconds > 0 for row in rows)
     assert program.weights_bytes == sum(4 * np.prod(w.shape) for w in case.network.weights.values())
+
+
+def test_no_rows_are_wanted():
+    """Of the last layer only rows whose logits are wanted are computed: in most chunks of a prompt there are none."""
+    none = np.zeros((0, 6), np.float32)
+    assert act.match_rms(none, none[:, :3], least=1e-5).shape == (0, 6)
+    assert act.mix(none, none[:, :4], none[:, :6], parts=3).shape == (0, 6)
+    assert moe.expert_combine(none, none[:, :2]).shape == (0, 6)
