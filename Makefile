@@ -34,14 +34,34 @@ specs/README.md: numflow/spec/schema.py numflow/spec/reference.py .venv
 nightly:
 	bash .ci/nightly
 
+# A built wheel in an empty home: every block of docs/getting-started.md.
+stranger:
+	bash .ci/stranger
+
 # What mypy has to say of the modules that pyproject.toml does not leave out.
 types: .venv
 	.venv/bin/pip install -q -e ".[types]" && .venv/bin/mypy
 
-# Pages that are made from code: commands and options, families of models.
+# docs/ as a site, in build/site.
+site: .venv
+	.venv/bin/pip install -q -e ".[site]" && .venv/bin/python docs/site.py
+
+# Models of numflow's own, trained anew: minutes of a core each.
+tiny: .venv
+	for model in tiny tiny-draft tiny-moe tiny-hybrid tiny-encoder tiny-translator; do \
+		.venv/bin/python -m models.train $$model || exit 1; done
+
+# Pages that are made from code: commands and options, families of models, Python.
 pages: .venv
 	.venv/bin/python -m numflow.cli.reference > docs/commands.md
 	.venv/bin/python -m numflow.spec.families > docs/models.md
+	.venv/bin/python -m numflow.cli.python_reference > docs/python.md
+
+# The compiled kernels run from their PTX, on a machine in NumPy: all of them, or those of KERNELS=PATTERN (gemm_q4*).
+KERNELS = *
+ptx: .venv
+	.venv/bin/pip install -q -e ".[cuda,cuda-compile,test]"
+	.venv/bin/python -m tests.cuda.on_ptx '$(KERNELS)'
 
 # Everything that is made here and can be made again; downloaded models and compiled kernels stay.
 clean:
@@ -53,4 +73,4 @@ clean:
 	.venv/bin/pip install -q -e ".[test]"
 	touch .venv
 
-.PHONY: test test-network test-slow mutants lint types ci nightly pages clean
+.PHONY: site tiny test test-network test-slow mutants lint types ci nightly stranger pages ptx clean

@@ -23,6 +23,7 @@ from numflow.errors import (
     RequestError,
     SpecError,
     TokenizerError,
+    UnreachableError,
     UnsafePickleError,
 )
 
@@ -42,9 +43,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
-    "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError", "RequestError",
-    "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError", "DeviceMemoryError", "OutOfMemoryError",
-    "__version__",
+    "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError", "DownloadError",
+    "UnreachableError", "RequestError", "QueueFullError", "DeviceError", "DeviceFaultError", "DeviceLostError",
+    "DeviceMemoryError", "OutOfMemoryError", "__version__",
 ]
 
 _LAZY = {"load": "numflow.engine.load", "Model": "numflow.engine.model", "Generation": "numflow.engine.run.generation",

@@ -8,6 +8,7 @@
     ├── TokenizerError           text or a chat template that cannot be turned into tokens
     ├── ModelNotFoundError       no model, spec or file of that name
     ├── DownloadError            fetching a model failed, or its bytes are not the expected ones
+    │   └── UnreachableError     there is no network, or what models are fetched from does not answer
     ├── RequestError             a request that cannot be served (too long, contradictory settings)
     │   ├── QueueFullError       too many requests wait already: try again later
     │   └── OutOfMemoryError     memory does not suffice for what is wanted now; also a MemoryError
@@ -88,6 +89,10 @@ class ModelNotFoundError(NumflowError):
 
 class DownloadError(NumflowError):
     """A download failed, was cut off, or does not have the expected hash."""
+
+
+class UnreachableError(DownloadError):
+    """There is no network, or what models are fetched from does not answer."""
 
 
 class RequestError(NumflowError):

@@ -2,9 +2,7 @@
 
 Everything that runs a model (`reference`, `cpu`, `cuda`) implements exactly the rows of `OPS`; everything that
 builds or cuts a model (`network`, `partition`) emits exactly these rows, and those of `EXCHANGES` where devices meet.
-Letters for shapes: T rows of the batch (one per token), R rows whose logits are wanted, D width, H query heads, G
-key/value heads, E head size, V vocabulary, X experts, S routed experts per token, N output rows and K input columns of
-a matrix.
+Letters for shapes: those of CONTRIBUTING.md.
 """
 
 import math
@@ -172,10 +170,11 @@ class Network:
     """A model as data: steps over buffers, weights and caches. Print it, verify it, cut it, run it.
 
     entries: step lists by name: "main" (decoder, or the only stack) and, for encoder-decoders, "encode".
-    outputs: view by name, all on R rows: "hidden" [R, D] and, where there is a head, "logits" [R, V] of "main";
-             "encoder_hidden" [R, D] of "encode".
+    outputs: view by name: "hidden" [R, D] and, where there is a head, "logits" [R, V] of "main"; "encoder_hidden"
+             [R, D] of "encode"; "streams" [T, W] where something drafts by them.
     facts:   vocabulary, width, layers, context, ... as resolved from spec and checkpoint.
     states:  memory of recurrent steps, by name.
+    inputs:  views that a batch brings the rows of (Batch.given), by name.
     """
 
     name: str
@@ -186,6 +185,7 @@ class Network:
     outputs: Mapping[str, View]
     facts: Mapping[str, Any]
     states: Mapping[str, State] = field(default_factory=dict)
+    inputs: Mapping[str, View] = field(default_factory=dict)
 
 
 @dataclass
@@ -207,6 +207,8 @@ class Batch:
     limits      i32 [B]     tokens that each sequence may come to hold, which choose its rotary frequencies where they
                             depend on the length; None: what it holds after this run
 
+    given       by name: f32 [T, W], the rows of Network.inputs; None: there are none
+
     Self-attention of sequence b sees its cached tokens 0 .. positions[row] (causal), or all of 0 .. last position
     (bidirectional, where the whole sequence is in the batch). In the "encode" entry `cross_blocks` is written.
     """
@@ -223,13 +225,13 @@ class Batch:
     windows: Mapping[int, np.ndarray] | None = None
     slots: np.ndarray | None = None
     adapters: np.ndarray | None = None
+    given: Mapping[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds.
-
-    within: index of the step whose kernel does this one as well; its time is part of that one's.
+    """One step of a traced run: its place, what ran on which shapes, the kernel's file:line, microseconds; within:
+    index of the step whose kernel does this one as well, in that one's time.
     """
 
     index: int
@@ -352,9 +354,8 @@ OPS = {op.name: op for op in (
        ("x", "gates"), ("y",), (), {"weighted": True}),
 )}
 
-# What devices do together. Passes of `partition` put these steps between the others, where a plan has several devices;
-# a device is its index in the plan. Each pair and each group of devices meets in the order of the steps, which all of
-# them have in common.
+# What devices do together, by passes of `partition`; a device is its index in the plan. Each pair and each group of
+# devices meets in the order of the steps, which all of them have in common.
 EXCHANGES = {op.name: op for op in (
     Op("send", "devices", "hand x to device `peer`, which has a `receive` for it", ("x",), (), (), {"peer": REQUIRED}),
     Op("receive", "devices", "y = what device `peer` sent", (), ("y",), (), {"peer": REQUIRED}),
@@ -367,13 +368,12 @@ EXCHANGES = {op.name: op for op in (
 )}
 
 
-# What rows add by adapters of their own. A pass puts these steps behind products and look-ups (network/adapters), where
-# a model has adapters that requests choose; programs whose `can` has "adapt" do them. The matrices are no weights: they
-# come and go while the program runs (Program.set_adapter), by `part`. A, B and v are those of the adapter of the row's
-# sequence; rows without one, and parts that it does not change, stay as they are.
+# What rows add by adapters of their own (network/adapters); programs whose `can` has "adapt" do these steps. The
+# matrices come and go while the program runs (Program.set_adapter), by `part`. A, B and v are those of the adapter of
+# the row's sequence; rows without one, and parts that it does not change, stay as they are.
 ADAPTING = {op.name: op for op in (
-    Op("adapt", "batch", "y += B (A x) + v of the row. With ids i32 [T, S], where rows of y are routes and x has T or "
-       "T * S rows, A, B and v are those of the row's expert", ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED}),
+    Op("adapt", "batch", "y = s y + B (A x) + v of the row. With ids i32 [T, S], where rows of y are routes and x has "
+       "T or T * S rows, A, B and v are those of the row's expert", ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED}),
     Op("adapt_rows", "batch", "y[t] += B (row tokens[t] of A)", ("y",), ("y",), (), {"part": REQUIRED}),
 )}
 _ALL = OPS | EXCHANGES | ADAPTING

@@ -125,7 +125,8 @@ def command_lines() -> list[tuple[str, str]]:
         shown = [line.partition("  #")[0] for block in blocks(page, "sh|console|text|") for line in block.splitlines()]
         shown = [part.strip() for line in shown for part in re.split(r"&&|   ", line)]
         shown += [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", prose(page))]
-        found += [(page, line) for line in shown if re.match(r"(?:\.venv/bin/)?numflow [a-z-]", line)]
+        found += [(page, line.removesuffix(" &")) for line in shown
+                  if re.match(r"(?:\.venv/bin/)?numflow [a-z-]", line)]
     return sorted(set(found))
 
 

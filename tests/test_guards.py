@@ -157,7 +157,8 @@ def test_public_names():
     assert set(numflow.__all__) == {
         "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "QueueFullError", "NumflowError", "SpecError",
         "FormatError", "UnsafePickleError", "NetworkError", "TokenizerError", "ModelNotFoundError",
-        "DownloadError", "RequestError", "DeviceError", "DeviceFaultError", "DeviceLostError", "DeviceMemoryError",
+        "DownloadError", "UnreachableError", "RequestError", "DeviceError", "DeviceFaultError", "DeviceLostError",
+        "DeviceMemoryError",
         "OutOfMemoryError", "__version__"}
     for name in numflow.__all__:
         assert getattr(numflow, name) is not None

@@ -11,6 +11,13 @@ GOALS = {
     "context 4096": {"": 1.5}, "batch 32": {"Q4_1": 3, "Q4_0": 1.8, "F16": 1.5}, "torch": {"": 1.0},
 }
 
+IK_GOALS = {
+    "prefill": {"F16": 1.1, "": 1.5}, "decode, 1": {"": 1.25}, "decode, 2": {"": 1.1},
+    "batch 8": {"Q4_0": 1.5, "Q4_K_M": 1.5, "F16": 1.5}, "batch 32": {"Q4_0": 1.5, "Q4_K_M": 1.5, "F16": 1.5},
+    "context 4096": {"": 1.5}, "context 32768": {"": 1.5},
+}
+PEERS = {"peer": "llama.cpp", "ik": "ik_llama.cpp", "ik -rtr": "ik_llama.cpp -rtr"}  # by what samples are called
+
 
 def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
     """The whole report."""
@@ -24,6 +31,7 @@ def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
     _beside(lab, samples, "model", "decode", "Decoding of 128 tokens after 32, tokens per second")
     _beside(lab, samples, "context", "decode", "Decoding after long prompts, tokens per second", "after")
     _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second of all", "sequences")
+    _quiet(lab, samples)
     _torch(lab, samples)
     _synthetic(lab, samples)
     _start(lab, samples)
@@ -53,25 +61,60 @@ def ratio(ours: list[float], theirs: list[float]) -> float | None:
     return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
 
 
-def _goal(what: str, name: str) -> float | None:
-    return next((goal for part, goal in GOALS.get(what, {}).items() if part.lower() in name.lower()), None)
+def _goal(what: str, name: str, threads: str = "") -> float | None:
+    """Of what is measured and a model: beside llama.cpp, or, with so many threads, beside the better ik_llama.cpp."""
+    goals = IK_GOALS.get(f"{what}, {threads}", IK_GOALS.get(what, {})) if threads else GOALS.get(what, {})
+    return next((goal for part, goal in goals.items() if part.lower() in name.lower()), None)
+
+
+def verdict(goal: float | None, ours: list[float], theirs: list[float], disturbed: int = 0) -> str:
+    """Whether the ratio of the medians meets a goal, and in how many rounds it does; how many were disturbed."""
+    reached = ratio(ours, theirs)
+    if goal is None or reached is None:
+        return ""
+    met = sum(a >= goal * b for a, b in zip(ours, theirs))
+    rounds = min(len(ours), len(theirs))
+    told = f"{goal:g}" + ("" if reached >= goal else ", MISSED") + (f", {met} of {rounds}" if 0 < met < rounds else "")
+    return told + (f", {disturbed} disturbed" if disturbed else "")
 
 
 def _beside(lab, samples, part, what, title, size="") -> None:
+    keys = _keys(samples, part, what)
+    there = [peer for peer in PEERS if any(_of(samples, key, f"{peer} {what}") for key in keys)]
     rows = []
-    for key in _keys(samples, part, what):
-        ours, theirs = _of(samples, key, what), _of(samples, key, f"peer {what}")
-        goal = _goal(what if part == "model" else f"{part} {key[-1]}", key[1])
+    for key in keys:
+        ours, theirs = _of(samples, key, what), {peer: _of(samples, key, f"{peer} {what}") for peer in there}
+        quantity = what if part == "model" else f"{part} {key[-1]}"
+        disturbed = int((_of(samples, key, "disturbed") or [0])[0])
+        relatives = [theirs[peer] for peer in there if peer != "peer" and theirs[peer]]
+        better = max(relatives, key=statistics.median, default=[])
         rate = [statistics.median(ours) * samples["|".join((*key, "bytes"))][0] / 1e9] \
             if part == "model" and what == "decode" else []
-        reached = ratio(ours, theirs)
-        missed = goal is not None and reached is not None and reached < goal
-        rows.append([key[1], *key[2:], spread(ours, 1), spread(theirs, 1), reached,
-                     f"{goal:g}, MISSED" if missed else goal, *rate])
+        own = [ratio(ours, theirs["peer"]), verdict(_goal(quantity, key[1]), ours, theirs["peer"], disturbed)] \
+            if "peer" in there else []
+        second = [ratio(ours, better), verdict(_goal(quantity, key[1], key[2]), ours, better, disturbed)] \
+            if len(there) > ("peer" in there) else []
+        rows.append([key[1], *key[2:], spread(ours, 1), *(spread(theirs[peer], 1) for peer in there), *own, *second,
+                     *rate])
     if rows:
         lab.heading(title)
         last = ["GB/s of weights"] if part == "model" and what == "decode" else []
-        lab.table(["model", "threads", *([size] if size else []), "numflow", "llama.cpp", "ratio", "goal", *last], rows)
+        lab.table(["model", "threads", *([size] if size else []), "numflow", *(PEERS[peer] for peer in there),
+                   *(["ratio", "goal"] if "peer" in there else []),
+                   *(["to the better ik", "goal"] if len(there) > ("peer" in there) else []), *last], rows)
+
+
+def _quiet(lab, samples) -> None:
+    """How quiet the rounds were."""
+    rows = [[*key[:2], ", ".join(key[2:]), *(int(_of(samples, key, name)[0]) for name in ("repeated", "disturbed")),
+             _of(samples, key, "others")[0], *(round(one[0], 1) if (one := _of(samples, key, name)) else ""
+                                               for name in ("slowest memory", "fastest memory"))]
+            for part in ("model", "context", "batch") for key in _keys(samples, part, "disturbed")]
+    if rows:
+        lab.heading("How quiet it was")
+        lab.text("Rounds that were repeated because they were disturbed; samples of disturbed rounds that had to fill "
+                 "up; most cores that other processes took in the others, and GB/s of memory before and after them.")
+        lab.table(["part", "model", "threads, size", "repeated", "disturbed", "others", "slowest", "fastest"], rows)
 
 
 def _torch(lab, samples) -> None:

@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from .peers import LlamaCpp, Torch
+from .quiet import Watch
 
 PROMPT, GENERATE, AFTER = 512, 128, 32  # tokens of a prompt; tokens decoded, and those before them
 STEPS = 16                              # of batched decoding, and at a long context
+AGAIN = 2                               # rounds that are repeated at most, for each that is wanted
 SENTENCE, SENTENCES = 128, (1, 32)      # tokens of a sentence; sentences at once
 
 
@@ -86,51 +89,87 @@ class Model:
         self.model.close()
 
 
-def by_model(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> None:
+def by_model(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int) -> None:
     """Prefill of 512 tokens and decoding of 128 after 32."""
     key = ("model", path.name, threads)
     if not samples.missing(*key, "decode"):
         return
     model = Model(path, threads)
     samples.note(model.model.program.weights_bytes, *key, "bytes")
-    while samples.missing(*key, "decode"):
-        samples.add(model.prefill(PROMPT), *key, "prefill")
-        if peer:
-            samples.add(peer.bench(path, threads, "-p", PROMPT, "-n", 0), *key, "peer prefill")
-            samples.add(peer.bench(path, threads, "-p", 0, "-n", GENERATE, "-d", AFTER), *key, "peer decode")
-        samples.add(model.decode(AFTER, GENERATE), *key, "decode")
+
+    def turn() -> dict[str, float]:
+        found = {"prefill": model.prefill(PROMPT)}
+        for peer in peers:
+            found[f"{peer.key} prefill"] = peer.prefill(path, threads, PROMPT)
+            found[f"{peer.key} decode"] = peer.decode(path, threads, AFTER, GENERATE)
+        return found | {"decode": model.decode(AFTER, GENERATE)}
+
+    in_quiet(samples, watch, key, threads, turn)
     model.close()
     _say(lab, samples, key, ("prefill", "decode"))
 
 
-def by_context(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int, contexts: list[int]) -> None:
+def by_context(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int,
+               contexts: list[int]) -> None:
     """Decoding after long prompts."""
     keys = [("context", path.name, threads, context) for context in contexts]
     if not any(samples.missing(*key, "decode") for key in keys):
         return
     model = Model(path, threads)
     for key in keys:
-        while samples.missing(*key, "decode"):
-            if peer:
-                samples.add(peer.bench(path, threads, "-p", 0, "-n", STEPS, "-d", key[-1]), *key, "peer decode")
-            samples.add(model.decode(key[-1], STEPS), *key, "decode")
+        in_quiet(samples, watch, key, threads, lambda after=key[-1]: {
+            **{f"{peer.key} decode": peer.decode(path, threads, after, STEPS) for peer in peers},
+            "decode": model.decode(after, STEPS)})
         _say(lab, samples, key, ("decode",))
     model.close()
 
 
-def by_batch(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int, counts: list[int]) -> None:
+def by_batch(lab, samples: Samples, peers: list[LlamaCpp], watch: Watch, path: Path, threads: int,
+             counts: list[int]) -> None:
     """Sequences that decode together, each after 32 tokens."""
     keys = [("batch", path.name, threads, count) for count in counts]
     if not any(samples.missing(*key, "decode") for key in keys):
         return
     model = Model(path, threads)
     for key in keys:
-        while samples.missing(*key, "decode"):
-            if peer:
-                samples.add(peer.batched(path, threads, key[-1], AFTER, STEPS), *key, "peer decode")
-            samples.add(model.batched(key[-1], AFTER, STEPS), *key, "decode")
+        in_quiet(samples, watch, key, threads, lambda count=key[-1]: {
+            **{f"{peer.key} decode": peer.batched(path, threads, count, AFTER, STEPS) for peer in peers},
+            "decode": model.batched(count, AFTER, STEPS)})
         _say(lab, samples, key, ("decode",))
     model.close()
+
+
+def in_quiet(samples: Samples, watch: Watch, key: tuple, threads: int, turn: Callable[[], dict[str, float]]) -> None:
+    """Take rounds until there are enough samples; one that was disturbed is repeated, AGAIN times as many at most.
+
+    Where even that is too few, the quietest of the disturbed ones fill up, and are counted as such. Notes of a key:
+    rounds "repeated", samples "disturbed", the most cores that others took, and the lowest and highest bandwidth.
+    """
+    spare: list[tuple[float, dict[str, float]]] = []
+    others, speeds, left = [0.0], [], AGAIN * samples.rounds
+    while samples.missing(*key, "decode") and len(spare) < left:
+        results, quiet = watch.round(threads, turn)
+        if quiet.disturbed:
+            spare.append((quiet.others + 1 - min(quiet.before, quiet.after) / quiet.best, results))
+            continue
+        others.append(quiet.others)
+        speeds += [quiet.before, quiet.after]
+        _add(samples, key, results)
+    filled = 0
+    for _, results in sorted(spare, key=lambda one: one[0]):
+        if not samples.missing(*key, "decode"):
+            break
+        filled += 1
+        _add(samples, key, results)
+    for name, value in (("repeated", len(spare) - filled), ("disturbed", filled), ("others", max(others)),
+                        *([("slowest memory", min(speeds)), ("fastest memory", max(speeds))] if speeds else [])):
+        samples.note(value, *key, name)
+
+
+def _add(samples: Samples, key: tuple, results: dict[str, float]) -> None:
+    """Those of one round; "decode" last, which tells whether a round is there."""
+    for name in sorted(results, key=lambda name: name == "decode"):
+        samples.add(results[name], *key, name)
 
 
 def beside_torch(lab, samples: Samples, python: str, path: Path, shape: str, encoder: Path, threads: int) -> None:
@@ -230,7 +269,7 @@ def synthetic(lab, samples: Samples, shape: str, kind: str, threads: int) -> Non
     _say(lab, samples, key, ("of int8 peak", "of bandwidth"))
 
 
-def start(lab, samples: Samples, peer: LlamaCpp, path: Path, threads: int) -> None:
+def start(lab, samples: Samples, peer: LlamaCpp | None, path: Path, threads: int) -> None:
     """Seconds from a process's start to its first token, and the peak of its memory: of the command line."""
     key = ("start", path.name, threads)
     command = [sys.executable, "-m", "numflow", "bench", "-m", str(path), "--json", "--threads", str(threads),

@@ -1,10 +1,13 @@
-"""Speed on the CPU, beside llama.cpp and torch on the same weights in the same run.
+"""Speed on the CPU, beside llama.cpp, ik_llama.cpp and torch on the same weights in the same run.
 
 The engines take turns, run by run. Prefill is of 512 tokens; decoding is of 128 tokens after 32, of 16 after longer
 prompts, and of 16 steps of several sequences together (each after 32 tokens; choosing the tokens is left out on both
 sides there). llama.cpp's programs are looked for in the folder named by the option `llama_cpp` (or
-$NUMFLOW_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or $NUMFLOW_TORCH_PYTHON);
-what is not there is left out. The machine's limits are measured by kernels in the same run
+$NUMFLOW_LLAMA_CPP), those of ik_llama.cpp, which run with and without `-rtr`, in `ik_llama_cpp` (or
+$NUMFLOW_IK_LLAMA_CPP), and torch with transformers in the interpreter named by `torch_python` (or
+$NUMFLOW_TORCH_PYTHON); what is not there is left out. Before and after each round the memory's speed is measured, and
+meanwhile what other processes take: a round in which they took more than 0.15 cores, or memory was below 90 % of the
+run's best, is repeated. The machine's limits are measured by kernels in the same run
 (numflow/cpu/measure/roofline.py). The synthetic model has random weights: its speed does not depend on them.
 """
 
@@ -13,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import rounds
-from .peers import LlamaCpp
+from .peers import found
+from .quiet import Watch, memory_speed
 from .report import write
 
 # Lists have commas between. parts: which of the measurements. resume: keep the samples of a run that was broken off.
@@ -23,6 +27,7 @@ OPTIONS = {"parts": "model,context,batch,torch,synthetic,start,profile", "rounds
            "contexts": "512,4096", "batches": "1,8,32", "torch_model": "smollm2-135m-instruct",
            "torch_shape": "135m", "encoder": "all-minilm-l6-v2", "shape": "1b", "kinds": "Q8_0,Q4_0,q3h",
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", ""),
+           "ik_llama_cpp": os.environ.get("NUMFLOW_IK_LLAMA_CPP", ""),
            "torch_python": os.environ.get("NUMFLOW_TORCH_PYTHON", "")}
 
 
@@ -30,20 +35,23 @@ def run(lab):
     if lab.quick:
         lab.options |= {"rounds": 1, "threads": "1", "contexts": "64", "batches": "2", "parts": "model,context,batch",
                         "models": lab.options["models"].split(",")[0]}
-    options, peer = lab.options, LlamaCpp(lab.options["llama_cpp"])
+    options, peers = lab.options, found(lab.options["llama_cpp"], lab.options["ik_llama_cpp"])
+    watch, first = Watch(memory_speed), next(iter(peers), None)
     samples = rounds.Samples(lab.folder / "samples.json", options["rounds"], options["resume"], options["again"])
     parts, threads = options["parts"].split(","), [int(t) for t in options["threads"].split(",")]
     models = _paths(options["models"])
     for count in threads:
         if "model" in parts:
             for path in models:
-                rounds.by_model(lab, samples, peer, path, count)
+                rounds.by_model(lab, samples, peers, watch, path, count)
         if "context" in parts:
             for path in _paths(options["context_models"]) or models[:1]:
-                rounds.by_context(lab, samples, peer, path, count, [int(n) for n in options["contexts"].split(",")])
+                rounds.by_context(lab, samples, peers, watch, path, count,
+                                  [int(n) for n in options["contexts"].split(",")])
         if "batch" in parts:
             for path in _paths(options["batch_models"]) or models[:1]:
-                rounds.by_batch(lab, samples, peer, path, count, [int(n) for n in options["batches"].split(",")])
+                rounds.by_batch(lab, samples, peers, watch, path, count,
+                                [int(n) for n in options["batches"].split(",")])
         if "torch" in parts and options["torch_python"]:
             rounds.beside_torch(lab, samples, options["torch_python"], *_paths(options["torch_model"]),
                                 options["torch_shape"], *_paths(options["encoder"]), count)
@@ -52,7 +60,7 @@ def run(lab):
                 rounds.synthetic(lab, samples, options["shape"], kind, count)
         if "start" in parts:
             for path in models:
-                rounds.start(lab, samples, peer, path, count)
+                rounds.start(lab, samples, first, path, count)
     before = lab.before().get("results", {}) if options["again"] or options["resume"] else {}
     limits = {int(count): limit for count, limit in before.get("limits", {}).items()} | _limits(lab, threads)
     profiles = before.get("profiles", {})
@@ -62,7 +70,8 @@ def run(lab):
             profiles |= _synthetic_profiles(options["shape"], options["kinds"].split(","), threads)
     lab.results |= {"torch": before["torch"]} if "torch" in before and "torch" not in lab.results else {}
     lab.results["runs"] = [*before.get("runs", []), lab.recipe()]
-    lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles, "llama_cpp": bool(peer)}
+    lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles,
+                    "peers": [peer.name for peer in peers]}
     write(lab, samples.values, limits, profiles, __doc__)
 
 

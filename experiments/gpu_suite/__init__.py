@@ -20,6 +20,10 @@ these are not, carry compiled kernels along instead, which is 10 MB; they serve 
     NUMFLOW_CUDA_KERNELS=kernels python -m experiments.gpu_suite --compile 90      here, for compute capability 9.0
     NUMFLOW_CUDA_KERNELS=kernels python -m experiments.gpu_suite --out reports/gpu/     there
 
+For an hour with a card, whose commands may take ten minutes: `--stage 1`, then 2 .. 7, what teaches most first. Each
+takes at most eight minutes, goes on where it was when it is run again, and keeps what its parts found in
+OUT/stage-N.json, the one file to bring back.
+
 Each part is a process of its own, so that one that faults, hangs or is killed does not end the others. It writes
 OUT/<part>.json with every result it finds. A part stops after eight minutes with what it has, and is killed after nine
 and a half; what fails within it is a row that says so. Run again, the command goes on: parts that came to their end are

@@ -20,6 +20,7 @@ LIMIT_S = 480.0     # of a part, looked at between two results
 KILLED_S = 570.0    # of a part that looks at nothing any more
 MOST_FAILURES = 8   # of a part, one after the other, before it gives up
 INTERRUPTED = "interrupted"
+OVER = "time is up"  # how the error of a part begins that goes on where it was, when it is run again
 FAULT = "fault"     # how the error of a part begins whose process met a fault of the GPU
 FAULT_CODE = 70     # exit status of such a process
 
@@ -47,6 +48,7 @@ class Setting:
     rows: list[dict] = field(default_factory=list)
     tried: list[dict] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
+    limit_s: float = LIMIT_S
     _name: str = "none"
     _failures: int = 0
 
@@ -59,7 +61,12 @@ class Setting:
     @property
     def is_over(self) -> bool:
         """Whether the part has used its time."""
-        return time.perf_counter() - self.begun > LIMIT_S
+        return self.left_s < 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the part still has."""
+        return self.begun + self.limit_s - time.perf_counter()
 
     @property
     def path(self) -> Path:
@@ -101,14 +108,15 @@ class Setting:
                 raise GivenUp(f"{MOST_FAILURES} failures in a row, the last: {problem}") from problem
 
     def run(self, part: Callable[["Setting"], None]) -> bool:
-        """Run the part, from behind the row whose fault ended the process before, and write its file. Whether another
-        process should go on: this one has met a fault of the GPU."""
+        """Run the part, from behind the row at which a fault or the clock ended it before, and write its file. Whether
+        another process should go on: this one has met a fault of the GPU."""
         error, before = "", kept(self.path)
-        if before and before["error"].startswith(FAULT) and self._is_like(before):
+        if before and before["error"].startswith((FAULT, OVER)) and self._is_like(before):
             self.rows, self.tried = before["rows"], before["tried"]
         self.write(INTERRUPTED)
         try:
             part(self)
+            error = OVER if self.is_over else ""
         except Faulted as problem:
             error = f"{FAULT}: {problem}"
         except Exception as problem:  # the other parts are to run all the same

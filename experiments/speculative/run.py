@@ -119,6 +119,8 @@ def compare(lab, model, plain, guessing):
 class Oracle:
     """Guesses the tokens of a known text, each right with a given probability. It takes no time."""
 
+    listens = False
+
     def __init__(self, paced, text, accuracy):
         self._paced, self._text, self._accuracy = paced, text, accuracy
         self._paced.draft = self._draft

@@ -10,7 +10,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
 from numflow.cli.inputs import read_text
-from numflow.cli.running import compile_notice, print_json
+from numflow.cli.running import asked_name, compile_notice, print_json
 from numflow.cli.tables import print_fields, print_table
 from numflow.errors import RequestError
 
@@ -32,11 +32,28 @@ def bench(
                                           "machine can do.")] = False,
     compare: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Show speeds beside those "
                                                  "that --json has written earlier.")] = None,
+    op: Annotated[str | None, typer.Option("--op", metavar="NAME", show_default=False, help="Measure one op alone, of "
+                                           "no model: linear or rms_norm; beside its last run.")] = None,
+    kind: Annotated[str | None, typer.Option("--type", metavar="TYPE", show_default="q4", help="With --op linear: type "
+                                             "of the weights, as Q4_0 or q3h.")] = None,
+    shape: Annotated[str | None, typer.Option("--shape", metavar="NxK", show_default="4096x4096", help="With --op: "
+                                              "outputs times inputs.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N,N", show_default="1", help="With --op: tokens at "
+                                               "a time.")] = None,
     how: Execution = Execution(),
     json: options.Json = False,
 ) -> None:
-    """Measure how fast a model loads, reads and writes."""
-    from numflow import registry
+    """Measure how fast a model loads, reads and writes.
+
+    With --op one op alone, of no model: its spread, its share of this machine's limit, and the last run of it.
+    """
+    given = {"--type": kind, "--shape": shape, "--tokens": tokens}
+    if op is not None:
+        _bench_op(op, model, kind or "q4", shape or ("4096x4096" if op == "linear" else "4096"),
+                  _numbers("--tokens", tokens or "1"), max(repeat, 5), how, json)
+        return
+    if alone := [name for name, value in given.items() if value is not None]:
+        raise RequestError(f"{alone[0]} is of one op: say with --op which")
     from numflow.engine.measure.bench import bench as run
     from numflow.engine.measure.bench import process_start
 
@@ -46,7 +63,7 @@ def bench(
             notice.clear()
             print(line, file=sys.stderr, flush=True)
 
-        result = run(model or registry.default_model(), _numbers("--prompt-tokens", prompt_tokens), gen_tokens, repeat,
+        result = run(asked_name(model, how.offline), _numbers("--prompt-tokens", prompt_tokens), gen_tokens, repeat,
                      process_start(), progress, contexts=_numbers("--context", context),
                      batches=_numbers("--batch", batch), profiled=profile, **how.arguments())
     if earlier is not None:
@@ -57,6 +74,40 @@ def bench(
         print_json(result)
     else:
         _print(result)
+
+
+def _bench_op(op: str, model: str | None, kind: str, shape: str, tokens: list[int], repeat: int, how: Execution,
+              json: bool) -> None:
+    """Measure an op for each number of tokens and print a row for each."""
+    from numflow.engine.measure.host import host
+    from numflow.lab.op_bench import bench_op
+
+    if model is not None:
+        raise RequestError("--op measures an op of no model: leave -m out")
+    if left := [name for name in how.arguments() if name not in ("threads", "activations")]:
+        raise RequestError(f"--{left[0].replace('_', '-')} has no effect on one op alone, leave it out")
+    with compile_notice(True) as notice:
+        found = [bench_op(op, kind, shape, count, repeat, how.threads, how.activations) for count in tokens]
+        notice.clear()
+    if json:
+        print_json({"runs": found, "host": host()})
+        return
+    print_table((">tokens", ">us", ">least", ">most", ">GB/s", ">GOP/s", ">of limit", "against the last run"), [
+        (one["tokens"], *(f"{one['microseconds'][key]:.1f}" for key in ("median", "min", "max")), f"{one['gb_s']:.1f}",
+         f"{one['gop_s']:.1f}", f"{one['at_limit']:.0%}", _against(one)) for one in found])
+    first = found[0]
+    what = f"{op} {first['type']} {shape}" if op == "linear" else f"{op} {shape}"
+    print(f"{what}: {first['megabytes']:.2f} MB each, {first['copies']} copies, {first['threads']} threads; limits "
+          f"{first['limits']['read_gb_s']:.1f} GB/s, {first['limits']['int8_gop_s']:.0f} int8 and "
+          f"{first['limits']['f32_gop_s']:.0f} f32 GOP/s; load {first['load']}")
+
+
+def _against(one: dict[str, Any]) -> str:
+    """This run beside the last one, where the spreads allow to say so."""
+    if one["last"] is None:
+        return "the first one"
+    ratio = f"{one['against_last']:.2f} times as fast"
+    return ratio if one["apart"] else f"{ratio}, within the spread"
 
 
 def _numbers(option: str, text: str) -> list[int]:

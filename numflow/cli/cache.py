@@ -19,9 +19,11 @@ app = typer.Typer(help="Show what numflow keeps on this disk, and empty it.", ri
 # What numflow calls what it keeps: nothing else is counted or removed, should its folder be somebody's own.
 _MADE = {"kernels": re.compile(r"\w+-[0-9a-f]{16}|cuda"),
          "prepared": re.compile(r"[0-9a-f]{16}_.+\.safetensors|\..+\.part"),
-         "quantised": re.compile(r"[0-9a-f]{16}_.+\.safetensors|\..+\.part")}
+         "quantised": re.compile(r"[0-9a-f]{16}_.+\.safetensors|\..+\.part"),
+         "prefixes": re.compile(r"[0-9a-f]{16}\.session|\..+\.part")}
 _ABOUT = {"models": "downloaded", "kernels": "compiled for this machine",
-          "prepared": "quantised models as the CPU has them in memory", "quantised": "by --weights while loading"}
+          "prepared": "quantised models as the CPU has them in memory", "quantised": "by --weights while loading",
+          "prefixes": "texts that services had in memory (--prefix-disk)"}
 
 
 @app.callback(invoke_without_command=True)
@@ -33,7 +35,8 @@ def show(context: typer.Context, json: options.Json = False) -> None:
 @app.command()
 @guarded
 def clear(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", show_default=False, help="models, kernels, "
-          "prepared or quantised. Without it: all but models, which would have to be fetched again.")] = None) -> None:
+          "prepared, quantised or prefixes. Without it: all but models, which would have to be fetched "
+          "again.")] = None) -> None:
     """Remove what is kept; it is made again when it is needed."""
     from numflow.registry.progress import megabytes
 
@@ -73,7 +76,7 @@ def _folders() -> dict[str, Path]:
     from numflow import places
     from numflow.registry.paths import models_dir
 
-    return {"models": models_dir(), **{kind: places.cache(kind) for kind in places.CACHES}}
+    return {"models": models_dir(), **{kind: places.cache(kind) for kind in (*places.CACHES, "prefixes")}}
 
 
 def _made(kind: str, folder: Path) -> Iterator[Path]:

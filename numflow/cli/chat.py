@@ -1,19 +1,24 @@
 """`numflow chat`: a conversation, at a terminal or from a pipe."""
 
+import os
 import sys
-from typing import Annotated
+from contextlib import ExitStack
+from typing import Annotated, Any
 
 import typer
 
+from numflow import places
 from numflow.cli import options
-from numflow.cli.conversation import Conversation
 from numflow.cli.groups import Execution, SamplingOptions, grouped
 from numflow.cli.keyboard import Keyboard
-from numflow.cli.running import loaded
+from numflow.cli.running import CompileNotice, asked_name, loaded
+from numflow.cli.sessions import CommandSession
 from numflow.cli.strategies import completed, streams
 from numflow.errors import NumflowError, RequestError
 
-HELP = '/help lists the commands, """ begins a text of several lines, Ctrl-C stops an answer, Ctrl-D leaves'
+HELP = ('/help lists the commands, Alt-Enter or """ begins a text of several lines, Ctrl-C stops an answer, Ctrl-D '
+        "leaves")
+HISTORY = "chat_history"
 
 
 @grouped
@@ -25,6 +30,10 @@ def chat(
     draft: options.Draft = None,
     trim: Annotated[bool, typer.Option("--trim", help="Drop the oldest turns when the context is full; else that is "
                                        "said.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Answers as the model writes them, and lines without an "
+                                        "editor, as from a pipe.")] = False,
+    context: options.Context = None,
+    session_: options.Session = None,
     how: Execution = Execution(),
     stats: options.Stats = False,
 ) -> None:
@@ -34,26 +43,96 @@ def chat(
     answer or clears the line, twice or Ctrl-D leaves. From a pipe each line is a question, and the first that fails
     ends the command with exit code 1.
     """
-    from numflow.engine.request.ahead import check_settings, check_writes
-    from numflow.engine.request.facts import ModelFacts
+    from numflow.engine.request.ahead import check_settings
 
     settings = {"max_tokens": max_tokens, **sampling.settings()}
     if not streams(settings):
         raise RequestError("a conversation has one answer at a time: leave out n, best_of and num_beams")
     check_settings(settings, draft is not None)
+    with ChatModel(how, draft, settings, context) as models:
+        models.open(model)
+        typed = sys.stdin.isatty()
+        conversation, keyboard = _made(models, system, settings, stats, trim, typed, typed and not plain and _draws())
+        if session_ is None:
+            _converse(conversation, keyboard)
+            return
+        kept = CommandSession(models.sessions, session_, stats)
+        conversation.resume(kept.note, session_)
+        try:
+            _converse(conversation, keyboard)
+        finally:
+            kept.sessions = models.sessions  # of another model, perhaps
+            if conversation.answered:
+                kept.save(conversation.note())
 
-    def before(built, prompts, _recipe) -> None:
-        check_writes(ModelFacts.of(built))
-        if not prompts.has_template:
-            raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")
 
-    with loaded(model, how, draft=draft, before=before) as (ready, notice):
-        completed(ready, settings)  # says what has no effect; the rest is the model's own affair
-        keyboard = Keyboard(sys.stdin.isatty())
-        _converse(Conversation(ready, notice, system, settings, stats, trim, keyboard.interactive), keyboard)
+class ChatModel:
+    """The model of a conversation. Another one takes its place as soon as it is ready."""
+
+    model: Any
+    notice: CompileNotice
+    name: str
+    sessions: Any
+
+    def __init__(self, how: Execution, draft: str | None, settings: dict[str, Any], context: int | None):
+        self._how, self._settings, self._open = how, settings, ExitStack()
+        self._more: dict[str, Any] = {"draft": draft, "context": context}
+
+    def open(self, name: str | None) -> None:
+        """Load a model, the default one if none is named, and close that of before.
+
+        Raises:
+            NumflowError: it cannot be loaded, or does not chat; that of before stays.
+        """
+        from numflow.engine.sessions.sessions import OpenSessions
+
+        with ExitStack() as stack:
+            ready, notice = stack.enter_context(loaded(name, self._how, **self._more, before=_check))
+            notice.clear()
+            completed(ready, self._settings)  # says what has no effect; the rest is the model's own affair
+            sessions = stack.enter_context(OpenSessions(ready))  # an answer reads what is new, not all turns again
+            self._open.close()
+            self._open = stack.pop_all()
+        self.model, self.notice, self.name, self.sessions = ready, notice, asked_name(name), sessions
+
+    def __enter__(self) -> "ChatModel":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._open.__exit__(*error)
 
 
-def _converse(conversation: Conversation, keyboard: Keyboard) -> None:
+def _check(built, prompts, _recipe) -> None:
+    from numflow.engine.request.ahead import check_writes
+    from numflow.engine.request.facts import ModelFacts
+
+    check_writes(ModelFacts.of(built))
+    if not prompts.has_template:
+        raise RequestError(f"{built.name} has no chat template; `numflow generate` continues text with it")
+
+
+def _draws() -> bool:
+    """Whether standard output is a terminal that can move its cursor."""
+    named = sys.platform == "win32" or os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return named and sys.stdout.isatty()
+
+
+def _made(models: ChatModel, system: str | None, settings: dict[str, Any], stats: bool, trim: bool, typed: bool,
+          draws: bool) -> tuple[Any, Keyboard]:
+    """A conversation, and what its questions are read from."""
+    from numflow.cli.answers import DrawnAnswer, PlainAnswer
+    from numflow.cli.conversation import COMMANDS, Conversation
+
+    editor = None
+    if draws:
+        from numflow.cli.editor import Editor
+
+        editor = Editor({word: about for word, (_, about) in COMMANDS.items()}, places.home() / HISTORY)
+    conversation = Conversation(models, system, settings, stats, trim, typed, DrawnAnswer if draws else PlainAnswer)
+    return conversation, Keyboard(typed, editor.line if editor else None)
+
+
+def _converse(conversation: Any, keyboard: Keyboard) -> None:
     """Answer until the input ends, or a command ends it. Errors of a person's input are said; others are raised."""
     if keyboard.interactive:
         print(HELP, file=sys.stderr)

@@ -1,18 +1,19 @@
 """A conversation with a model: its turns, the commands that change them, and what is done when the context is full."""
 
-import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numflow.cli.generate import stats_line
-from numflow.cli.inputs import read_text
 from numflow.cli.strategies import strategy, streams
-from numflow.cli.tables import print_fields
+from numflow.cli.tables import print_fields, printable
+from numflow.cli.transcript import attachment, read_conversation, turns_of, write_conversation
 from numflow.errors import RequestError, did_you_mean
+from numflow.registry.progress import megabytes
+from numflow.server.messages.reply import END_THINK, THINK, Splitter, opens_thinking, special_marks
 
-ROLES = ("system", "user", "assistant")
 # word -> (what follows it, what it does); the method of the same name does it.
 COMMANDS = {
     "help": ("", "this list"),
@@ -20,9 +21,12 @@ COMMANDS = {
     "set": ("[NAME=VALUE]", "show or change a setting, such as temperature=0.7; NAME= is the default again"),
     "regen": ("", "answer the last question anew"),
     "undo": ("", "take back the last question and its answer"),
+    "attach": ("[FILE]", 'a text file that goes with the next question, or the list of them; "" drops them'),
+    "think": ("", "show the thinking of the last answer"),
     "trim": ("", "drop the oldest turns, so that a full context has room again"),
     "save": ("FILE", "write the conversation to a JSON file"),
     "load": ("FILE", "go on with a conversation from such a file"),
+    "model": ("[NAME]", "facts on the model, or go on with another one"),
     "stats": ("", "times of the last answer, and how full the context is"),
     "reset": ("", "start anew, with the same system message"),
     "exit": ("", "leave; also /bye, /quit and Ctrl-D"),
@@ -33,17 +37,20 @@ ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
 class Conversation:
     """The turns so far, each a question and its answer, and the settings that the next answer gets.
 
-    notice: what says that kernels are compiled. trims: drop the oldest turns whenever the context is full.
-    interactive: Ctrl-C stops an answer, not the program.
+    models: the model that answers, and its name; loads another one.
+    trims: drop the oldest turns whenever the context is full.
+    shown: makes what shows an answer (`answers`). interactive: Ctrl-C stops an answer, not the program.
     """
 
-    def __init__(self, model, notice, system: str | None, settings: dict[str, Any], stats: bool, trims: bool,
-                 interactive: bool):
-        self._model, self._notice = model, notice
+    def __init__(self, models, system: str | None, settings: dict[str, Any], stats: bool, trims: bool,
+                 interactive: bool, shown: Callable[[], Any]):
+        self._models, self._shown = models, shown
         self._settings, self._shows_stats, self._trims, self._interactive = settings, stats, trims, interactive
         self._system_text, self._turns = system, list[tuple[str, str]]()
+        self._files: list[tuple[str, str]] = []  # name and text of those that go with the next question
         self._waiting: str | None = None  # a question that the context had no room for
         self._last: str | None = None
+        self._thoughts = ""
 
     def take(self, text: str) -> bool:
         """Answer a question, or do what a command says. False: the conversation is over.
@@ -54,7 +61,7 @@ class Conversation:
         found = re.match(r"/([a-z]+|\?)(?=\s|$)\s*", text)
         if not found or "\n" in text:
             if text:
-                self._ask(text)
+                self._ask("\n\n".join([text, *(file for _, file in self._files)]))
             return True
         word, rest = ALIASES.get(found[1], found[1]), text[found.end():]
         if word not in COMMANDS:
@@ -72,20 +79,41 @@ class Conversation:
         texts += [pair for question, answer in self._turns for pair in (("user", question), ("assistant", answer))]
         return [{"role": role, "content": text} for role, text in [*texts, *(("user", text) for text in more)]]
 
+    def resume(self, note: Any, path: Path) -> None:
+        """Go on with the conversation of a session, if it has one; a system message of one's own stays.
+
+        Raises:
+            RequestError: it has something else.
+        """
+        if note is not None:
+            system, self._turns = turns_of(note, path)
+            self._system_text = self._system_text or system
+            print(f"({len(self._turns)} turns)", file=sys.stderr)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the model has answered anything here."""
+        return self._last is not None
+
+    def note(self) -> dict[str, Any]:
+        """The conversation, for a session."""
+        return {"messages": self._messages()}
+
     def _ids(self, *more: str) -> list[int]:
         """Its tokens in the model's template."""
-        return self._model.prompts.conversation(self._messages(*more))
+        return self._models.model.prompts.conversation(self._messages(*more))
 
     def _ask(self, question: str) -> None:
         """Print the answer to a question and keep both."""
         self._waiting, ids = None, self._ids(question)
-        if len(ids) > self._model.context:
+        context = self._models.model.context
+        if len(ids) > context:
             if not self._trims:
                 self._waiting = question
-                raise RequestError(f"the conversation has {len(ids)} tokens, the model's context holds "
-                                   f"{self._model.context}: /trim drops the oldest turns (--trim does so by itself), "
-                                   "/reset starts anew")
+                raise RequestError(f"the conversation has {len(ids)} tokens, the model's context holds {context}: "
+                                   "/trim drops the oldest turns (--trim does so by itself), /reset starts anew")
             ids = self._make_room(question)
+        self._files = []
         text, reason = self._answer(ids)
         if text or reason is not None:
             self._turns.append((question, text))
@@ -93,36 +121,44 @@ class Conversation:
             print("(stopped before the first word: the question is taken back)", file=sys.stderr)
 
     def _answer(self, ids: list[int]) -> tuple[str, str | None]:
-        """The answer as far as it came, and why it ended; None: it was stopped."""
-        run, reason = self._model.generate(ids, stream=True, **self._settings), None
+        """The answer as far as it came, without its thinking, and why it ended; None: it was stopped."""
+        tokenizer = self._models.model.tokenizer
+        marks = special_marks(tokenizer, (THINK, END_THINK))
+        splitter = Splitter(inside=opens_thinking(tokenizer, ids))
+        run, reason, shown = self._models.model.generate(ids, stream=True, **self._settings), None, None
         try:
             for piece in run:
-                self._notice.clear()
-                print(piece, end="", flush=True)
+                self._models.notice.clear()
+                shown = shown or self._shown()
+                shown.take(piece, splitter.feed(("" if piece.id is None else marks.get(piece.id, "")) + piece))
             reason = run.result.finish_reason
         except KeyboardInterrupt:
             run.close()
             if not self._interactive:
                 raise
         finally:
-            print(flush=True)
+            shown = shown or self._shown()
+            shown.take("", splitter.feed("", end=True))
+            shown.end()
+        self._thoughts = splitter.reply.reasoning.strip()
         if reason is not None:
             self._remember(run.result, reason)
-        return run.result.text, reason
+        return splitter.reply.content, reason
 
     def _remember(self, result, reason: str) -> None:
         """Keep the times of an answer, and say so if it filled the context."""
-        self._last = stats_line({**result.stats, "load_s": self._model.load_s}, reason)
+        self._last = stats_line({**result.stats, "load_s": self._models.model.load_s}, reason)
         if self._shows_stats:
             print(self._last, file=sys.stderr)
-        full = result.stats["prompt_tokens"] + result.stats["new_tokens"] >= self._model.context
+        context = self._models.model.context
+        full = result.stats["prompt_tokens"] + result.stats["new_tokens"] >= context
         if reason == "length" and full and not self._trims:
-            print(f"(the context of {self._model.context} tokens is full: /trim drops the oldest turns, /reset starts "
-                  "anew)", file=sys.stderr)
+            print(f"(the context of {context} tokens is full: /trim drops the oldest turns, /reset starts anew)",
+                  file=sys.stderr)
 
     def _make_room(self, *question: str) -> list[int]:
         """Drop the oldest turns until an answer has room too, or half of the context is free; the tokens left."""
-        context = self._model.context
+        context = self._models.model.context
         most = context - min(self._settings.get("max_tokens") or context, context // 2)
         turns, ids = self._turns, self._ids(*question)
         while self._turns and len(ids) > most:
@@ -186,23 +222,39 @@ class Conversation:
 
     def _save(self, file: str) -> None:
         path = _path("save", file)
-        if path.exists():
-            _read(path)  # over another conversation, not over anything else
-        try:
-            path.write_text(json.dumps({"messages": self._messages()}, indent=1, ensure_ascii=False) + "\n",
-                            encoding="utf-8")
-        except OSError as error:
-            raise RequestError(f"{path}: {error.strerror}") from None
+        write_conversation(path, self._messages())
         print(f"({len(self._turns)} turns in {path})", file=sys.stderr)
 
     def _load(self, file: str) -> None:
-        self._system_text, self._turns = _read(_path("load", file))
+        self._system_text, self._turns = read_conversation(_path("load", file))
         self._waiting = None
         print(f"({len(self._turns)} turns)", file=sys.stderr)
 
+    def _attach(self, file: str) -> None:
+        if file == '""':
+            self._files = []
+        elif file:
+            path = _path("attach", file)
+            self._files.append((str(path), attachment(path)))
+        for name, text in self._files:
+            print(f"({printable(name)}: {len(text)} characters go with the next question)", file=sys.stderr)
+        if not self._files:
+            print("(no file goes with the next question)", file=sys.stderr)
+
+    def _think(self) -> None:
+        print(printable(self._thoughts, keep="\n\t") or "(no thinking)")
+
+    def _model(self, name: str) -> None:
+        if name:
+            self._models.open(name)
+        model = self._models.model
+        print_fields([("model", self._models.name), ("spec", model.network.name), ("context", model.context),
+                      ("weights", megabytes(model.program.weights_bytes)),
+                      ("bits per weight", f"{model.bits_per_weight:.2f}"), ("loaded in", f"{model.load_s:.2f} s")])
+
     def _stats(self) -> None:
         print(self._last or "(no answer yet)")
-        print(f"conversation: {len(self._ids()) if self._turns else 0} of {self._model.context} tokens, "
+        print(f"conversation: {len(self._ids()) if self._turns else 0} of {self._models.model.context} tokens, "
               f"{len(self._turns)} turns")
 
     def _reset(self) -> None:
@@ -213,26 +265,3 @@ def _path(word: str, file: str) -> Path:
     if not file:
         raise RequestError(f"/{word} needs the name of a file")
     return Path(file).expanduser()
-
-
-def _read(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
-    """System message and turns of a file.
-
-    Raises:
-        RequestError: it is no conversation that `save` writes.
-    """
-    try:
-        found = json.loads(read_text(path))
-    except ValueError as error:
-        raise RequestError(f"{path}: not JSON ({error})") from None
-    messages = found.get("messages") if isinstance(found, dict) else found
-    if not isinstance(messages, list) or not all(
-            isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
-            for one in messages):
-        raise RequestError(f"{path}: no conversation: expected \"messages\", each with a role "
-                           f"({', '.join(ROLES)}) and a content")
-    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
-    if [one["role"] for one in messages] != ["user", "assistant"] * (len(messages) // 2):
-        raise RequestError(f"{path}: messages should be of user and assistant in turns, after a system message at most")
-    texts = [one["content"] for one in messages]
-    return system, list(zip(texts[::2], texts[1::2]))

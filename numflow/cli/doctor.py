@@ -14,14 +14,15 @@ from numflow.cli.tables import print_fields
 from numflow.distribution import NAME, install
 
 PACKAGES = ("numba", "llvmlite", "numpy", "safetensors", "gguf", "tokenizers", "sentencepiece", "jinja2",
-            "huggingface_hub", "filelock", "typer", "rich")
+            "huggingface_hub", "filelock", "typer", "rich", "markdown-it-py", "prompt_toolkit")
 EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance"),
           "cuda": ("numba-cuda", "cuda-core", "cuda-bindings", "greenlet"), "nccl": ("nccl4py", "nvidia-nccl-cu13"),
           "ray": ("ray",),
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
           "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
+          "site": ("mkdocs",),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
-                   "prometheus_client", "httpx", "openai", "greenlet", "unicorn"),
+                   "prometheus_client", "httpx", "openai", "greenlet", "unicorn", "pyte"),
           "test-clients": ("anthropic", "ollama"),
           "test-frameworks": ("instructor", "langchain-ollama", "langchain-openai"),
           "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}

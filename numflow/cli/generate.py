@@ -1,7 +1,8 @@
 """`numflow generate`: continue or answer a prompt."""
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +11,9 @@ from numflow.cli import options
 from numflow.cli.groups import Execution, SamplingOptions, grouped
 from numflow.cli.inputs import read_prompt
 from numflow.cli.running import asked_name, loaded, print_json
+from numflow.cli.sessions import session
 from numflow.cli.strategies import completed, seeded, streams
-from numflow.cli.tables import print_table
+from numflow.cli.trace import show_walk
 from numflow.errors import RequestError, TokenizerError
 
 MAX_TOKENS = 256
@@ -33,11 +35,17 @@ def generate(
     logprobs: options.Logprobs = None,
     draft: options.Draft = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without template.")] = False,
+    context: options.Context = None,
+    session_: options.Session = None,
     how: Execution = Execution(),
     stats: options.Stats = False,
     json: options.Json = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Instead of text, show the walk of one token: every step with "
-                                        "its shapes, kernel and time.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Instead of text, show the walk of one token: ids, every step "
+                                        "with its shapes, kernel, time and values, and the likeliest tokens.")] = False,
+    lens: Annotated[bool, typer.Option("--lens", help="With --trace: also the tokens that the head would choose after "
+                                       "each layer.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="With --trace: write "
+                                              "it as a page, with the source of every step.")] = None,
 ) -> None:
     """Generate text from a prompt.
 
@@ -48,8 +56,10 @@ def generate(
     from numflow.engine.request.facts import ModelFacts
 
     settings = sampling.settings(stop=stop_, json_schema=json_schema, regex=regex, grammar=grammar, logprobs=logprobs)
+    if (lens or html is not None) and not trace:
+        raise RequestError(f"{'--lens' if lens else '--html'} is a part of --trace: give that as well")
     if trace:
-        _check_trace(settings, max_tokens=max_tokens != MAX_TOKENS, draft=draft, stats=stats)
+        _check_trace(settings, max_tokens=max_tokens != MAX_TOKENS, draft=draft, stats=stats, session=session_)
     if raw and system is not None:
         raise RequestError("--system has no effect with --raw: the text is continued as it is")
     check_settings({**settings, "max_tokens": max_tokens}, draft is not None)
@@ -60,20 +70,24 @@ def generate(
         prompts.check()
         _asked(built.name, text, system, not raw and prompts.has_template)
 
-    with loaded(model, how, draft=draft, before=before) as (ready, notice):
+    name = asked_name(model, how.offline)
+    with loaded(name, how, draft=draft, context=context, before=before) as (ready, notice):
         chat = not raw and ready.has_template
         asked = _asked(ready.network.name, text, system, chat)
         if trace:
-            rows = ready.trace(asked, chat)
+            walk = ready.walk(asked, chat, lens)
             notice.clear()
-            _print_trace(rows, json)
+            show_walk(walk, name, json, html)
             return
         settings = seeded(completed(ready, settings, raw))
-        run = ready.generate(asked, max_tokens, stream=streams(settings), chat=chat, **settings)
-        result = run.result if streams(settings) else run
-        _show(run if streams(settings) else _texts(result), notice, quiet=json)
+        with session(ready, session_, stats) as kept:
+            run = ready.generate(asked, max_tokens, stream=streams(settings), chat=chat, **settings)
+            result = run.result if streams(settings) else run
+            _show(run if streams(settings) else _texts(result), notice, quiet=json)
+            if kept is not None:
+                kept.save()
         if json:
-            print_json({"model": asked_name(model), "spec": ready.network.name,
+            print_json({"model": name, "spec": ready.network.name,
                         **_facts(result, ready.load_s, _tokenizer(ready)), "seed": settings.get("seed")})
         if stats:
             print(stats_line({**result.stats, "load_s": ready.load_s}, result.finish_reason)
@@ -158,18 +172,3 @@ def stats_line(stats: dict, finish_reason: str) -> str:
     return (f"prompt {stats['prompt_tokens']} tokens in {stats['prefill_s']:.3f} s ({stats['prefill_tok_s']:.1f} tok/s)"
             f", {stats['new_tokens']} new{speed}, "
             f"loaded in {stats['load_s']:.2f} s, ended by {finish_reason}")
-
-
-def _print_trace(rows, json: bool) -> None:
-    if json:
-        print_json([asdict(row) for row in rows])
-        return
-    total = sum(row.microseconds for row in rows)
-    print_table(["#", "label", "op", "shapes", "kernel", ">µs"],
-                [(row.index, row.label, row.op, row.shapes, *_kernel(row)) for row in rows])
-    print(f"{len(rows)} steps, {total / 1000:.3f} ms; times are medians of several runs")
-
-
-def _kernel(row) -> tuple[str, str]:
-    """A step's kernel and time; of one that another step's kernel does, that step."""
-    return (row.kernel, f"{row.microseconds:.1f}") if row.within is None else (f"in step {row.within}", "-")

@@ -19,8 +19,11 @@ OPTIONS = {
     "Sampling": ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "decoding", "repetition_penalty",
                  "set_", "stop_", "num_beams"),
     "Constraints": ("json_schema", "regex", "grammar"),
-    "Speed and memory": ("threads", "activations", "weights", "imatrix", "kv", "kv_k", "kv_v", "kv_memory", "context",
-                         "max_batch", "host_embeddings", "host_kv_percent", "speculate"),
+    "Speed and memory": ("threads", "activations", "weights", "imatrix", "calibration", "kv", "kv_k", "kv_v",
+                         "state_type", "kv_memory", "context", "max_batch", "prefix_disk", "session_",
+                         "host_embeddings", "host_kv_percent", "speculate"),
+    "Listening": ("host", "port", "api_key", "allow_host", "log"),
+    "Requests": ("tool_format", "overflow", "max_queue", "slot_save_path"),
     "Devices": ("backend", "devices", "cpu_layers", "transport", "collectives", "ray", "replicas"),
 }
 MANY = 15  # options, from which on headings help

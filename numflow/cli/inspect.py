@@ -22,7 +22,8 @@ def inspect(
 ) -> None:
     """Show a model's network, tensors and memory.
 
-    Only the headers of its files are read, never the weights. With --devices it also draws what each device holds.
+    Only the headers of its files are read, never the weights. With --devices it also draws what each device holds, and
+    who has which rows, columns or heads of each step.
     """
     from numflow import formats, network, registry
 
@@ -37,7 +38,8 @@ def inspect(
         raise
     placed = None if devices is None else _placed(checkpoint, spec, devices)
     if json:
-        print_json(_as_dict(built, checkpoint, full, tensors) | ({} if placed is None else {"devices": placed[1]}))
+        print_json(_as_dict(built, checkpoint, full, tensors) | ({} if placed is None else {
+            "devices": placed[1], "cut": [asdict(row) for row in placed[2]]}))
         return
     print_fields([*_file_facts(checkpoint), ("spec", built.name), *_memory(built, checkpoint),
                   *((key, value) for key, value in built.facts.items() if value is not None)])
@@ -48,17 +50,20 @@ def inspect(
         print(printable("\n".join(placed[0]), keep="\n"), end="\n\n")
         _print_placed(placed[1])
         print()
+        _print_cut(placed[2])
+        print()
     print_network(built, checkpoint, full)
     if tensors:
         print()
         _print_tensors(checkpoint)
 
 
-def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict]]:
-    """A drawing of the placement, and facts of each device."""
+def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict], list]:
+    """A drawing of the placement, facts of each device, and rows of the cut."""
     from numflow import network
     from numflow.network import describe
     from numflow.partition.cut.cut import partition
+    from numflow.partition.cut.table import cut_table
     from numflow.partition.price.drawing import draw
 
     plan = partition(network.build(network.choose_spec(checkpoint, spec), checkpoint, fuse=False), devices)
@@ -69,7 +74,13 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict]]:
               "cache_bytes_per_token": describe.cache_bytes_per_token(part.network),
               "state_bytes": describe.state_bytes(part.network),
               "ops": dict(describe.op_counts(part.network))} for part in plan.devices]
-    return draw(plan), facts
+    return draw(plan), facts, cut_table(plan)
+
+
+def _print_cut(rows) -> None:
+    """A row for each step and device of a group."""
+    print_table(["group", "layers", "step", "shared", "device by device", "then"],
+                [(row.group, row.layers, row.step, row.how, " | ".join(row.spans), row.then) for row in rows])
 
 
 def _print_placed(facts: list[dict]) -> None:
@@ -126,7 +137,22 @@ def _memory(network, checkpoint) -> list[tuple[str, object]]:
     return [("weights", f"{weights / 1e6:.1f} M in {megabytes(used)}, {8 * used / max(weights, 1):.2f} bits each"),
             ("memory", f"{megabytes(sum(map(weight_bytes, network.weights.values())))} of weights on the CPU"),
             ("cache", f"{cache}{megabytes(whole)} for {context} tokens" if per_token or windows else "none"),
-            *([("state", f"{megabytes(states)} per text")] if (states := describe.state_bytes(network)) else [])]
+            *_states(network)]
+
+
+def _states(network) -> list[tuple[str, str]]:
+    """Bytes that recurrent steps keep of a text, and those that the CPU takes for them in each type."""
+    from numflow.cpu.state.matrix_state import slot_bytes
+    from numflow.network import describe
+    from numflow.network.states import matrix_states
+    from numflow.quant.state import STATE_TYPES
+    from numflow.registry.progress import megabytes
+
+    if not (size := describe.state_bytes(network)):
+        return []
+    taken = [f"{megabytes(sum(slot_bytes(network, dtype).values()))} in {dtype}"
+             for dtype in (STATE_TYPES if matrix_states(network) else ("f32",))]
+    return [("state", f"{megabytes(size)} per text; with what a block adds {', '.join(taken)} on the CPU")]
 
 
 def _lengths(context: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Questions of a conversation as they are typed or piped: lines, pasted blocks, and texts between triple quotes."""
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 from numflow.errors import RequestError
@@ -9,11 +10,14 @@ QUOTES = '"""'
 
 
 class Keyboard:
-    """Reads questions. interactive: a person types them, with line editing, history and pasting of several lines."""
+    """Reads questions. interactive: a person types them, with line editing, history and pasting of several lines.
 
-    def __init__(self, interactive: bool):
-        self.interactive = interactive
-        if interactive:
+    edit: reads a text after a prompt; None: the editing that this Python has.
+    """
+
+    def __init__(self, interactive: bool, edit: Callable[[str], str] | None = None):
+        self.interactive, self._edit = interactive, edit or input
+        if interactive and edit is None:
             with suppress(ImportError):  # a system without it has plain input()
                 import readline
 
@@ -55,7 +59,7 @@ class Keyboard:
     def _line(self, prompt: str, strip: bool = True) -> str | None:
         """The next line, or pasted lines; None at the end of the input."""
         try:
-            line = input(prompt if self.interactive else "")
+            line = self._edit(prompt if self.interactive else "")
             line.encode()  # bytes that are no UTF-8 may have come through as halves of surrogate pairs
         except EOFError:
             if self.interactive:

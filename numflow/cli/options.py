@@ -18,8 +18,9 @@ def of_table(name: str) -> OptionInfo:
 def spelled(found: OptionFacts, name: str, default: object, given: bool = False) -> OptionInfo:
     """An option as the shell shows it. given: the command's own default is None, so its help tells `default`."""
     told = given and default is not None and default is not False
-    shown = found.shown_for(in_shell) or (str(default) if told else "")
-    return typer.Option(in_shell(name), metavar=found.metavar or None, help=found.help_for(in_shell),
+    shown = found.shown_for(in_shell) or (("on" if default is True else str(default)) if told else "")
+    flag = in_shell(name) + (f"/--no-{in_shell(name)[2:]}" if default is True else "")
+    return typer.Option(flag, metavar=found.metavar or None, help=found.help_for(in_shell),
                         show_default=shown or default is not None)
 
 
@@ -29,6 +30,7 @@ Model = Annotated[str | None, typer.Option("--model", "-m", show_default=False, 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=False,
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
 Devices = Annotated[str | None, of_table("devices")]
+Context = Annotated[int | None, of_table("context")]
 Draft = Annotated[str | None, of_table("draft")]
 Offline = Annotated[bool, of_table("offline")]
 SpecFile = Annotated[str | None, of_table("spec")]
@@ -65,6 +67,8 @@ Logprobs = Annotated[int | None, typer.Option(metavar="N", show_default=False,
 Speculate = Annotated[str | None, typer.Option(metavar="HOW", show_default=False,
                       help="How tokens are guessed ahead: ngram (from the text itself), draft or off.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", show_default="random", help="Makes sampling repeatable.")]
+Session = Annotated[Path | None, typer.Option("--session", metavar="FILE", show_default=False, help="Keep what the "
+                    "model has read and written in this file: a text that begins like it goes on from there.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print times and speeds on standard error.")]
 
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False,

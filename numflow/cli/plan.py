@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from numflow.cli import options
-from numflow.cli.running import print_json
+from numflow.cli.running import asked_name, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
@@ -127,7 +127,7 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
     from dataclasses import replace
 
     from numflow import formats, network, registry
-    from numflow.engine.requantise import requantised
+    from numflow.engine.requantise import Requantising, requantised
     from numflow.formats.types import TYPES
     from numflow.quant import SCHEMES
     from numflow.registry.progress import Silent
@@ -136,10 +136,10 @@ def _network(model, shape: str, weights: str, spec: str | Path | None, offline: 
         from numflow.lab.shapes import find_shape, random_network
 
         return replace(random_network(find_shape(shape), weights or "F16", fuse=False)[0], name=shape)
-    checkpoint = formats.open_checkpoint(registry.resolve(model or registry.default_model(), offline=offline))
+    checkpoint = formats.open_checkpoint(registry.resolve(asked_name(model, offline), offline=offline))
     chosen, stored = network.choose_spec(checkpoint, spec), weights in TYPES and weights not in SCHEMES
     if weights and not stored:  # as `--weights` of the commands that run a model
-        checkpoint = requantised(checkpoint, chosen, weights, None, None, Silent())
+        checkpoint = requantised(checkpoint, chosen, Requantising(weights, calibration=False), None, Silent())
     built = network.build(chosen, checkpoint, fuse=False)
     if not stored:
         return built

@@ -9,7 +9,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.inputs import read_text
-from numflow.cli.running import print_json
+from numflow.cli.running import asked_name, print_json
 from numflow.cli.tables import print_fields, print_table, printable
 from numflow.errors import FormatError, RequestError
 
@@ -32,9 +32,11 @@ def quantize(
                       "gets which scheme: a TOML file; --weights is then for what it does not name.")] = None,
     imatrix: Annotated[Path | None, typer.Option("--imatrix", metavar="FILE", show_default=False, help="A file of "
                        "`numflow imatrix`, an imatrix of GGML's programs, or a text to calibrate on.")] = None,
+    calibration: Annotated[bool, typer.Option("--calibration/--no-calibration", help="Without --imatrix, for schemes "
+                           "of less than 6 bits: calibrate on text that the model writes.")] = True,
     target_bpw: Annotated[float | None, typer.Option("--target-bpw", metavar="BITS", show_default=False, help="Choose "
-                          "schemes by measured sensitivity so that matrices take so many bits per weight; needs "
-                          "--imatrix. What --recipe names stays so; --weights is what is measured with.")] = None,
+                          "schemes by measured sensitivity so that matrices take so many bits per weight. What "
+                          "--recipe names stays so; --weights is what is measured with.")] = None,
     context: Context = None,
     chunks: Annotated[int | None, typer.Option(metavar="N", show_default="32", help="Windows of it to read.")] = None,
     spec: options.SpecFile = None,
@@ -60,8 +62,11 @@ def quantize(
 
     if weights is None and recipe is None and target_bpw is None:
         raise RequestError("say what to quantise to with --weights, --recipe or --target-bpw")
-    if target_bpw is not None and imatrix is None:
-        raise RequestError("--target-bpw measures what tensors tolerate: give a text or a calibration with --imatrix")
+    if target_bpw is not None and imatrix is None and not calibration:
+        raise RequestError("--target-bpw measures what tensors tolerate: leave out --no-calibration, or give a text "
+                           "or a calibration with --imatrix")
+    if imatrix is not None and not calibration:
+        raise RequestError("--imatrix is a calibration: without one, leave it out")
     if imatrix is None and (context, chunks) != (None, None):
         raise RequestError("--context and --chunks are of the text to calibrate on: give one with --imatrix")
     as_gguf = target.suffix.lower() == ".gguf"
@@ -82,19 +87,24 @@ def quantize(
         check_bits(path, target_bpw, spec, chosen)
     progress = reporter()
     try:
-        calibration = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress,
-                                                                  moments=not as_gguf)
+        found = None if imatrix is None else _calibration(path, imatrix, context, chunks, spec, progress,
+                                                            moments=not as_gguf)
+        own = _Own(checkpoint, spec, threads, progress, not as_gguf) if calibration else None
         if target_bpw is not None:
+            found = found or own()
+            if found is None:
+                raise RequestError(f"--target-bpw measures what tensors tolerate: {own.why}; give a text or a "
+                                   "calibration with --imatrix")
             progress.stage("measuring sensitivity", 0)
-            chosen = automatic_recipe(path, target_bpw, calibration, spec,
+            chosen = automatic_recipe(path, target_bpw, found, spec,
                                       lambda done, total: progress.part(done, total, "group of matrices"), chosen)
         progress.stage(f"quantising to {chosen.name}", 0)
         if as_gguf:
             report = export_gguf(checkpoint, target, chosen, spec, lambda done, total: progress.done(done), force,
-                                 calibration, threads)
+                                 found, threads, own)
         else:
-            report = run(checkpoint, target, chosen, calibration, spec, threads,
-                         lambda done, total: progress.done(done), force)
+            report = run(checkpoint, target, chosen, found, spec, threads,
+                         lambda done, total: progress.done(done), force, own)
     finally:
         progress.close()
     if json:
@@ -105,8 +115,12 @@ def quantize(
         print(f"the recipe's pattern {pattern!r} fits no matrix")
     if report["uncalibrated"]:
         print(printable(report["uncalibrated"]))
-    if imatrix is None and _could_be_calibrated(report):
-        print("found without calibration: at so few bits --imatrix TEXT keeps far more of the model in the same size")
+    if report["calibration"] is None and _could_be_calibrated(report):
+        why = f" ({own.why})" if own is not None and own.why else ""
+        print(f"found without calibration{why}: at so few bits --imatrix TEXT keeps far more of the model in the same "
+              "size")
+    elif report["calibration"] is not None and "text" in report["calibration"]:
+        print(f"calibrated on {report['calibration']['tokens']} tokens, {report['calibration']['text']}")
     kept = {name: why for name, why in report["kept"].items() if why}
     for name, why in kept.items():
         print(printable(f"{name} stays as it is: {why}"))
@@ -118,6 +132,8 @@ def verify(
     model: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A file of `numflow quantize`.")],
     against: Annotated[str | None, typer.Option("--against", metavar="SRC", show_default=False, help="The model it was "
                        "made from: its hash and every tensor's error are checked too.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FIGURE", show_default=False,
+                                              help="Draw the error of every tensor, an SVG or PNG file.")] = None,
     json: options.Json = False,
     offline: options.Offline = False,
 ) -> None:
@@ -129,6 +145,10 @@ def verify(
     from numflow.engine.quantise.verify import verify as run
 
     report = run(model, None if against is None else registry.resolve(against, offline=offline))
+    if plot is not None:
+        from numflow.lab.errors_figure import draw_errors
+
+        draw_errors(report, model.name, plot)
     if json:
         print_json(report)
         return
@@ -160,7 +180,7 @@ def imatrix(
 
     _check_out(out)
     moments = moments and not is_imatrix_name(out)
-    path = registry.resolve(model or registry.default_model(), offline=offline)
+    path = registry.resolve(asked_name(model, offline), offline=offline)
     progress = reporter()
     try:
         found = _calibrate(path, read_text(text), context, chunks, moments, spec, progress)
@@ -198,6 +218,28 @@ def _calibration(model: Path, file: Path, context: int | None, chunks: int | Non
             raise RequestError(f"{file} is a calibration already: --context and --chunks have nothing to do")
         return read_calibration(file)
     return _calibrate(model, read_text(file), context, 32 if chunks is None else chunks, moments, spec, progress)
+
+
+class _Own:
+    """Makes the calibration of a model on its own text.
+
+    why: there can be none, after a call that gave None.
+    """
+
+    def __init__(self, checkpoint, spec: str | None, threads: int | None, progress, moments: bool):
+        self._checkpoint, self._spec, self._threads = checkpoint, spec, threads
+        self._progress, self._moments, self.why = progress, moments, ""
+
+    def __call__(self):
+        from numflow import network
+        from numflow.engine.calibration.own_text import calibration_or_why
+        from numflow.engine.load import model_of
+
+        found, self.why = calibration_or_why(
+            model_of, self._checkpoint, network.choose_spec(self._checkpoint, self._spec), moments=self._moments,
+            threads=self._threads, told=self._progress)
+        self._progress.stage("quantising", 0)
+        return found
 
 
 def _calibrate(model: Path, text: str, context: int | None, chunks: int | None, moments: bool, spec: str | None,

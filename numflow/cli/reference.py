@@ -30,7 +30,7 @@ def markdown() -> str:
 
 def _page(title: str, command, context) -> list[str]:
     subcommands = getattr(command, "commands", {})
-    lines = [f"## {title}", "", " ".join((command.help or "").split()), ""]
+    lines = [f"## {title}", "", _paragraphs(command.help or ""), ""]
     rows = [(heading, *row) for heading, found in options_by_heading(command, context).items() for row in found]
     if rows:
         lines += ["| option | meaning |", "|---|---|"]
@@ -44,6 +44,16 @@ def _page(title: str, command, context) -> list[str]:
     for name, sub in subcommands.items():
         lines += _page(f"{title} {name}", sub, sub.context_class(sub, info_name=name, parent=context))
     return lines
+
+
+def _paragraphs(text: str) -> str:
+    """A command's help in one line, and what has lines of its own (examples) as it stands."""
+    plain, mark, examples = text.partition("\b\n")
+    found = " ".join(plain.split())
+    if not mark:
+        return found
+    title, *lines = examples.rstrip().split("\n")
+    return "\n".join([found, "", title, "", "```sh", *(line.strip() for line in lines), "```"])
 
 
 def _cell(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,8 @@ class CompileNotice:
         self.seconds += seconds
         line = "compiling kernels for this machine (kept for the next start)"
         if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}: {self.compiled}, {name}", end="", file=sys.stderr, flush=True)
+            row = f"{line}: {self.compiled}, {name}"[:shutil.get_terminal_size().columns - 1]  # more cannot be cleared
+            print(f"\r\x1b[K{row}", end="", file=sys.stderr, flush=True)
             self._open_line = True
         elif self.compiled == 1:
             print(line, file=sys.stderr, flush=True)
@@ -62,24 +64,32 @@ def compile_notice(listens: bool) -> Iterator[CompileNotice]:
 
 
 @contextmanager
-def loaded(model: str | None, how: "Execution", purpose: str = "generate",
-           **more: Any) -> Iterator[tuple[Any, CompileNotice]]:
-    """(Model, notice) for a block, closed after it; the default model of this purpose if none is named.
+def loaded(model: str | None, how: "Execution", **more: Any) -> Iterator[tuple[Any, CompileNotice]]:
+    """(Model, notice) for a block, closed after it; the default model if none is named.
 
     more: further arguments of numflow.load.
     """
     import numflow
 
-    with (compile_notice(how.compiles) as notice,
-          numflow.load(asked_name(model, purpose), **how.arguments(), **more) as ready):
+    name = asked_name(model, how.offline)
+    with compile_notice(how.compiles) as notice, numflow.load(name, **how.arguments(), **more) as ready:
         yield ready, notice
 
 
-def asked_name(model: str | None, purpose: str = "generate") -> str:
-    """A model's name as it was asked for; that of the default model if none was."""
+def asked_name(model: str | None, offline: bool = False, purpose: str = "generate") -> str:
+    """A model's name as it was asked for; else that of the default model, which is fetched if need be.
+
+    Without a network it is the model that comes with numflow, and standard error says so.
+    """
     from numflow import registry
 
-    return model or registry.default_model(purpose)
+    if model:
+        return model
+    name, why = registry.reachable(purpose, offline)
+    if why:
+        entry = registry.known()[name]
+        print(f"{why}\nusing {name} ({entry.about}), which comes with numflow", file=sys.stderr, flush=True)
+    return name
 
 
 def print_json(value: Mapping[str, Any] | list) -> None:

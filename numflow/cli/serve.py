@@ -9,13 +9,13 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Given, grouped
-from numflow.cli.running import compile_notice
+from numflow.cli.running import asked_name, compile_notice
 from numflow.distribution import install
 from numflow.engine.options import COMMANDS, OPTIONS, LoadOptions, rows
 from numflow.errors import DeviceError, RequestError
 
 # Options of every model: those of the commands, but for what `--ray` and `--offline` say, and a few more.
-OF_MODELS = [*map(OPTIONS.__getitem__, ("context", "max_batch", "kv_memory")),
+OF_MODELS = [*map(OPTIONS.__getitem__, ("context", "max_batch", "kv_memory", "prefix_disk")),
              *(one for one in rows(LoadOptions, COMMANDS) if one[0].name not in ("imatrix", "transport", "offline"))]
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
                    help="A model, by the name that requests use; may be repeated. The first is the default and is "
@@ -39,10 +39,15 @@ def serve(
                            "template", help="How the models write tool calls, by our name or another engine's: "
                            "tag_json (hermes), bracket_json, plain_json, plain_python (pythonic), ...; docs/server.md "
                            "has all.")] = None,
+    overflow: Annotated[str | None, typer.Option("--overflow", metavar="HOW", show_default="refuse", help="Talks that "
+                        "the context cannot hold: refuse, drop (the oldest turns), or shift (also where an answer "
+                        "fills it).")] = None,
     max_queue: Annotated[int | None, typer.Option(metavar="N", show_default="256", help="Requests that may "
                                                   "wait.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", show_default="all", help="Memory for models; the least "
                                                "recently used make room.")] = None,
+    slot_save_path: Annotated[Path | None, typer.Option("--slot-save-path", metavar="DIR", show_default=False,
+                              help="Folder of the texts that POST /slots/ID saves and restores.")] = None,
     models: Annotated[Given, OF_MODELS] = Given(),
     ray: Annotated[bool, typer.Option("--ray", help="Place the groups of --devices on the Ray cluster that RAY_ADDRESS "
                                       "names, or on a local one; a worker that dies is replaced.")] = False,
@@ -54,9 +59,15 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a chat page.
 
-    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1; Inferflow's own
-    interface is at ADDRESS. docs/server.md has the routes and
-    every option of the configuration file.
+    Open the printed address in a browser, or point an OpenAI client at ADDRESS/v1, Anthropic's or Ollama's at ADDRESS;
+    Inferflow's own interface is there too. docs/server.md has the routes and every option of the configuration file.
+
+    \b
+    Examples:
+      numflow serve -m MODEL
+      numflow serve -m chat=model.gguf -m small=other.gguf --memory 16GB
+      NUMFLOW_API_KEY=... numflow serve -m MODEL --host 0.0.0.0 --overflow drop
+      numflow serve -c service.toml --prefix-disk 4GB
     """
     try:
         from numflow.server.listen import serve as run
@@ -71,12 +82,13 @@ def serve(
         os.environ["NUMFLOW_OFFLINE"] = "1"
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log,
-                     replicas=replicas, allowed_hosts=allow_host)
-    every = _given(tool_format=tool_format) | models.values
+                     replicas=replicas, allowed_hosts=allow_host,
+                     slot_folder=str(slot_save_path) if slot_save_path else None)
+    every = _given(tool_format=tool_format, overflow=overflow) | models.values
     if ray:
         every = {"devices": "0", **every, "transport": "ray"}
     tables = read_config(config) if config is not None else {}
-    made = make_config(tables, str(config or "options"), service, _models(model, tables), every)
+    made = make_config(tables, str(config or "options"), service, _models(model, tables, offline), every)
     start_logging(made.log_file, made.log_level)
 
     names = ", ".join(model.name for model in made.models)
@@ -106,12 +118,10 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _models(given: list[str] | None, tables: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+def _models(given: list[str] | None, tables: dict[str, Any], offline: bool) -> dict[str, dict[str, Any]] | None:
     """Models of the command line; the default one if nothing names any."""
     if given is None and not tables.get("models"):
-        from numflow import registry
-
-        given = [registry.default_model()]
+        given = [asked_name(None, offline)]
     if given is None:
         return None
     found: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,6 @@
 """`numflow embed`, `numflow fill-mask` and `numflow translate`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,21 +17,18 @@ Source = Annotated[str | None, typer.Option("--from", metavar="LANGUAGE", show_d
 Target = Annotated[str | None, typer.Option("--to", metavar="LANGUAGE", show_default=False, help="To translate to.")]
 
 
-def _named(purpose: str):
-    """A callback of --model that tells who has none of one to try."""
-    def check(context: typer.Context, model: str) -> str:
-        from numflow import registry
+def _shipped(model: str | None, purpose: str) -> str:
+    """The model, or the one that comes with numflow; standard error says so then, and names one to fetch."""
+    from numflow import registry
 
-        if not model and not context.resilient_parsing:
-            entry = registry.known()[registry.default_model(purpose)]
-            raise typer.BadParameter(f"{purpose} needs a model; one to try: -m {entry.name} ({entry.about}, "
-                                     f"{entry.license})")
+    if model:
         return model
-
-    return check
-
-
-_of_fill_mask, _of_translate = _named("fill-mask"), _named("translate")
+    known, own = registry.known(), registry.shipped_model(purpose)
+    assert own is not None  # of each purpose that a command has
+    entry, larger = known[own], known[registry.default_model(purpose)]
+    print(f"using {own} ({entry.about}), which comes with numflow; one to fetch: -m {larger.name} ({larger.about}, "
+          f"{larger.license})", file=sys.stderr, flush=True)
+    return own
 
 
 @grouped
@@ -44,6 +42,10 @@ def embed(
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")] = False,
     prompt: Annotated[str | None, typer.Option(metavar="NAME", show_default="the model's own", help="One of the "
                                                "model's prompts, put in front of every text.")] = None,
+    instruction: Annotated[str | None, typer.Option(metavar="TEXT", show_default="the model's own", help="What the "
+                                                    "prompt asks for, where it has an instruction.")] = None,
+    dimensions: Annotated[int | None, typer.Option(metavar="N", show_default="all", help="The first N numbers, of "
+                                                   "models whose embeddings may be cut (Matryoshka).")] = None,
     npy: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Write them to a NumPy file, "
                                              "float32 [texts, width], instead of printing them.")] = None,
     how: Execution = Execution(),
@@ -63,14 +65,16 @@ def embed(
         poolings(built.name, recipe(), pooling)
         prompts.check()
 
-    with loaded(model, how, "embed", before=before) as (ready, notice):
-        vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt)
+    name = asked_name(model, how.offline, "embed")
+    with loaded(name, how, before=before) as (ready, notice):
+        vectors = ready.embed(lines, normalize, pooling, truncate=truncate, prompt=prompt,
+                              dimensions=dimensions, instruction=instruction)
         notice.clear()
     if npy is not None:
         _save(vectors, npy)
         return
     if json:
-        print_json({"model": asked_name(model, "embed"), "spec": ready.network.name, "embeddings": vectors.tolist()})
+        print_json({"model": name, "spec": ready.network.name, "embeddings": vectors.tolist()})
         return
     for vector in vectors:
         print(*(f"{value:.6g}" for value in vector))
@@ -88,8 +92,9 @@ def _save(vectors, path: Path) -> None:
 
 @grouped
 def fill_mask(
-    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL", callback=_of_fill_mask,
-                                       help="A masked language model: a file, a folder, a name, or ORG/NAME.")] = "",
+    model: Annotated[str | None, typer.Option("--model", "-m", show_default="tiny-encoder", metavar="MODEL",
+                                              help="A masked language model: a file, a folder, a name, or ORG/NAME.")
+                     ] = None,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", show_default=False, help='Text with gaps: "Paris is '
                                                '[MASK]."; without it standard input is read.')] = None,
     top_k: Annotated[int, typer.Option(metavar="K", help="Words to show for each gap.")] = 5,
@@ -106,7 +111,7 @@ def fill_mask(
         check_masked(ModelFacts.of(built))
         prompts.check()
 
-    with loaded(model, how, before=before) as (ready, notice):
+    with loaded(_shipped(model, "fill-mask"), how, before=before) as (ready, notice):
         gaps = ready.fill_mask(text, top_k)
         notice.clear()
     if json:
@@ -127,8 +132,9 @@ def _only_text(text: str | None) -> str:
 
 @grouped
 def translate(
-    model: Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL", callback=_of_translate,
-                                       help="A translating model: a file, a folder, a name, or ORG/NAME.")] = "",
+    model: Annotated[str | None, typer.Option("--model", "-m", show_default="tiny-translator", metavar="MODEL",
+                                              help="A translating model: a file, a folder, a name, or ORG/NAME.")
+                     ] = None,
     texts: options.Texts = None,
     source: Source = None,
     target: Target = None,
@@ -154,7 +160,7 @@ def translate(
         check_translates(ModelFacts.of(built))
         prompts.check()
 
-    with loaded(model, how, before=before) as (ready, notice):
+    with loaded(_shipped(model, "translate"), how, before=before) as (ready, notice):
         results = ready.translate(lines, source, target, **settings)
         notice.clear()
     if json:

@@ -51,7 +51,7 @@ class Bound:
         adds = {i: add for i, add in adds_taken_over(steps, outputs).items()
                 if linear.can_add(ctx.packed(steps[i].weights["weight"]))} if fused else {}
         made = operands_made(steps, outputs, lambda reader: linear.operand_kinds(
-            ctx.packed(reader.weights["weight"]), ctx.activations)) if fused else {}
+            ctx.packed(reader.weights["weight"]), linear.activations_of(reader, ctx))) if fused else {}
         barriers: list[int] = []
         self.steps: list[tuple[Step, list[Call]]] = []
         ctx.begin()

@@ -1,6 +1,7 @@
 """Context of the binders of ops while a network is bound: addresses, packed weights, shared scratch memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ class Weights:
     """The weights of a network in the program's memory: matrices packed, all others float32; each loaded once.
 
     source: the network's WeightSource. loaded: called with the number of weights in memory after each.
+    beside: those of another program, which has some of the same matrices in memory already.
     """
 
-    def __init__(self, source, n_threads: int, loaded: Callable[[int], None]):
-        self._source, self._n_threads, self._loaded = source, n_threads, loaded
+    def __init__(self, source, n_threads: int, loaded: Callable[[int], None], beside: "Weights | None" = None):
+        self._source, self._n_threads, self._loaded, self._beside = source, n_threads, loaded, beside
+        self._theirs: set[str] = set()  # matrices that are the other program's
         self._prepared = Prepared.open(source, n_threads)
         self.matrices: dict[str, Packed] = {}
         self.vectors: dict[str, np.ndarray] = {}
@@ -36,15 +39,26 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return sum(m.nbytes for m in self.matrices.values()) + sum(v.nbytes for v in self.vectors.values())
+        own = sum(matrix.nbytes for name, matrix in self.matrices.items() if name not in self._theirs)
+        return own + sum(v.nbytes for v in self.vectors.values())
 
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`."""
         if name not in self.matrices:
-            found = self._prepared.take(name) if self._prepared is not None else None
+            found = self._beside.same(self._source, name) if self._beside is not None else None
+            if found is not None:
+                self._theirs.add(name)
+            elif self._prepared is not None:
+                found = self._prepared.take(name)
             self.matrices[name] = found or pack(self._source.raw(name), self._n_threads)
             self._loaded(len(self.matrices) + len(self.vectors))
         return self.matrices[name]
+
+    def same(self, source, name: str) -> Packed | None:
+        """A matrix that is, number for number, weight `name` of another source; None: there is none."""
+        wanted = _origin(source, name)
+        return None if wanted is None else next((matrix for own, matrix in self.matrices.items()
+                                                 if _origin(self._source, own) == wanted), None)
 
     def keep(self) -> None:
         """All are loaded: what had to be packed may be kept for the next start (prepared.py)."""
@@ -59,11 +73,20 @@ class Weights:
         return self.vectors[name]
 
 
+def _origin(source, name: str) -> tuple | None:
+    """Stored tensors that a weight is as a whole, and what is done to them; None if it is made of chosen rows."""
+    weight = source.network.weights[name]
+    if weight.constant is not None or any(part.rows is not None for part in weight.parts):
+        return None
+    stored = tuple((source.checkpoint.tensors[part.tensor].read, replace(part, tensor="")) for part in weight.parts)
+    return stored, replace(weight, name="", parts=())
+
+
 class Context:
     """Everything the binders of one program share.
 
     header:      address of the batch header.
-    activations: "int8", "int16" or "f32", what quantised matrices are multiplied with.
+    activations: "int8", "int16", "bf16" or "f32", what matrices are multiplied with (activations.py: OPERANDS).
     caches:      KVCache by name. states: StateMemory by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
@@ -124,22 +147,22 @@ class Context:
         self.shared[name] = True
         return self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8))
 
-    def operand(self, view: View, pieces: int) -> Operand:
+    def operand(self, view: View, kind: int) -> Operand:
         """A view as an operand, made once for all matrices that follow until a step writes its columns."""
-        name, made = f"{view} as {NAMES[pieces]}", (view, pieces) in self._made
-        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, pieces)
+        name, made = f"{view} as {NAMES[kind]}", (view, kind) in self._made
+        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, kind)
         memory = self.scratch(name, x_bytes + aux_bytes).ctypes.data
         self.shared[name] = not made
-        x, aux = memory, memory + x_bytes if pieces else 0
+        x, aux = memory, memory + x_bytes if aux_bytes else 0
         if made:
             return Operand(x, aux, ())
-        self._made.add((view, pieces))
+        self._made.add((view, kind))
         if view in self.makers:
-            call = bind_made(self.makers[view], self, x, aux, pieces)
+            call = bind_made(self.makers[view], self, x, aux, kind)
         else:
-            call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, pieces)
+            call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, kind)
         return Operand(x, aux, (call,))
 
     def written(self, view: View) -> None:
         """A step writes these columns: operands made of them are stale."""
-        self._made = {(v, pieces) for v, pieces in self._made if not v.overlaps(view)}
+        self._made = {(v, kind) for v, kind in self._made if not v.overlaps(view)}

@@ -1,5 +1,7 @@
 """Runs a network on the CPU: its steps bound to memory and compiled kernels, walked by threads outside the GIL."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from numflow.cpu.batch import fill_header, table_fields
@@ -7,21 +9,22 @@ from numflow.cpu.bind import Bound
 from numflow.cpu.context import Context, Weights
 from numflow.cpu.exchange.exchange import by_host
 from numflow.cpu.exchange.world import World
-from numflow.cpu.linear.activations import PIECES
-from numflow.cpu.linear.linear import pieces_of
+from numflow.cpu.linear.activations import INT8, INT16, OPERANDS
+from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
 from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.runtime.threads import Threads, shared_threads
 from numflow.cpu.state.cache import KVCache
+from numflow.cpu.state.matrix_state import slot_bytes
 from numflow.cpu.state.sequence_state import StateMemory
 from numflow.errors import DeviceError
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import ADAPT, PROFILE, TRACE, Progress
+from numflow.executor.contract import ADAPT, PROFILE, TRACE, WALK, Progress
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.cost import all_floats
 from numflow.network.windows import cache_windows, windows
-from numflow.ops import Batch, Network, TraceRow
+from numflow.ops import Batch, Network, TraceRow, View
 
 _WANTED_ROWS = 8  # rows of outputs there is room for at first
 
@@ -31,14 +34,17 @@ class Program(OneDevice):
 
     weights:     the network's WeightSource.
     activations: "int8": quantised matrices meet int8 activations; "int16": pairs of int8, much closer to exact float32
-                 arithmetic; "f32": that.
+                 arithmetic; "auto": these where only wanted rows go on, which prompts do not feel; "bf16":
+                 matrices of floats meet bfloat16, both rounded, and quantised ones pairs of int8; "f32": exact.
     threads:     None: one per physical core this process may use.
     block_size:  tokens per KV block, a multiple of 64.
-    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f16 unless activations are f32 or
-                 all weights are floats.
+    kv_k, kv_v:  types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f16 unless activations are f32, or
+                 all weights floats and activations not bf16.
+    state_type:  type of states that are matrices, of quant.state.STATE_TYPES, or "auto": what the network says.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
     fused:       let kernels do neighbouring steps together (fuse.py); the results are the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
+    beside:      a program whose matrices are used where this network has the same ones.
     world, device: of a plan with several devices, where they meet and which of them this is; its threads are its own.
 
     Raises:
@@ -46,13 +52,14 @@ class Program(OneDevice):
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    can = frozenset({TRACE, PROFILE, ADAPT})
+    can = frozenset({TRACE, WALK, PROFILE, ADAPT})
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_k: str = "auto", kv_v: str = "auto", rows: int = 512,
-                 fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0):
-        check_choice("activations", activations, PIECES)
-        exact = activations == "f32" or all_floats(network)
+                 fused: bool = True, progress: Progress | None = None, world: World | None = None, device: int = 0,
+                 state_type: str = "auto", beside: "Program | None" = None):
+        check_choice("activations", activations, OPERANDS)
+        exact = activations == "f32" or (activations != "bf16" and all_floats(network))
         kv = kv_types("f32" if exact else "f16", kv_k, kv_v)
         super().__init__(network, block_size)
         self._progress = progress or (lambda what, done, total: None)
@@ -60,11 +67,12 @@ class Program(OneDevice):
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
         self.activations, self.threads, self._fused = activations, n_threads, fused
-        self._weights = Weights(weights, n_threads, lambda done: self._progress("weights", done, len(network.weights)))
+        told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
+        self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
         own, self._tables = cache_windows(network), table_fields(windows(network))
         caches = {name: KVCache(cache, block_size, kv[0], kv[1], own.get(name, 0), self._tables[own.get(name, 0)])
                   for name, cache in network.caches.items()}
-        states = {name: StateMemory(state) for name, state in network.states.items()}
+        states = {state.name: StateMemory(state, nbytes) for state, nbytes in slot_bytes(network, state_type).items()}
         self._caches, self._states = caches, states
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
         self._ctx = Context(network, self._weights, caches, capacity, activations, n_threads, world, device,
@@ -90,7 +98,10 @@ class Program(OneDevice):
         Rows of the table run in one go, but for exchanges with devices elsewhere, which are made in their place.
         """
         rows, arrays = self._table_rows(entry, output), self._checked(batch, entry)
+        given = self._given(batch, entry)
         self._load(arrays)
+        for view, values in given:
+            self._ctx.buffers.columns(view, len(values))[:] = values
         bound, begin = self._bound[entry], 0
         for at, step in bound.by_host:
             if at < rows:
@@ -114,8 +125,9 @@ class Program(OneDevice):
 
     def result(self, output: str) -> np.ndarray:
         """Output of the last run, as `run` returns it."""
-        rows = int(self._ctx.header_fields[ROW_FIELD["logits"]])
-        return self._ctx.buffers.columns(self.network.outputs[output], rows).copy()
+        view = self.network.outputs[output]
+        rows = int(self._ctx.header_fields[self._ctx.rows(view)])
+        return self._ctx.buffers.columns(view, rows).copy()
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run with a barrier and a look at the clock after every step; one TraceRow per step."""
@@ -131,11 +143,30 @@ class Program(OneDevice):
                 for index, ((step, _), kernel, microseconds) in enumerate(
                     zip(bound.steps, bound.kernels, stamps.microseconds.tolist(), strict=True))]
 
+    def walk(self, batch: Batch, entry: str = "main", first: int = 0,
+             given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """The same run, step by step; of steps that run together the last one's outputs. See the contract."""
+        self._end(entry, None)
+        arrays, rows, bound = self._checked(batch, entry), self._rows(batch), self._bound[entry]
+        self._load(arrays)
+        if given is not None:
+            self._ctx.buffers.columns(given[0], len(given[1]))[:] = given[1]
+        together = [bound.done_by.get(index, index) for index in range(len(bound.ends))]
+        last = {root: index for index, root in enumerate(together)}
+        begin = bound.ends[first - 1] if first else 0
+        for index, (step, _) in enumerate(bound.steps[first:], first):
+            self.pool.run(bound.table[begin:bound.ends[index]], bound.ends[index] - begin)
+            begin = bound.ends[index]
+            if last[together[index]] == index:
+                yield index, [self._ctx.buffers.columns(view, rows[self.network.buffers[view.buffer].rows]).copy()
+                              for view in step.outputs]
+        del arrays  # the header points into them
+
     def weight_cost(self, name: str) -> tuple[int, bool]:
         """Bytes of a weight in memory, and whether it meets int8 activations."""
         if name in self._weights.matrices:
             packed = self._weights.matrices[name]
-            return packed.nbytes, pieces_of(packed, self._ctx.activations) > 0
+            return packed.nbytes, operand_of(packed, self._ctx.activations) in (INT8, INT16)
         return self._weights.vectors[name].nbytes, False
 
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:

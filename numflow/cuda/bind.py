@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from numflow.cuda.attention import attention, gated_recurrence, linear_attention
+from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
 from numflow.cuda.elementwise import act, norm, rope, row, select
@@ -20,7 +20,8 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "rms_norm": norm.rms_norm, "layer_norm": norm.layer_norm, "linear": linear.linear,
     "rope_angles": rope.rope_angles, "rope": rope.rope, "head_concat": select.head_concat,
     "head_linear": head_linear.head_linear,
-    "cache_write": cache_write.cache_write, "attention": attention.attention, "act": act.act, "act_mul": act.act_mul,
+    "cache_write": cache_write.cache_write, "index_select": indexer.index_select, "attention": attention.attention,
+    "act": act.act, "act_mul": act.act_mul,
     "gate_rows": act.gate_rows, "permute": act.permute, "mul": act.mul, "causal_conv": convolution.causal_conv,
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,

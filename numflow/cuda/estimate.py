@@ -25,7 +25,7 @@ def weight_bytes(weight: Weight) -> int:
     rows = math.prod(weight.shape[:-1])
     kind = "F32" if is_computed(weight) else weight.types[0]
     apart = with_outliers(kind, QUANT_SCHEMES)
-    kept = kept_as(apart.base.name if apart else kind, columns, floats8=False)
+    kept = kept_as(apart.base.name if apart else kind, columns)
     if kept.is_float:
         return rows * padded(columns) * (4 if kept.name == "f32" else 2)
     cut = any(part.columns is not None for part in weight.parts)
@@ -33,7 +33,7 @@ def weight_bytes(weight: Weight) -> int:
 
 
 def _planes(kind: Kind, rows: int, columns: int) -> int:
-    parts = SCHEMES[kind.name].parts.values()
+    parts, columns = SCHEMES[kind.name].parts.values(), padded(columns)
     return sum(ceil(rows * size * (columns // per if per else 1), _ALIGN) * _ALIGN for size, per in parts)
 
 

@@ -1,7 +1,7 @@
 """Runs a network on a GPU, or on the simulator of one: its steps bound to device memory and kernels."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -23,6 +23,7 @@ from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import SAMPLE, TRACE, Progress
+from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -43,6 +44,7 @@ class Program(OneDevice):
                  for each batch.
     host_kv_percent: share of the layers whose keys and values are in pinned memory of the host; what a batch reads of
                  them is copied to the device while other layers are computed (cache_host.py).
+    state_type:  "auto" or "f32"; matrix states of another type are refused.
     world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
                  there are share them, each with a stream and memory of its own.
     collectives: how the devices of a group sum and gather: "copies" from GPU to GPU, "nccl", or "auto": NCCL where it
@@ -60,7 +62,8 @@ class Program(OneDevice):
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
                  kv_k: str = "auto", kv_v: str = "auto", gpu: Device | str = "auto", fused: bool = True,
                  units: bool = True, host_embeddings: bool = False, host_kv_percent: float = 0.0,
-                 collectives: str = "auto", world: World | None = None, device: int = 0):
+                 collectives: str = "auto", world: World | None = None, device: int = 0,
+                 state_type: str = "auto"):
         check_choice("activations", activations, ("int8", "f32"))
         check_choice("collectives", collectives, CHOICES)
         kinds = kv_types("f32" if activations == "f32" else "f16", *(kv_type if kind == "auto" else kind
@@ -81,7 +84,7 @@ class Program(OneDevice):
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
-        states = {name: StateMemory(self.device, state) for name, state in network.states.items()}
+        states = {name: StateMemory(self.device, state) for name, state in stored_states(network, state_type).items()}
         self._states = states
         self._rooms = Rooms(self.device, network, self._caches)
         self._graphs = Graphs(self.device)
@@ -102,11 +105,19 @@ class Program(OneDevice):
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
             wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program."""
-        end, sizes = self._end(entry, output), self._load(batch, entry)
-        self._walk((entry, end), [call for _, part in self._bound[entry][:end] for call in part], sizes)
+        given, end = self._given(batch, entry), self._end(entry, output)
+        sizes = self._load(batch, entry)
+        for view, values in given:
+            self._upload(view, values)
+        self._walk((entry, end), sizes)
         if not wanted or output is None:
             return None
         return self._download(self.network.outputs[output], sizes.rows[N_LOGIT_ROWS])
+
+    def result(self, output: str) -> np.ndarray:
+        """See executor.contract.Program."""
+        view = self.network.outputs[output]
+        return self._download(view, self._sizes.rows[self._ctx.rows(view)])
 
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
         """A token for each wanted row, picked as its choice says; see executor.contract.Program."""
@@ -115,14 +126,12 @@ class Program(OneDevice):
         if len(choices) != rows:
             raise RequestError(f"{rows} rows cannot be picked from by {len(choices)} choices")
         ids = ctx.scratch("chosen tokens", 4 * ctx.capacity["logits"])
-        if greedy := all(choice.temperature == 0 for choice in choices):
-            choose = best(ctx, logits, ids)
+        if all(choice.temperature == 0 for choice in choices):
+            self._walk((entry, end, "greedy"), sizes, lambda: best(ctx, logits, ids))
         else:
             settings = ctx.scratch("choices", 4 * WORDS * ctx.capacity["logits"])
             self.device.upload(settings, encode(choices))
-            choose = pick(ctx, logits, settings, ids)
-        calls = [call for _, part in self._bound[entry][:end] for call in part]
-        self._walk((entry, end, "greedy" if greedy else "drawn"), [*calls, choose], sizes)
+            self._walk((entry, end, "drawn"), sizes, lambda: pick(ctx, logits, settings, ids))
         return self.device.download(ids, 4 * rows).view(np.int32)
 
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
@@ -154,6 +163,7 @@ class Program(OneDevice):
         if self._ctx.world is not None:
             self._ctx.world.leave(self._ctx.index)
         self._bound.clear()
+        self._parts.clear()
         self.device.close()
         del self._ctx, self._weights
 
@@ -165,15 +175,18 @@ class Program(OneDevice):
     def _bind(self) -> None:
         """Bind every entry to the memory as it is now."""
         self._graphs.clear()
+        self._parts: dict[tuple, list[tuple[bool, list[Call | HostCall]]]] = {}
         self._bound = {entry: bind(steps, self._ctx, self._fused, self._units)
                        for entry, steps in self.network.entries.items()}
 
-    def _walk(self, what: tuple, calls: list[Call | HostCall], sizes: Sizes) -> None:
-        """Run the calls; of decode steps, those between two that the host takes part in are a graph."""
-        parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, HostCall))]
+    def _walk(self, what: tuple, sizes: Sizes, choose: Callable[[], Call] | None = None) -> None:
+        """Run an entry up to an end, what[:2], and what chooses tokens behind it; of decode steps, the calls between
+        two that the host takes part in are a graph."""
+        if what not in self._parts:
+            self._parts[what] = self._cut(what, choose)
+        parts = self._parts[what]
         graphs = self.device.graphs and is_decode(sizes)
         if self._rooms.count:  # a graph must have both queues to their end
-            parts[-1][1].extend(JOIN)
             graphs = graphs and sum(not by_host for by_host, _ in parts) == 1
         for number, (by_host, some) in enumerate(parts):
             if graphs and not by_host:
@@ -181,6 +194,16 @@ class Program(OneDevice):
                 continue
             for call in some:
                 self._launch(call, sizes)
+
+    def _cut(self, what: tuple, choose: Callable[[], Call] | None) -> list[tuple[bool, list[Call | HostCall]]]:
+        """The calls of an entry up to an end, cut into those of the host and those of the device."""
+        entry, end, *_ = what
+        calls = [call for _, part in self._bound[entry][:end] for call in part]
+        calls += [choose()] if choose else []
+        parts = [(by_host, list(some)) for by_host, some in groupby(calls, lambda call: isinstance(call, HostCall))]
+        if self._rooms.count:
+            parts[-1][1].extend(JOIN)
+        return parts
 
     def _launch(self, call: Call | HostCall, sizes: Sizes) -> None:
         if isinstance(call, HostCall):
@@ -206,7 +229,15 @@ class Program(OneDevice):
             self._bind()
         frequencies = self._ctx.by_length.rows(arrays["limits"]).reshape(-1).view(np.int32)
         self._ctx.batch.load({**arrays, "frequencies": frequencies}, counts)
-        return Sizes(counts, int(max(arrays["lengths"].max(initial=0), arrays["cross_lengths"].max(initial=0))))
+        self._sizes = Sizes(counts, int(max(arrays["lengths"].max(initial=0), arrays["cross_lengths"].max(initial=0))))
+        return self._sizes
+
+    def _upload(self, view: View, values: np.ndarray) -> None:
+        """Bring rows to a buffer of which the view is the beginning."""
+        ref, stride = self._ctx.view(view)
+        padded = np.zeros((len(values), stride), np.float32)
+        padded[:, :view.width] = values
+        self.device.upload(ref, padded)
 
     def _download(self, view: View, rows: int) -> np.ndarray:
         ref, stride = self._ctx.view(view)

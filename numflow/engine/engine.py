@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numflow.engine.handle import Handle
@@ -15,7 +17,11 @@ from numflow.engine.run.core import IDLE_S
 from numflow.engine.run.job import Job, Sink
 from numflow.engine.runner.kv_memory import CACHE_BYTES, block_bytes, blocks_within
 from numflow.engine.schedule.scheduler import StepLimits
-from numflow.errors import QueueFullError, RequestError, did_you_mean, option, quoted
+from numflow.engine.schedule.snapshot import snapshot
+from numflow.engine.sessions.disk import DiskCache
+from numflow.engine.sessions.identity import identity
+from numflow.engine.sessions.sessions import Session, Sessions
+from numflow.errors import OutOfMemoryError, QueueFullError, RequestError, did_you_mean, option, quoted
 from numflow.sizes import parse_bytes
 
 Prompt = str | Sequence[int] | Sequence[Mapping]
@@ -62,11 +68,55 @@ class Engine:
         kept = 0 if not how.prefix_cache else blocks or max(1, CACHE_BYTES // max(1, block_bytes(program)))
         self._core.open(limits, blocks, kept)
         self.memory = memory
+        self._sessions = Sessions(self._core, partial(identity, model))
+        self._disk = self._disk_cache(how)
         self._begin, self._jobs = time.perf_counter(), set[Job]()
         self._closing = self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop, name="numflow-engine", daemon=True)
         self._thread.start()
+
+    def _disk_cache(self, how: EngineOptions) -> DiskCache | None:
+        """The part of the prefix cache that survives a restart, taken up."""
+        if how.prefix_disk is None:
+            return None
+        try:
+            if self._core.scheduler.prefix is None:
+                raise RequestError(f"{option('prefix_disk')} has no effect without a prefix cache")
+            found = DiskCache(self._sessions, parse_bytes(how.prefix_disk, option("prefix_disk")))
+            found.take_up()
+        except BaseException:
+            self._core.close()
+            raise
+        return found
+
+    def save_session(self, path: str | Path, slot: int = 0, note: Any = None, shared: Any = None) -> Session:
+        """Write the text that a slot had last: its tokens, keys and values, and states; whole or not at all.
+
+        slot: as requests name it (id_slot), else the one whose text goes on, or that was used least recently.
+        note: of JSON values, found again by `restore_session`. shared: whose texts may be saved; None: anybody's.
+
+        Raises:
+            RequestError: no such slot, it has no text, or the file cannot be written.
+        """
+        return self._sessions.save(path, slot, note, shared)
+
+    def restore_session(self, path: str | Path, slot: int = 0, shared: Any = None) -> Session:
+        """Take up what `save_session` wrote: requests that begin like that text go on from there.
+
+        Raises:
+            RequestError: no session, damaged, or of another model.
+            OutOfMemoryError: no memory for its keys and values.
+        """
+        return self._sessions.restore(path, slot, shared)
+
+    def erase_session(self, slot: int = 0, shared: Any = None) -> int:
+        """Forget the text that a slot had last. Returns its tokens.
+
+        Raises:
+            RequestError: no such slot, or it has no text.
+        """
+        return self._sessions.erase(slot, shared)
 
     def submit(self, prompt_or_ids: Prompt, max_tokens: int | None = 64, temperature: float | None = None,
                seed: int | None = None, priority: int = 0, n: int = 1, **decoding: Any) -> Handle:
@@ -157,6 +207,20 @@ class Engine:
             "busy_tok_s": core.counts["new_tokens"] / core.counts["step_s"] if core.counts["step_s"] else 0.0,
         }
 
+    def snapshot(self, patience: float = 5.0) -> dict[str, Any]:
+        """Blocks, requests and prefix tree between two steps (schedule/snapshot.py).
+
+        Raises:
+            OutOfMemoryError: no step ended in `patience` seconds; ask again.
+        """
+        lock = self._core.runner.lock
+        if not lock.acquire(timeout=patience):
+            raise OutOfMemoryError(f"no step ended in {patience:g} s: ask again")
+        try:
+            return snapshot(self._core.scheduler)
+        finally:
+            lock.release()
+
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take no more requests, and end. The model stays open. May be called twice.
 
@@ -178,6 +242,8 @@ class Engine:
             with self._lock:
                 if not self._closed:
                     self._closed = True
+                    if self._disk is not None and not self._core.failure:
+                        self._disk.keep()
                     self._core.close()
 
     def __enter__(self):

@@ -20,6 +20,7 @@ from numflow.engine.request.defaults import read_defaults
 from numflow.engine.request.facts import ModelFacts
 from numflow.engine.request.prompt import Prompts
 from numflow.engine.runner.kv_memory import plan_memory
+from numflow.engine.speculate.blocks import build_block, find_block
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
 from numflow.errors import DeviceError, FormatError, RequestError, did_you_mean, option, quoted
 from numflow.executor.contract import ADAPT
@@ -70,24 +71,37 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
     choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several)
     place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
+    merging = tuple(one.found(how.offline, how.progress) for one in merging)
     checkpoint = formats.open_checkpoint(place)
     chosen = network.choose_spec(checkpoint, spec)
     checkpoint = _merged(checkpoint, chosen, merging, how)
     tokenizer, defaults = _tokenizer_of(checkpoint, chosen), chosen.section("generation")
     texts, headers = (defaults.get("template", ""), defaults.get("system_prompt", "")), None
+    block = find_block(how.draft, chosen, checkpoint, how.offline, how.progress)
+    if block is not None and several:
+        raise RequestError(f"{option('draft', how.draft)} drafts by what the model knows, on one device: leave out "
+                           f"{option('devices')}")
+
+    def build():
+        return _limited(network.build(chosen, checkpoint, not several, block and block.taps), how.context)
+
     if before is not None or _is_named(how.draft):
-        headers = _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
+        headers = build()
         if before is not None:
             before(headers, Prompts(tokenizer, *texts), lambda: _recipe(checkpoint, chosen))
-        if _is_named(how.draft):
+        if block is not None:
+            build_block(block, headers, chosen, checkpoint)
+        elif _is_named(how.draft):
             check_draft(ModelFacts.of(headers), how.draft, how.offline, how.progress)
+    quantising = None
     with closing(reporter(how.progress and how.weights is not None)) as told:
         if how.weights is not None:
-            from numflow.engine.requantise import requantised
+            from numflow.engine.requantise import Requantising, requantised
 
-            checkpoint, headers = requantised(checkpoint, chosen, how.weights, how.imatrix, threads, told,
-                                              not merging), None
-        built = headers or _limited(network.build(chosen, checkpoint, fuse=not several), how.context)
+            quantising = Requantising(how.weights, how.imatrix, how.calibration, backend,
+                                      how.transport != LoadOptions.transport)
+            checkpoint, headers = requantised(checkpoint, chosen, quantising, threads, told, not merging), None
+        built = headers or build()
         built = built if choosing is None else adaptable(built, checkpoint)
         if not several:
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
@@ -96,22 +110,37 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
             from numflow.engine.placed import FileWeights, placed_program
 
             program = placed_program(built, backend, BACKENDS, how.devices, checkpoint,
-                                     FileWeights(checkpoint.path, chosen, how.weights, how.imatrix, merging),
-                                     how.transport, cpu_layers=how.cpu_layers, options=options)
+                                     FileWeights(checkpoint.path, chosen, quantising, merging), how.transport,
+                                     cpu_layers=how.cpu_layers, options=options)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
                   lambda: registry.sampling(path_or_name, place), _score_head(checkpoint, chosen))
     model.bits_per_weight = network.bits_per_weight(built, checkpoint)
     if choosing is not None:
-        _add_adapters(model, Adapters(model.runner, checkpoint, chosen), choosing)
-    if how.draft is not None:
+        _add_adapters(model, Adapters(model.runner, checkpoint, chosen, how.offline, how.progress),
+                      choosing)
+    if block is not None:
+        _add_block(model, *build_block(block, built, chosen, checkpoint), program_class, options)
+    elif how.draft is not None:
         _add_draft(model, how.draft, lambda: load(how.draft, backend, None, activations, threads, offline=how.offline,
                                                   progress=how.progress))
     release_memory()
     model.core.plan(plan_memory(program, free if backend in OF_HOST and how.transport != "ray" else None, model.runner))
     model.load_s = time.perf_counter() - begin
     return model
+
+
+def model_of(checkpoint, spec, backend: str, threads: int | None = None) -> Model:
+    """A model of a checkpoint that is open, on one device, with defaults for all else.
+
+    Raises:
+        SpecError, NetworkError, FormatError, DeviceError: as `load`.
+    """
+    built = network.build(spec, checkpoint)
+    program = _executor(backend)(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
+                                 threads=threads)
+    return Model(built, program, _tokenizer_of(checkpoint, spec), _ends(checkpoint), _begin(checkpoint))
 
 
 def _merged(checkpoint, spec, adapters, how: LoadOptions):
@@ -157,6 +186,17 @@ def _add_draft(model: Model, draft, load_it) -> None:
         raise
 
 
+def _add_block(model: Model, built: Network, checkpoint, program_class, options) -> None:
+    """Let a block draft for `model` by its streams; nothing stays open if it cannot."""
+    try:
+        weights = network.WeightSource(built, checkpoint)
+        shared = {"beside": model.program} if "beside" in inspect.signature(program_class).parameters else {}
+        model.drafts_with(built, program_class(single_device(built, "").part(0), weights, **options, **shared))
+    except BaseException:
+        model.close()
+        raise
+
+
 def _executor(backend: str):
     if backend not in BACKENDS:
         raise DeviceError(f"no backend {backend!r}{did_you_mean(backend, BACKENDS)}")
@@ -171,7 +211,7 @@ def _program_options(program_class, how: LoadOptions, given: dict[str, Any]) -> 
             raise RequestError(f"{option(row.name, value)} is for GPUs ({option('backend', found.of[0])}); backend "
                                f"{how.backend!r} has no such option")
     own = [name for name in inspect.signature(program_class).parameters
-           if name not in ("network", "weights", "world", "device", "progress")]
+           if name not in ("network", "weights", "world", "device", "progress", "beside")]
     for name in given:
         if name not in own:
             known = {*own, *(row.name for row, _ in rows(LoadOptions))}
@@ -190,6 +230,8 @@ def _several(how: LoadOptions) -> bool:
                            f"{option('devices', '0;1')}")
     if how.imatrix is not None and how.weights is None:
         raise RequestError(f"{option('imatrix')} helps quantising: say with {option('weights')} what to quantise to")
+    if how.imatrix is not None and not how.calibration:
+        raise RequestError(f"{option('imatrix')} is a calibration: without one, leave it out")
     return several
 
 
@@ -231,7 +273,8 @@ def _vocabulary_released(tokenizer, checkpoint):
 def _recipe(checkpoint, spec):
     from numflow.engine.tasks.embedding_recipe import read_recipe
 
-    return read_recipe(checkpoint.files, network.resolve(spec, checkpoint)[0].option("generation", "pooling"))
+    default = network.resolve(spec, checkpoint)[0].option("generation", "pooling")
+    return read_recipe(checkpoint.files, default, checkpoint.config)
 
 
 def _score_head(checkpoint, spec):

@@ -19,6 +19,7 @@ from numflow.engine.run.core import Core
 from numflow.engine.run.forward import Text, outputs
 from numflow.engine.run.generation import Generation
 from numflow.engine.run.streaming import Stream, together
+from numflow.engine.run.walk import Walk, trace, walk
 from numflow.engine.runner.runner import Runner
 from numflow.engine.runner.scoring import Likelihood, loglikelihoods, prompt_logprobs
 from numflow.engine.runner.texts import types_of
@@ -50,8 +51,7 @@ class Model(Scored):
                  system_prompt: str = "", chunk: int = 512, recipe: Callable[[], EmbeddingRecipe] = EmbeddingRecipe,
                  defaults: Callable[[], Defaults] = Defaults, listed: Callable[[], Mapping[str, Any]] = dict,
                  scored_by: ScoreHead | None = None):
-        self.network = network
-        self.program = program
+        self.network, self.program = network, program
         self.runner = Runner(network, program, chunk)
         self.facts = self.runner.facts
         self.core = Core(self.runner)
@@ -149,7 +149,8 @@ class Model(Scored):
         return list(outputs(self.core, pairs, "logits"))
 
     def embed(self, texts: Texts, normalize: bool | None = True, pooling: str | None = None, *,
-              truncate: bool = False, prompt: str | None = None) -> np.ndarray:
+              truncate: bool = False, prompt: str | None = None, dimensions: int | None = None,
+              instruction: str | None = None) -> np.ndarray:
         """Embeddings of texts: float32 [width] of one text, [n, width] of a list.
 
         A text may be given as its token ids, which run as they are: nothing is put around them.
@@ -161,13 +162,16 @@ class Model(Scored):
         pooling:   instead of the model's own: cls, max, mean, mean_sqrt_len, weighted_mean or last.
         truncate:  cut texts that are longer than the model's limit; else they are an error.
         prompt:    name of one of the model's prompts, put in front of every text; None: the model's default, if any.
+        dimensions: the first numbers alone, made as long as 1 again where the whole is: for models whose embeddings may
+                   be cut (Matryoshka). Where the model's config.json lists `matryoshka_dimensions`, one of these.
+        instruction: in place of the one that the model's prompt has ("Instruct: ...").
 
         Raises:
             RequestError: no pooling is known, a text is too long or has no tokens, or there is no such prompt.
             TokenizerError: the model has no tokenizer.
             FormatError: one of the files is broken.
         """
-        return embed(self, self._recipe, texts, normalize, pooling, truncate, prompt)
+        return embed(self, self._recipe, texts, normalize, pooling, truncate, prompt, dimensions, instruction)
 
     @cached_property
     def _recipe(self) -> EmbeddingRecipe:
@@ -192,9 +196,9 @@ class Model(Scored):
             yield from sequence.rows(checked, every=every)
 
     def _gather(self, output, ids, token_type_ids, encoder_ids, adapter) -> np.ndarray:
-        ids, encoder_ids = self.facts.check(ids, "ids"), self._check_encoder(encoder_ids)
+        ids, read = self.facts.check(ids, "ids"), self._check_encoder(encoder_ids)
         self._check_output(output)
-        text = Text(ids, types_of(self.network, ids, token_type_ids), encoder_ids, self._requests.chosen(adapter))
+        text = Text(ids, types_of(self.network, ids, token_type_ids), read, self._requests.chosen(adapter))
         return next(outputs(self.core, [text], output))
 
     def _check_output(self, output) -> None:
@@ -206,7 +210,6 @@ class Model(Scored):
             needed = "needs encoder_ids" if self.facts.encoder else "has no encoder: it takes no encoder_ids"
             raise RequestError(f"{self.network.name} {needed}")
         return None if encoder_ids is None else self.facts.check(encoder_ids, "encoder_ids")
-
 
     def generate(self, prompt: str | Sequence[int] | Sequence[Mapping], max_tokens: int | None = 64,
                  temperature: float | None = None, ignore_eos: bool = False, stream: bool = False,
@@ -284,7 +287,12 @@ class Model(Scored):
         if draft is not None:
             check_draft(self, draft)
         self._draft, self._requests.has_draft = draft, draft is not None
-        self.core.drafters.runner = None if draft is None else draft.runner
+        self.core.drafters.use(None if draft is None else draft.runner)
+
+    def drafts_with(self, network: Network, program) -> None:
+        """Let a block that reads this model's streams draft (network/build/draft.py). It is closed with the model."""
+        self._requests.has_draft = True
+        self.core.drafters.use(Runner(network, program, self.runner.chunk), True)
 
     @cached_property
     def languages(self) -> Languages:
@@ -365,26 +373,21 @@ class Model(Scored):
 
     def trace(self, prompt: str | Sequence[int] | Sequence[Mapping] = (), chat: bool = False,
               repeat: int = 5) -> list[TraceRow]:
-        """One decoding step after a prompt, a row per step of the network.
+        """One decoding step after a prompt, a row per step of the network; prompt, chat and errors as of `generate`.
 
         Times are medians of `repeat` runs, one after the other; a first one, in which threads wake up and weights come
-        from the disk, does not count. prompt, chat: as of `generate`.
-
-        Raises:
-            RequestError, TokenizerError: as `generate` does.
+        from the disk, does not count.
         """
-        request = self._requests.make(prompt, Settings(max_tokens=1, chat=chat))
-        encoder_ids = request.prompt if request.encoder else None
-        with self.runner.open(len(request.prefix), encoder_ids, request.reach) as sequence:
-            if len(request.prefix) > 1:
-                sequence.last(request.prefix[:-1])
-            runs = [self.runner.trace(sequence, request.prefix[-1:]) for _ in range(repeat + 1)][1:]
-        return [replace(same[0], microseconds=float(np.median([row.microseconds for row in same])))
-                for same in zip(*runs, strict=True)]
+        return trace(self, prompt, chat, repeat)
+
+    def walk(self, prompt: str | Sequence[int] | Sequence[Mapping], chat: bool = False, lens: bool = False) -> Walk:
+        """As `trace`, with ids, values of each step and the likeliest next tokens; lens: also after each layer."""
+        return walk(self, prompt, chat, lens)
 
     def close(self) -> None:
         """Free the executor's memory and threads, and those of a draft model that was loaded with it."""
         self.program.close()
+        self.core.drafters.close()
         if self.owns_draft and self.draft is not None:
             self.draft.close()
 

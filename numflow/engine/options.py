@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KV = ("f32", "f16", "q8", "q6", "q5", "q4", "q3h", "q3", "q2")  # types of cached keys and values
+STATES = ("f32", "f16", "bf16", "q8")  # types of their states
 COMMANDS, CONFIG = "commands", "config"  # every command that runs a model; the service's configuration
 
 
@@ -100,13 +101,16 @@ class LoadOptions:
         "cpu", "What runs it: cpu (compiled), cuda (an NVIDIA GPU), reference (NumPy, slow).", "NAME", TEXT,
         ("device",), flag="--device")
     activations: str = opt(
-        "int8", "int8 (fast), int16 (much closer) or f32 (exact float32 arithmetic).", "TYPE",
-        one_of("int8", "int16", "f32"))
+        "int8", "int8 (fast), int16 (much closer), auto (int16 where prompts do not feel it), bf16 (fast with float "
+        "weights) or f32 (exact float32 arithmetic).", "TYPE", one_of("int8", "int16", "auto", "bf16", "f32"))
     weights: str | None = opt(
         None, "Quantise while loading: a scheme (q2, q3, q3h, q4, q5, q6, q8), a preset (q4-mix), a GGUF type or mix "
         "(Q4_K_M) or a recipe file.", "NAME", PATH,
         ("device_weight_data_type",), shown="as stored")
     imatrix: str | None = opt(None, "With {weights}: what `numflow imatrix` has measured.", "FILE", PATH)
+    calibration: bool = opt(
+        True, "With {weights} of less than 6 bits and no {imatrix}: calibrate on text that the model writes, once.", "",
+        FLAG)
     adapter: list[str] | None = opt(  # noqa: RUF009  the default is None
         None, "An adapter (LoRA) to merge: PEFT's folder, or a GGUF file; DIR=0.5 is half of it; may be repeated. "
         "Matrices that it changes become float32, unless {weights} says otherwise.", "DIR[=SCALE]", TEXTS)
@@ -119,6 +123,9 @@ class LoadOptions:
         ("device_kv_cache_data_type",), shown="f16, or f32 with float32 arithmetic")
     kv_k: str | None = opt(None, "The same for keys alone.", "TYPE", KV_TYPE, shown="{kv}")
     kv_v: str | None = opt(None, "The same for values alone.", "TYPE", KV_TYPE, shown="{kv}")
+    state_type: str = opt(
+        "auto", f"How recurrent layers keep the state of a head: {', '.join(STATES[:-1])} or {STATES[-1]} (8 bits).",
+        "TYPE", one_of("auto", *STATES), shown="f32")
     host_embeddings: bool = opt(
         False, "On a GPU: keep the table of tokens in the host's memory.", "", FLAG, of=("cuda",))
     host_kv_percent: float = opt(
@@ -144,7 +151,8 @@ class LoadOptions:
     progress: bool = opt(
         True, "Show on standard error how downloading and quantising go.", "", FLAG, places=())
     draft: str | None = opt(
-        None, "A smaller model of the same vocabulary that guesses tokens ahead (speculative decoding).", "MODEL",
+        None, "What guesses tokens ahead (speculative decoding): a smaller model of the same vocabulary, an EAGLE-3 "
+        "draft made for the model, or mtp: the block of its own that predicts a further token.", "MODEL",
         PATH, places=(CONFIG,))
     context: int | None = opt(
         None, "Longest text in tokens.", "N", COUNT, ("max_context_len",), shown="the model's", places=(CONFIG,))
@@ -171,6 +179,9 @@ class EngineOptions:
         one_of("swap", "recompute"))
     prefix_cache: bool = opt(
         True, "Keep keys and values of finished texts, so that requests that begin alike start sooner.", "", FLAG)
+    prefix_disk: int | str | None = opt(
+        None, "Bytes on the disk, such as 4GB, in which these survive a restart: written when the model is unloaded.",
+        "SIZE", SIZE, shown="nothing is written")
 
 
 def rows(table: type, place: str = "") -> "Iterator[tuple[Field, OptionFacts]]":
@@ -213,7 +224,8 @@ def described(table: type) -> "Callable[[Any], Any]":
         rest = [own.pop()] if not isinstance(owner, type) else own[len(own):]  # further options, after those
         own = [parameter for parameter in own if parameter.kind is not Parameter.VAR_KEYWORD]
         owner.__signature__ = signature(owner).replace(parameters=[*own, *more, *rest])
-        owner.__doc__ = owner.__doc__.replace("{options}", "\n    ".join(_lines(table)))
+        before = owner.__doc__.partition("{options}")[0].rpartition("\n")[2]  # Python 3.13 takes the indentation away
+        owner.__doc__ = owner.__doc__.replace("{options}", f"\n{before}".join(_lines(table)))
         return owner
 
     return fill

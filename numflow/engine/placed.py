@@ -8,7 +8,7 @@ from typing import Any
 
 from numflow import formats, network
 from numflow.engine.adapters.given import GivenAdapter, with_adapters
-from numflow.engine.requantise import requantised
+from numflow.engine.requantise import Requantising, requantised
 from numflow.errors import DeviceError, option
 from numflow.formats.checkpoint import Checkpoint
 from numflow.ops import Network
@@ -34,20 +34,18 @@ class SharedWeights:
 class FileWeights:
     """The weights of a device from the model's files, which its process opens for itself.
 
-    weights, imatrix: quantised as they are read, as by `numflow.load`. adapters: merged before that.
+    quantising: as they are read, as by `numflow.load`. adapters: merged before that.
     """
 
     path: Path
     spec: Spec
-    weights: str | Path | None = None
-    imatrix: str | Path | None = None
+    quantising: Requantising | None = None
     adapters: tuple[GivenAdapter, ...] = ()
 
     def __call__(self, part: Network) -> network.WeightSource:
         checkpoint = with_adapters(formats.open_checkpoint(self.path), self.spec, self.adapters)
-        if self.weights is not None:
-            checkpoint = requantised(checkpoint, self.spec, self.weights, self.imatrix, None, Silent(),
-                                     kept=not self.adapters)
+        if self.quantising is not None:
+            checkpoint = requantised(checkpoint, self.spec, self.quantising, None, Silent(), kept=not self.adapters)
         return network.WeightSource(part, checkpoint)
 
 

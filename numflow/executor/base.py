@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.errors import RequestError, did_you_mean, option
 from numflow.executor.contract import Program
-from numflow.network.batch import BatchBounds, checked
+from numflow.network.batch import BatchBounds, checked, given_rows
 from numflow.network.windows import STATE, counts
 from numflow.ops import Batch, Cache, Network, State, Step, View
 from numflow.quant.kv import KV_TYPES
@@ -187,6 +187,10 @@ class OneDevice(Program):
         """The arrays of a batch by name, all ids and positions in range; see network.batch.checked."""
         return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks,
                        self._adapters)
+
+    def _given(self, batch: Batch, entry: str) -> list[tuple[View, np.ndarray]]:
+        """Rows that a batch brings; see network.batch.given_rows."""
+        return given_rows(batch, self._limits[entry])
 
     def _rows(self, batch: Batch) -> dict[str, int]:
         """Rows of the buffers in a run of this batch, by the keys of ops.ROWS."""

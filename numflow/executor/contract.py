@@ -3,7 +3,7 @@
 T, R as in ops.py: rows of a batch, and rows whose results are wanted. n: blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.network.adapters.parts import AdaptedParts
-from numflow.ops import Batch, Network, TraceRow
+from numflow.ops import Batch, Network, TraceRow, View
 
-SAMPLE, TRACE, PROFILE, ADAPT = "sample", "trace", "profile", "adapt"
+SAMPLE, TRACE, WALK, PROFILE, ADAPT = "sample", "trace", "walk", "profile", "adapt"
 Progress = Callable[[str, int, int], None]  # (what is made, how many are done, of how many)
 
 
@@ -22,11 +22,11 @@ class Program(Protocol):
 
     network:     its steps, for callers to read.
     block_size:  tokens of a KV block.
-    activations: "int8", "int16" or "f32": the arithmetic of quantised matrices.
+    activations: "int8", "int16", "auto", "bf16" or "f32": the arithmetic of matrices.
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
-    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), PROFILE (`weight_cost`, `done_by`),
-                 ADAPT (`set_adapter`).
+    can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), WALK (`walk`), PROFILE
+                 (`weight_cost`, `done_by`), ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
@@ -105,6 +105,10 @@ class Program(Protocol):
             RequestError: no such entry or output, or an id or a position of the batch is out of range.
         """
 
+    def result(self, output: str) -> np.ndarray:
+        """Another output that the latest run has computed, float32 [T or R, width], the caller's own."""
+        raise RequestError("this backend hands out one output of a run only")
+
     def sample(self, batch: Batch, choices: Sequence[Choice], entry: str = "main") -> np.ndarray:
         """A token for each of the R wanted rows, int32 [R], picked from its logits as its choice says: the one that
         `Sampler.pick` takes of the same logits, -1 where they are not finite. Only these come back from the device.
@@ -117,6 +121,15 @@ class Program(Protocol):
     def trace(self, batch: Batch, entry: str = "main") -> list[TraceRow]:
         """The same run, all steps of the entry; one TraceRow for each."""
         raise RequestError("this backend has no trace")
+
+    def walk(self, batch: Batch, entry: str = "main", first: int = 0,
+             given: tuple[View, np.ndarray] | None = None) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """The same run from step `first` on, all steps of the entry: (index, its outputs) for each, copies.
+
+        Steps whose results never lie in memory, because another one's kernels do them as well, are left out.
+        given: a view and what its rows hold when the walk begins.
+        """
+        raise RequestError("this backend shows no values")
 
     def weight_cost(self, name: str) -> tuple[int, bool]:
         """Bytes of a weight in memory, and whether it meets int8 activations."""

@@ -66,12 +66,25 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise FormatError(f"{path}: cannot be opened: {error}") from None
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file or folder.
+
+    Raises:
+        OSError: nothing can have that name (Path.exists hides this since Python 3.14), or nobody may look.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
+
+
 def _open(path: Path) -> Checkpoint:
     from numflow.formats import folder
 
     if path.is_dir():
         paths, weight_map = folder.find_weights(path)
-    elif not path.exists():
+    elif not _is_there(path):
         raise ModelNotFoundError(f"{path}: no such file or folder")
     elif detect(path) in ("safetensors", "pickle") and (index := folder.index_of(path)):
         paths, weight_map = folder.read_index(index)

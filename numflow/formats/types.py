@@ -54,7 +54,6 @@ _OTHER = {"BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5
 
 TYPES = {name: TensorType(name, block, size) for name, (_, block, size) in _GGML.items()}
 TYPES |= {name: TensorType(name, 1, size) for name, size in _OTHER.items()}
-TYPES |= {name: TensorType(name, hub.block, hub.size) for name, hub in HUB_TYPES.items()}
 # Q2_0 as the fork of llama.cpp had it that it comes from, under the same number (gguf.py tells them apart).
 TYPES["Q2_0_128"] = TensorType("Q2_0_128", 128, 34)
 
@@ -78,6 +77,24 @@ class RowType(TensorType):
 
 TYPES |= {name: RowType(name, s.unit, s.unit_bytes) if isinstance(s, RowScheme) else TensorType(name, s.block, s.size)
           for name, s in SCHEMES.items()}
+
+@dataclass(frozen=True)
+class HeadedType(TensorType):
+    """Blocks behind a header of `header` bytes that a row has."""
+
+    header: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` weights; columns must be a multiple of the block."""
+        return self.header + super().row_bytes(columns) if columns else 0
+
+    def columns(self, row_bytes: int) -> int | None:
+        """Weights of a row of `row_bytes` bytes, None where no row has that size."""
+        return super().columns(max(0, row_bytes - self.header)) if row_bytes != self.header else None
+
+
+TYPES |= {name: HeadedType(name, hub.columns, hub.size, hub.row_header) if hub.row_header else
+          TensorType(name, hub.columns, hub.size) for name, hub in HUB_TYPES.items()}
 
 GGML_NAMES = {number: name for name, (number, _, _) in _GGML.items()}
 GGML_NUMBERS = {name: number for number, name in GGML_NAMES.items()}

@@ -81,15 +81,20 @@ def random_checkpoint(shape: Shape, weights: str = "F16", seed: int = 0) -> Chec
     Raises:
         FormatError: no such tensor type.
     """
-    kind = tensor_type(weights)
-
-    def tensor(name: str, size: tuple[int, ...]) -> Tensor:
-        if len(size) == 1:
-            return Tensor(name, size, TYPES["F32"], lambda: np.ones((1, size[0]), np.float32).view(np.uint8))
-        return Tensor(name, size, kind, _drawn((size[0], size[1]), weights, seed))
-
-    tensors = {name: tensor(name, size) for name, size in shape.tensors().items()}
+    tensors = {name: random_tensor(name, size, weights, seed) for name, size in shape.tensors().items()}
     return Checkpoint(Path("random"), "safetensors", "hf", tensors, shape.config())
+
+
+def random_tensor(name: str, size: tuple[int, ...], weights: str, seed: int = 0, value: float = 1.0) -> Tensor:
+    """A matrix of normal random weights in a tensor type, made when it is read; of a vector, or a column, `value`.
+
+    Raises:
+        FormatError: no such tensor type.
+    """
+    if len(size) == 1 or 1 in size:
+        shape = (int(np.prod(size[:-1])), size[-1])
+        return Tensor(name, size, TYPES["F32"], lambda: np.full(shape, value, np.float32).view(np.uint8))
+    return Tensor(name, size, tensor_type(weights), _drawn((int(np.prod(size[:-1])), size[-1]), weights, seed))
 
 
 def random_network(shape: Shape, weights: str = "F16", fuse: bool = True):
@@ -105,13 +110,13 @@ def _drawn(size: tuple[int, int], weights: str, seed: int) -> Callable[[], np.nd
     def read() -> np.ndarray:
         rows, columns = size
         values = np.random.default_rng(seed + columns).standard_normal((min(rows, _DRAWN), columns), np.float32)
-        raw = _encoded(values / np.float32(columns) ** 0.5, weights)
+        raw = encoded(values / np.float32(columns) ** 0.5, weights)
         return np.ascontiguousarray(raw[np.arange(rows) % len(raw)])
 
     return read
 
 
-def _encoded(values: np.ndarray, weights: str) -> np.ndarray:
+def encoded(values: np.ndarray, weights: str) -> np.ndarray:
     """float32 [N, K] as rows of a type, uint8 [N, row_bytes]."""
     from numflow.quant import SCHEMES, encode, find
 

@@ -1,13 +1,14 @@
 """Spec + checkpoint -> Network: a flat list of steps on named buffers and weights, as plain data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.errors import SpecError
+from numflow.errors import SpecError, option
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.builder import Builder
 from numflow.network.build.checks import check_step, verify
+from numflow.network.build.draft import draft_words, eagle_block, further_block
 from numflow.network.build.names import TensorNames
 from numflow.network.build.stack import decoder_or_encoder, encoder_and_decoder
 from numflow.network.describe import bits_per_weight
@@ -21,7 +22,8 @@ from numflow.spec.detect import detect
 from numflow.spec.reader import Spec, load_spec
 from numflow.spec.resolve import Resolved
 
-__all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "check_step", "choose_spec", "resolve", "verify"]
+__all__ = ["RawMatrix", "WeightSource", "bits_per_weight", "build", "build_draft", "check_step", "choose_spec",
+           "resolve", "verify"]
 
 
 def choose_spec(checkpoint: Checkpoint, spec: str | Path | None = None) -> Spec:
@@ -45,17 +47,22 @@ def resolve(spec: Spec, checkpoint: Checkpoint) -> tuple[Resolved, TensorNames]:
     return Resolved(spec, checkpoint.config, checkpoint.naming, names.has, file), names
 
 
-def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True) -> Network:
+def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True, taps: Sequence[int] | None = None) -> Network:
     """The network that `spec` describes, with the sizes and tensors of `checkpoint`. Reads no weights.
 
     fuse: merge neighbouring matrix products, and leave out rows that nobody wants early (same results, less work).
+    taps: streams that something drafts by (build/streams.py), None: nothing does.
 
     Raises:
         SpecError: a value or tensor is missing, of the wrong shape, or left over.
         NetworkError: the steps do not fit together (a mistake in numflow or an impossible spec).
     """
+    if spec.type == "draft":
+        raise SpecError(f"{checkpoint.path}: {spec.title} drafts for another model and runs beside that one: "
+                        f"load the model with {option('draft', checkpoint.path)}")
     resolved, names = resolve(spec, checkpoint)
     builder = Builder(resolved, names, checkpoint)
+    builder.taps = taps
     if spec.type == "encoder-decoder":
         encoder_and_decoder(builder)
     else:
@@ -65,9 +72,34 @@ def build(spec: Spec, checkpoint: Checkpoint, fuse: bool = True) -> Network:
         shown = ", ".join(map(repr, left[:4])) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         raise SpecError(f"{checkpoint.path}: spec {spec.name!r} has no place for tensor{'s' * (len(left) > 1)} "
                         f"{shown}; name it in a tensors table or in `ignore`")
-    network = builder.network(spec.name, _facts(builder, spec))
+    return _finished(builder, _facts(builder, spec), fuse)
+
+
+def build_draft(spec: Spec, checkpoint: Checkpoint, model: Network, streams: int = 0) -> Network:
+    """The network of the block that drafts for `model`: its own that predicts a further token, or, of a spec of type
+    "draft", one that reads so many columns of its streams. Reads no weights.
+
+    Raises:
+        SpecError: there is no such block, a tensor is missing or of the wrong shape, or words are others.
+    """
+    resolved, names = resolve(spec, checkpoint)
+    builder = Builder(resolved, names, checkpoint)
+    words = None
+    if spec.type == "draft":
+        eagle_block(builder, streams)
+        words = draft_words(builder, model.facts["vocabulary"])
+    elif not any(names.candidates("mtp_proj", "weight", 0, "draft")):
+        raise SpecError(f"{checkpoint.path}: spec {spec.name!r} names no block that predicts further tokens (mtp_proj)")
+    else:
+        further_block(builder)
+    facts = {**model.facts, "layers": 1, "type": "decoder"} | ({} if words is None else {"words": words})
+    return _finished(builder, facts, True)
+
+
+def _finished(builder: Builder, facts: Mapping[str, Any], fuse: bool) -> Network:
+    network = builder.network(builder.resolved.spec.name, facts)
     if fuse:
-        network = select_early(fuse_linears(order_columns(network, checkpoint)))
+        network = select_early(fuse_linears(order_columns(network, builder.checkpoint)))
     verify(network)
     return network
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from numflow.errors import RequestError
 from numflow.network.windows import STATE, cache_windows, table_name
-from numflow.ops import Batch, Network, Step, param, states_of
+from numflow.ops import Batch, Network, Step, View, param, states_of
 
 
 class BatchBounds:
@@ -19,6 +19,8 @@ class BatchBounds:
         self.has_cross, own = "cross" in kinds, cache_windows(network)
         self.windows = sorted({own[name] for step in steps if (name := step.params.get("cache")) in own})
         self.states = any(states_of(step) for step in steps)
+        self.given = {name: view for name, view in network.inputs.items()
+                      if any(view.overlaps(x) for step in steps for x in step.inputs)}
         self.writes_cross = any(step.op == "cache_write" and network.caches[param(step, "cache")].kind == "cross"
                                 for step in steps)
 
@@ -82,6 +84,22 @@ def checked(batch: Batch, limits: BatchBounds, block_size: int, blocks: Mapping[
             "positions": positions, "types": types, "sequence_of": sequence_of, "logit_rows": rows,
             "starts": starts, "lengths": lengths, "cross_blocks": cross_table, "cross_lengths": cross_lengths,
             "limits": chosen, "slots": slots, **tables}
+
+
+def given_rows(batch: Batch, limits: BatchBounds) -> list[tuple[View, np.ndarray]]:
+    """The rows f32 [T, W] that a batch brings beside its tokens, with their views.
+
+    Raises:
+        RequestError: rows are missing, or of another shape.
+    """
+    found = []
+    for name, view in limits.given.items():
+        rows = None if batch.given is None else batch.given.get(name)
+        if rows is None or rows.shape != (len(batch.tokens), view.width):
+            shape = None if rows is None else list(rows.shape)
+            raise RequestError(f"{name} of the batch should be [{len(batch.tokens)}, {view.width}], is {shape}")
+        found.append((view, rows))
+    return found
 
 
 def _lengths(positions: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -37,20 +37,16 @@ def draft(checkpoint: Checkpoint) -> SpecDraft:
     fitting, failing = [], []
     for spec in _families():
         for renamed in ({}, _guessed_names(spec, checkpoint)):
-            candidate = _with_names(spec, checkpoint.naming, renamed)
-            merit = (
-                not names_it(spec.section("detect"), checkpoint),
-                -len(_keys_read(spec, checkpoint)),
-                len(renamed),
-                len(spec.chain),
-                spec.name,
-            )
+            candidate, config = _with_names(spec, checkpoint.naming, renamed), Recorded(checkpoint.config)
+            other, rest = not names_it(spec.section("detect"), checkpoint), (len(renamed), len(spec.chain), spec.name)
             try:
-                build(candidate, checkpoint)
+                build(candidate, replace(checkpoint, config=config))
             except NumflowError as error:
-                failing.append((len(_unplaced(candidate, checkpoint)), *merit, spec, renamed, str(error)))
+                named = -len(_keys_read(spec, checkpoint))
+                failing.append((len(_unplaced(candidate, checkpoint)), other, named, *rest, spec, renamed, str(error)))
                 continue
-            fitting.append((*merit, spec, renamed))
+            left = unread(candidate, checkpoint.config, checkpoint.naming, config.read)
+            fitting.append((other, len(left), *rest, spec, renamed))
             break
     if fitting:
         *_, spec, renamed = min(fitting, key=lambda a: a[:-2])

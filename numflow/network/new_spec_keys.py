@@ -10,26 +10,35 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from numflow import syntax
 from numflow.errors import SpecError
-from numflow.spec.reader import Spec
+from numflow.spec.reader import Spec, own_tables
 from numflow.spec.schema import SECTIONS
 
 # Keys, or ends of keys, that say nothing about the arithmetic: names, ids, training, precision, and what the tensors
-# tell by themselves (biases, sizes of the vocabulary).
+# tell by themselves (biases, sizes); for text alone, also how its equal positions are shared out (mrope).
 _INERT = frozenset("""
-_attn_implementation _from_model_config _name_or_path add_bias_linear add_qkv_bias architectures attention_bias
-attention_out_bias attention_softmax_in_fp32 attn_implementation attn_softmax_in_fp32 auto_map aux_loss_alpha bias
-bias_dropout_fusion chunk_size_feed_forward deterministic_flash_attn do_sample dtype early_stopping enable_bias ep_size
-finetuning_task fp32_residual_connection gradient_checkpointing id2label init_device init_method init_std
-initializer_cutoff_factor initializer_factor initializer_range is_decoder is_encoder_decoder label2id license
-lm_head_bias masked_softmax_fusion max_length min_length mlp_bias model_type name num_beams num_labels
-num_logits_to_keep num_nextn_predict_layers output_attentions output_hidden_states output_past output_router_logits
-pretraining_tp problem_type qkv_bias quantization_config reorder_and_upcast_attn rescale_prenorm_residual
-residual_in_fp32 return_dict router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 seq_aux
-slow_but_exact task_specific_params tokenizer_class torch_dtype torchscript transformers_version use_bias use_cache
-use_qkv_bias vocab_size
+_attn_implementation _from_model_config _name_or_path add_bias_linear add_qkv_bias altup_coef_clip architectures
+attention_bias attention_out_bias attention_softmax_in_fp32 attn_implementation attn_softmax_in_fp32 auto_map
+aux_loss_alpha bias bias_dropout_fusion chunk_size chunk_size_feed_forward deterministic_flash_attn do_sample dtype
+early_stopping enable_bias ep_size expand finetuning_task for_llm_compressor fp32_residual_connection fused_add_norm
+gradient_checkpointing id2label init_device init_method init_std initializer_cutoff_factor initializer_factor
+initializer_range input_jitter_noise is_decoder is_encoder_decoder label2id license lm_head_bias load_balance_coeff
+masked_softmax_fusion max_length min_length mlp_bias model_type moe_capacity moe_drop_tokens moe_use_aux_free
+mrope_interleaved mrope_section mtp_num_hidden_layers name num_beams num_labels num_logits_to_keep
+num_nextn_predict_layers output_attentions output_hidden_states output_past output_router_logits pretraining_tp
+problem_type qkv_bias quantization_config reorder_and_upcast_attn rescale_prenorm_residual residual_in_fp32
+return_dict router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 seq_aux slow_but_exact
+task_specific_params time_step_floor time_step_max time_step_rank time_step_scale tokenizer_class torch_dtype
+torchscript transformers_version type_vocab_size use_bias use_cache use_grouped_mm use_qkv_bias vocab_size
+vocab_size_per_layer_input w_init_variance_scale
 """.split())  # noqa: SIM905  many words are read best as words
-_INERT_ENDS = ("_token_id", "_token_index", "dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop", "_drop")
+_INERT_ENDS = ("_token_id", "_token_index", "dropout", "dropout_prob", "dropout_rate", "pdrop", "layerdrop", "_drop",
+               "_bias", "_chunk_size", "_expand", "_ssm_dtype", "_kernels", "_init_scale",
+               "_init_scheme", "_xavier_init")
+# Ends of keys that say by a rule what a list with a word for each layer says: where that is read, they add nothing.
+_PATTERNS = ("_interval", "_pattern", "_every_n_layers", "full_attn_layers", "first_k_dense_replace")
+_LISTS = ("layer_types", "mlp_layer_types", "kda_layers")
 _INERT_STARTS = ("summary_", "classifier_", "use_flash_attn", "use_flash_attention")
 # The same of a GGUF file, behind the architecture: sizes that tensors have too.
 _INERT_GGUF = frozenset(("vocab_size", "context_length", "block_count", "embedding_length", "feed_forward_length",
@@ -68,6 +77,13 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
     left = {key: value for key, value in _leaves(config) if key not in read and not _inert(key)
             and not (before and "." in key and not key.startswith(before))}
     values = dict(_leaves(config))
+    own = _named_by(spec)  # the family knows them, and this network has no layer that needs them
+    listed = any(name.split(".")[-1] in _LISTS for name in read if name in values)
+    for key in list(left):
+        word = key.split(".")[-1]
+        again = any(word.endswith(f"_{name.split('.')[-1]}") and values.get(name) == left[key] for name in read)
+        if key.removeprefix(before) in own or again or (listed and word.endswith(_PATTERNS)):
+            del left[key]
     for keys in _alternatives(spec.table):  # the same value under another name is read under that one
         both = [before + key if before + key in values else key for key in keys]
         known = [values[key] for key in both if key in read and key in values]
@@ -75,6 +91,18 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
             if key in left and left[key] in known:
                 del left[key]
     return sorted(left)
+
+
+def _named_by(spec: Spec) -> set[str]:
+    """Keys of config.json that the spec's own file names, not as one of several."""
+    def names(table: Mapping[str, Any]) -> Iterable[str]:
+        for key, value in table.items():
+            if key == "config" and isinstance(value, str):
+                yield value
+            elif isinstance(value, Mapping):
+                yield from names(value)
+
+    return set(names(own_tables(spec.path)))
 
 
 def _leaves(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
@@ -117,7 +145,8 @@ def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> di
     ours, theirs = spec.section("parameters"), family.section("parameters")
     for (section, option), value in settings.items():
         old = spec.section("hf").get(section, {}).get(option, spec.section(section).get(option))
-        if old is not None and old != value and _keys(old, ours) & read:
+        fixed = not isinstance(old, Mapping) and not _words(old) & ours.keys()  # a literal
+        if old is not None and old != value and (fixed or _keys(old, ours) & read):
             return None
         added[section][option] = value
         for name in _names(value, theirs):
@@ -168,7 +197,7 @@ def _names(value: Any, parameters: Mapping[str, Any]) -> list[str]:
 
 def _words(value: Any) -> set[str]:
     try:
-        tree = ast.parse(value.removeprefix("=").strip(), mode="eval") if isinstance(value, str) else None
+        tree = syntax.parse(value.removeprefix("=").strip(), "eval") if isinstance(value, str) else None
     except SyntaxError:  # a word of a choice, or other text
         return set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree else set()

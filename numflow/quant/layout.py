@@ -90,19 +90,21 @@ class RowScheme(Scheme):
         return (4 + code % 4) << (code // 4 + 18 - self.scale_bits)
 
 
-_BITS = {
-    2: (Plane(2, 0),), 3: (Plane(1, 2), Plane(2, 0)), 4: (Plane(4, 0),), 5: (Plane(1, 4), Plane(4, 0)),
-    6: (Plane(2, 4), Plane(4, 0)), 7: (Plane(1, 6), Plane(2, 4), Plane(4, 0)), 8: (Plane(8, 0),),
+# Planes of codes by their bits; a code of one bit is 0 or 2.
+CODE_PLANES = {
+    1: (Plane(1, 1),), 2: (Plane(2, 0),), 3: (Plane(1, 2), Plane(2, 0)), 4: (Plane(4, 0),),
+    5: (Plane(1, 4), Plane(4, 0)), 6: (Plane(2, 4), Plane(4, 0)), 7: (Plane(1, 6), Plane(2, 4), Plane(4, 0)),
+    8: (Plane(8, 0),),
 }
 
 ROW_SCHEMES = {scheme.name: scheme for scheme in (
-    RowScheme("q2", 16, 4, 3, 3, _BITS[2], 0.35),
-    RowScheme("q3", 16, 8, 3, 3, _BITS[3], 0.5),
-    RowScheme("q3h", 32, PAIR_LEVELS, 3, 3, _BITS[7], 0.55),
-    RowScheme("q4", 32, 16, 6, 6, _BITS[4], 0.7),
-    RowScheme("q5", 32, 32, 6, 6, _BITS[5], 0.78),
-    RowScheme("q6", 32, 64, 6, 6, _BITS[6], 0.84),
-    RowScheme("q8", 32, 256, 6, 6, _BITS[8], 0.92),
+    RowScheme("q2", 16, 4, 3, 3, CODE_PLANES[2], 0.35),
+    RowScheme("q3", 16, 8, 3, 3, CODE_PLANES[3], 0.5),
+    RowScheme("q3h", 32, PAIR_LEVELS, 3, 3, CODE_PLANES[7], 0.55),
+    RowScheme("q4", 32, 16, 6, 6, CODE_PLANES[4], 0.7),
+    RowScheme("q5", 32, 32, 6, 6, CODE_PLANES[5], 0.78),
+    RowScheme("q6", 32, 64, 6, 6, CODE_PLANES[6], 0.84),
+    RowScheme("q8", 32, 256, 6, 6, CODE_PLANES[8], 0.92),
 )}
 
 

@@ -9,10 +9,8 @@ Values of headers, in their order, floats of 16 bits as those bits; z is the kin
     SCALE     f16 d by 32 columns or more (Kind.shared)         w = d * (code - z)
     SCALE16   f16 d by 16                                       the same
     POWER     bf16 d by 32                                      the same
-    ZERO      f16 d, z by 32 or more                            w = d * (code - z)
-    ZERO_BF16 bf16 d, z by 32 or more                           the same
-    FACTORED  f32 d by 64 or more; floats s of 4 + 3 bits by 16   w = d * s * (code - z)
-    WIDE      f32 d by 32 or more                               w = d * (code - z), or d * table[code]
+    SCALED    d, z by 16 or more, or of the row (Kind.scale)    w = d * (code - z), or d * table[code]
+    FACTORED  f32 d of the row; floats s of 4 + 3 bits by 16    w = d * s * (code - z)
     BASE      f16 d, m by 32                                    w = d * code + m
     SUPER     f16 d, e by 256; u8 s, m by 32                    w = d * s * code - e * m
     SUPER16   f16 d, e by 256; u8 s, m of 4 bits by 16          the same
@@ -40,10 +38,10 @@ from numflow.quant.hub_types import HUB_TYPES, TABLES, HubType
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.layout import ROW_SCHEMES, Fields, RowScheme
 
-(SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, BYTES16, SIGNED, SIGNED16, GRID, GRID16, ZERO, ZERO_BF16, WIDE,
- FACTORED, F32, F16, BF16) = range(18)
-BY_16 = {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16, FACTORED}
-WITH_BASE = {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16, ZERO, ZERO_BF16}
+(SCALE, SCALE16, POWER, BASE, SUPER, SUPER16, BYTES16, SIGNED, SIGNED16, GRID, GRID16, SCALED, FACTORED, F32, F16,
+ BF16) = range(16)
+_BY_16 = {SCALE16, SUPER16, BYTES16, SIGNED16, GRID16, FACTORED}
+_WITH_BASE = {BASE, SUPER, SUPER16, BYTES16, GRID, GRID16}
 _BY_256 = {SUPER, SUPER16, SIGNED, SIGNED16}
 
 # Tables of the code-books: the non-linear one of IQ4, and twice the values of the 4-bit float E2M1.
@@ -56,10 +54,12 @@ class Kind:
     """A family of matrices that one set of kernels serves.
 
     bits:   of a code in memory. header: how a header is kept, and what it says. book: values of the codes.
-    factor: of all scales; only SIGNED and SIGNED16 have one. center: the code that stands for zero, where that is not
-            the middle. shared: columns that a file has one header for; its values repeat it for every 32.
+    factor: of all scales; SIGNED, SIGNED16 and SCALED of 1 bit have one. center: the code that stands for zero, where
+            that is not the middle. shared: columns that a file has one header for; its values repeat it for every 32,
+            but those of SCALED; 0: the row.
     levels: of codes, where they are fewer than their bits can tell apart.
     table:  of hub_types.TABLES, which has the numbers of the codes.
+    scale, zeros: of SCALED the types of d and z, "" for no z.
     """
 
     name: str
@@ -71,11 +71,23 @@ class Kind:
     shared: int = 32
     levels: int = 0
     table: str = ""
+    scale: str = ""
+    zeros: str = ""
 
     @property
     def zero(self) -> int:
         """The code that stands for zero, where a header has none of its own: a power of two."""
         return 128 if self.book else 0 if self.table else self.center or 1 << (math.ceil(self.bits) - 1)
+
+    @property
+    def by_16(self) -> bool:
+        """Whether there is a scale for each 16 columns."""
+        return self.header in _BY_16 or (self.header == SCALED and self.shared == 16)
+
+    @property
+    def with_base(self) -> bool:
+        """Whether headers say what is added to codes times scales."""
+        return self.header in _WITH_BASE or bool(self.zeros)
 
     @property
     def paired(self) -> bool:
@@ -103,14 +115,9 @@ class Kind:
         return self.is_float or bool(self.table)
 
     @property
-    def has_floats8(self) -> bool:
-        """Whether codes stand for floats of a table, or scales are 8-bit floats: kernels of GPUs have neither."""
-        return bool(self.table) or self.header == FACTORED
-
-    @property
     def block(self) -> int:
-        """Columns that one header is for; rows of other lengths are expanded."""
-        return 1 if self.is_float else 256 if self.header in _BY_256 else self.shared
+        """Columns that rows have a multiple of; rows of other lengths are expanded."""
+        return 1 if self.is_float else 256 if self.header in _BY_256 else self.shared or 16
 
 
 @dataclass(frozen=True)
@@ -129,8 +136,8 @@ def _of_grids(grid: GridType) -> Kind:
 def _of_hub(hub: HubType) -> Kind:
     if hub.by_16:
         return Kind(hub.kind, hub.bits, FACTORED, E2M1, shared=hub.block)
-    header = WIDE if hub.scale == "F32" else POWER if not hub.zero else ZERO if hub.scale == "F16" else ZERO_BF16
-    return Kind(hub.kind, hub.bits, header, shared=hub.block, table=hub.table)
+    return Kind(hub.kind, hub.bits, SCALED, factor=0.5 if hub.bits == 1 else 1.0, shared=hub.block, table=hub.table,
+                scale=hub.scale, zeros=hub.zeros)
 
 
 def _own(scheme: RowScheme) -> Kind:
@@ -178,13 +185,13 @@ STORED = {name: Stored(name, KINDS[kind], fields) for name, kind, fields in _ROW
 EXPANDED = dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), "F16")
 
 
-def kept_as(stored: str, columns: int, floats8: bool = True) -> Kind:
-    """The kind that rows of so many numbers of a tensor type are kept in. floats8: kernels know tables of floats.
+def kept_as(stored: str, columns: int) -> Kind:
+    """The kind that rows of so many numbers of a tensor type are kept in.
 
     Plain numbers where they are expanded: types without a row, and blocks of 16 columns that do not make whole units.
     """
     kind = (STORED.get(stored) or STORED[EXPANDED.get(stored, "F32")]).kind
-    return kind if columns % kind.block == 0 and (floats8 or not kind.has_floats8) else KINDS["f32"]
+    return kind if columns % kind.block == 0 else KINDS["f32"]
 
 
 def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -195,7 +202,7 @@ def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np
     if kind.is_own:
         rows, blocks = values
         return Fields(kind.own, rows[:, 0], blocks, codes).values()
-    by = [np.repeat(_numbers(value, kind), codes.shape[1] // value.shape[1], axis=1) for value in values]
+    by = [np.repeat(header_numbers(value, kind), codes.shape[1] // value.shape[1], axis=1) for value in values]
     numbers = codes.astype(np.float32)
     if kind.header == BASE:
         return by[0] * numbers + by[1]
@@ -204,17 +211,18 @@ def weights(kind: Kind, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> np
     if kind.header in (SUPER, SUPER16):
         d, e, s, m = by
         return d * s * numbers - e * m
-    if kind.header in (ZERO, ZERO_BF16):
-        return by[0] * (numbers - by[1])
+    if kind.zeros:
+        return np.float32(kind.factor) * by[0] * (numbers - by[1])
     if kind.table:
         return by[0] * TABLES[kind.table][codes]
     numbers = np.array(kind.book, np.float32)[codes] if kind.book else numbers - np.float32(kind.zero)
     return (by[0] if len(by) == 1 else by[0] * (np.float32(kind.factor) * by[1])) * numbers
 
 
-def _numbers(value: np.ndarray, kind: Kind) -> np.ndarray:
+def header_numbers(value: np.ndarray, kind: Kind) -> np.ndarray:
     """A header's value as float32."""
     if value.dtype != np.uint16:
         return value.astype(np.float32)
     bits = value.astype(np.uint32) << 16
-    return bits.view(np.float32) if kind.header in (POWER, ZERO_BF16) else value.view(np.float16).astype(np.float32)
+    is_bf16 = kind.header == POWER or kind.scale == "BF16"
+    return bits.view(np.float32) if is_bf16 else value.view(np.float16).astype(np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from numflow.quant.bits import unpack_planes
 from numflow.quant.grids import BLOCK, GridType
-from numflow.quant.hub_types import TABLES, HubType
+from numflow.quant.hub_types import SIZES, TABLES, UNIT, HubType
 from numflow.quant.inferflow import BYTES, SYMMETRIC, InferflowScheme
 from numflow.quant.layout import PAIR_LEVELS, RowScheme, unpack_reference
 
@@ -178,28 +178,29 @@ def of_grids(grid: GridType) -> Take:
     return fields
 
 
-_HALVES_OF_E4M3 = TABLES["e4m3"].astype(np.float16).view(np.uint16)
+HALVES_OF_E4M3 = TABLES["e4m3"].astype(np.float16).view(np.uint16)
 
 
 def of_hub(hub: HubType) -> Take:
-    times = hub.block // 32
-
-    @_family(hub.block)
-    def fields(blocks):
-        data, shape = blocks[..., hub.header_bytes:], (*blocks.shape[:2], hub.block)
-        if hub.bits == 4:
-            data = _shifted(data.reshape(*blocks.shape[:2], times, 16), 0, 4).reshape(shape) & 15
+    def fields(raw: np.ndarray, columns: int) -> Fields:
+        n, count = len(raw), columns // hub.columns
+        row, blocks = raw[:, :hub.row_header], raw[:, hub.row_header:].reshape(n, count, hub.size)
+        header = row[:, None] if hub.row_header else blocks[..., :hub.header_bytes]
+        units = blocks[..., 0 if hub.row_header else hub.header_bytes:].reshape(n, -1, hub.unit_bytes)
+        codes = unpack_planes(units[..., hub.by_16:], hub.planes, UNIT).reshape(n, columns)
+        values = [_numbers(header[..., :SIZES[hub.scale]], hub.scale)]
+        if hub.zeros:
+            values.append(_numbers(header[..., SIZES[hub.scale]:], hub.zeros))
         if hub.by_16:
-            d = np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0]
-            return data, (d, _HALVES_OF_E4M3[blocks[..., 4:hub.header_bytes]])
-        codes = data if hub.bits == 4 or hub.zero or hub.table else data ^ 128
-        if hub.scale == "F32":
-            scales = np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0]
-            return codes, (np.repeat(scales, times, axis=1),)
-        values = (_half(blocks, 0, times), _half(blocks, 2, times))
-        return codes, values if hub.zero else values[:1]
+            values.append(HALVES_OF_E4M3[units[..., 0]])
+        return codes, tuple(values)
 
     return fields
+
+
+def _numbers(data: np.ndarray, kind: str) -> np.ndarray:
+    """Scales or zeros [N, headers] of their bytes [N, headers, size]; floats of 16 bits as those bits."""
+    return np.ascontiguousarray(data).view({1: "u1", 2: "<u2", 4: "<f4"}[SIZES[kind]])[..., 0]
 
 
 def own(scheme: RowScheme) -> Take:

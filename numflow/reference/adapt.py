@@ -2,7 +2,7 @@
 
 
 def adapt(x, y, ids=None, *, batch, adapters, parts):
-    """y[row] + B (A x[row]) + bias, of the row's adapter; rows without one as they are.
+    """scale * y[row] + B (A x[row]) + bias, of the row's adapter; rows without one as they are.
 
     adapters: i32 [T], number of each row, of each token where there are ids. parts: number -> an AdaptedPart for each
     expert, None for no change. x has a row for each row of y, or one for each token.
@@ -13,6 +13,8 @@ def adapt(x, y, ids=None, *, batch, adapters, parts):
         own = parts.get(int(adapters[token]))
         found = own and own[0 if ids is None else ids.flat[row]]
         if found:
+            if found.scale is not None:
+                y[row] *= found.scale
             y[row] += found.b @ (found.a @ x[token if len(x) == len(adapters) else row])
             if found.bias is not None:
                 y[row] += found.bias

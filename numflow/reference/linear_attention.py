@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numflow.quant.state import STATE_BLOCK, stored
 from numflow.reference.state import sequences
 
 
@@ -18,15 +19,17 @@ def linear_attention(q, k, v, steps=None, beta=None, *, rate, skip=None, batch, 
     y = np.empty(v.shape, np.float32)
     written = v * steps[:, :, None] if scaled else v
     for rows, (memory,) in sequences(batch, state):
-        y[rows] = recurrence(q[rows], k[rows], written[rows], memory, decay[rows], None if beta is None else beta[rows])
+        y[rows] = recurrence(q[rows], k[rows], written[rows], memory, decay[rows], None if beta is None else beta[rows],
+                             state.shape.dtype, batch.positions[rows])
     return (y if skip is None else y + skip[:, None] * v).reshape(len(v), -1)
 
 
-def recurrence(q, k, v, state, decay, beta=None):
+def recurrence(q, k, v, state, decay, beta=None, dtype="f32", positions=None):
     """One sequence, token by token: q, k [n, H, dk], v [n, H, dv], decay [n, H, dk or 1] -> y [n, H, dv].
 
     state [H, dk, dv] is changed in place. beta [n, H]: the delta rule, which writes what the state does not say yet
     (arXiv 2412.06464; with a decay for each key column 2510.26692).
+    dtype: that the state is rounded to at the end of each block of tokens, by their positions.
     """
     y = np.empty(v.shape, np.float32)
     for t in range(len(v)):
@@ -36,6 +39,8 @@ def recurrence(q, k, v, state, decay, beta=None):
             u = beta[t][:, None] * (u - np.einsum("hkv,hk->hv", state, k[t]))
         state += k[t][:, :, None] * u[:, None]
         y[t] = np.einsum("hkv,hk->hv", state, q[t])
+        if dtype != "f32" and (positions[t] + 1) % STATE_BLOCK == 0:
+            state[...] = stored(state, dtype)
     return y
 
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from numflow.errors import NetworkError
 from numflow.executor.base import OneDevice, kv_types
-from numflow.executor.contract import ADAPT, TRACE
+from numflow.executor.contract import ADAPT, TRACE, WALK
+from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
 from numflow.ops import ADAPTING, EXCHANGES, TraceRow, local, op_of, states_of
 from numflow.reference import (
@@ -58,23 +59,25 @@ class Program(OneDevice):
     activations, threads: accepted because every executor has them; the attributes say what is used. The threads are
     those of NumPy's BLAS.
     kv_k, kv_v: types of cached keys and values, of quant.kv.KV_TYPES, or "auto": f32.
+    state_type: type that matrix states are rounded to, of quant.state.STATE_TYPES, or "auto": what the network says.
     world, device: of a plan with several devices, where they meet and which of them this is.
     """
 
-    activations, threads, can = "f32", None, frozenset({TRACE, ADAPT})
+    activations, threads, can = "f32", None, frozenset({TRACE, WALK, ADAPT})
 
     def __init__(self, network, weights, block_size=16, activations="f32", threads=None, kv_k="auto", kv_v="auto",
-                 world=None, device=0):
+                 world=None, device=0, state_type="auto"):
         kv = kv_types("f32", kv_k, kv_v)
         super().__init__(network, block_size)
         self.observer = None  # called as observer(step, inputs) before each step that runs
+        self.keeps_weights = True  # once converted; else each step converts its own, for models that memory cannot hold
         self._source, self._world, self._device = weights, world, device
         self._weights = {}
         self._parts = {}  # of each adapter
         windows = cache_windows(network)
         self._caches = {name: cache.KVCache(c, block_size, *kv, windows.get(name, 0))
                         for name, c in network.caches.items()}
-        self._states = {name: StateMemory(state) for name, state in network.states.items()}
+        self._states = {name: StateMemory(state) for name, state in stored_states(network, state_type).items()}
 
     @property
     def weights_bytes(self):
@@ -86,7 +89,12 @@ class Program(OneDevice):
         buffers = self._started(batch, entry, output)
         for step in self._steps(entry, output):
             self._step(step, batch, buffers)
+        self._latest = buffers
         return _columns(buffers, self.network.outputs[output]) if wanted and output is not None else None
+
+    def result(self, output):
+        """See executor.contract.Program."""
+        return _columns(self._latest, self.network.outputs[output]).copy()
 
     def trace(self, batch, entry="main"):
         """The same run; one TraceRow per step."""
@@ -98,8 +106,20 @@ class Program(OneDevice):
             rows.append(TraceRow(index, step.label, step.op, self._shapes(step, batch), _where(step.op), microseconds))
         return rows
 
+    def walk(self, batch, entry="main", first=0, given=None):
+        """The same run, step by step; see executor.contract.Program."""
+        buffers = self._started(batch, entry, None)
+        if given is not None:
+            _columns(buffers, given[0])[:] = given[1]
+        for index, step in enumerate(self._steps(entry, None)):
+            if index >= first:
+                self._step(step, batch, buffers)
+                yield index, [_columns(buffers, view).copy() for view in step.outputs]
+
     def weight(self, name):
-        """float32 array of a weight, converted once."""
+        """float32 array of a weight, converted once where weights are kept."""
+        if not self.keeps_weights:
+            return self._source.f32(name)
         if name not in self._weights:
             self._weights[name] = self._source.f32(name)
         return self._weights[name]
@@ -128,8 +148,11 @@ class Program(OneDevice):
         self._end(entry, output)
         self._checked(batch, entry)
         rows = self._rows(batch)
-        return {b.name: np.full((rows[b.rows], b.width), np.nan, np.float32) if b.dtype == "f32"
-                else np.zeros((rows[b.rows], b.width), np.int32) for b in self.network.buffers.values()}
+        buffers = {b.name: np.full((rows[b.rows], b.width), np.nan, np.float32) if b.dtype == "f32"
+                   else np.zeros((rows[b.rows], b.width), np.int32) for b in self.network.buffers.values()}
+        for view, given in self._given(batch, entry):
+            _columns(buffers, view)[:] = given
+        return buffers
 
     def _step(self, step, batch, buffers):
         inputs = [_columns(buffers, view) for view in step.inputs]

@@ -1,7 +1,7 @@
 """Models by name: where they come from and where they are kept."""
 
-from numflow.registry.catalogue import KnownModel, default_model, find, known
-from numflow.registry.store import installed, pull, remove, resolve, sampling, token_ids
+from numflow.registry.catalogue import KnownModel, default_model, find, known, shipped_model
+from numflow.registry.store import adapter, installed, pull, reachable, remove, resolve, sampling, token_ids
 
-__all__ = ["KnownModel", "default_model", "find", "installed", "known", "pull", "remove", "resolve", "sampling",
-           "token_ids"]
+__all__ = ["KnownModel", "adapter", "default_model", "find", "installed", "known", "pull", "reachable", "remove",
+           "resolve", "sampling", "shipped_model", "token_ids"]

@@ -15,6 +15,7 @@ from numflow.registry import paths
 
 _SHIPPED = Path(__file__).with_name("models.toml")
 _OF_THE_HUB = Path(__file__).with_name("names.toml")
+_TABLES = ("defaults", "shipped")  # of models.toml; all others are models
 _QUANTISATION = re.compile(r"(?:ud-)?i?q[1-8]\w*|tq\d\w*|mxfp4\w*|bf16|f16|f32", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # it names a folder, so no separators
 
@@ -62,7 +63,7 @@ class KnownModel:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # of conversations, where its files say nothing
 
 
-_NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",)}
+_NEEDED = {"pypi": ("wheels", "files"), "hf": ("repo",), "file": ("path",), "shipped": ("path",)}
 
 
 def known() -> dict[str, KnownModel]:
@@ -80,6 +81,11 @@ def known() -> dict[str, KnownModel]:
 def default_model(purpose: str = "generate") -> str:
     """Name of the model that commands use when none is named; purpose: a key of its [defaults]."""
     return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["defaults"][purpose]
+
+
+def shipped_model(purpose: str = "generate") -> str | None:
+    """Name of the model of this purpose that comes with numflow; None if there is none."""
+    return tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["shipped"].get(purpose)
 
 
 def find(name: str) -> KnownModel | None:
@@ -115,7 +121,7 @@ def _read(path: Path, **defaults: str) -> dict[str, KnownModel]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
-    return {name: _entry(path, name, table, defaults) for name, table in document.items() if name != "defaults"}
+    return {name: _entry(path, name, table, defaults) for name, table in document.items() if name not in _TABLES}
 
 
 def _entry(path: Path, name: str, table: Any, defaults: Mapping[str, str]) -> KnownModel:

@@ -6,7 +6,7 @@ huggingface_hub does the work: resuming, checking, locking, and its own cache, s
 import glob
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from numflow.errors import DownloadError, ModelNotFoundError, NumflowError
@@ -17,11 +17,12 @@ __all__ = ["HubName", "choose", "parse", "snapshot"]
 
 
 def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline: bool = False,
-             progress: bool = True) -> Path:
+             progress: bool = True, chooser: Callable[..., list[str]] = choose) -> Path:
     """The folder of a hub model on this disk, or its weight file where `pattern` or GGUF makes it one of several;
     fetched if need be and not `offline`.
 
     pattern: which weight files (`hub_files.choose`); "" chooses safetensors, else a GGUF model, else pickled weights.
+    chooser: of the files, given as `hub_files.choose`.
 
     Raises:
         ModelNotFoundError: no such repository or revision, no weights in it or several models that match, or it is not
@@ -45,7 +46,7 @@ def snapshot(repo: str, pattern: str = "", revision: str | None = None, offline:
     if not offline:
         tell(f"looking for {repo} on the hub")
     try:
-        folder, files = (_here if offline else _fetched)(repo, pattern, revision, tell)
+        folder, files = (_here if offline else _fetched)(repo, pattern, revision, tell, chooser)
     except NumflowError:
         raise
     except GatedRepoError:
@@ -96,19 +97,19 @@ def token_ids(repo: str, revision: str | None, offline: bool) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _fetched(repo: str, pattern: str, revision: str | None, tell) -> tuple[Path, list[str]]:
+def _fetched(repo: str, pattern: str, revision: str | None, tell, chooser=choose) -> tuple[Path, list[str]]:
     """The folder of a repository and the files of the model in it, from the hub."""
     import huggingface_hub
 
     def shards_of(index: str) -> Iterable[str]:
         return _shards(Path(huggingface_hub.hf_hub_download(repo, index, revision=revision)))
 
-    files = choose(repo, huggingface_hub.list_repo_files(repo, revision=revision), pattern, tell, shards_of)
+    files = chooser(repo, huggingface_hub.list_repo_files(repo, revision=revision), pattern, tell, shards_of)
     exactly = [glob.escape(file) for file in files]  # they are taken for patterns
     return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=exactly)), files
 
 
-def _here(repo: str, pattern: str, revision: str | None, tell) -> tuple[Path, list[str]]:
+def _here(repo: str, pattern: str, revision: str | None, tell, chooser=choose) -> tuple[Path, list[str]]:
     """The same of what is on this disk, all of it."""
     import huggingface_hub
 
@@ -116,7 +117,7 @@ def _here(repo: str, pattern: str, revision: str | None, tell) -> tuple[Path, li
     folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[]))
     there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
-        return folder, choose(repo, there, pattern, tell, lambda index: _shards(folder / index))
+        return folder, chooser(repo, there, pattern, tell, lambda index: _shards(folder / index))
     except ModelNotFoundError as error:
         raise _absent(repo, f" ({error})" if there else "") from None
 

@@ -74,6 +74,24 @@ def choose(repo: str, files: Sequence[str], pattern: str = "", tell: Callable[[s
     return weights + sorted(side) + ([] if folder else _module_files(files))
 
 
+def choose_adapter(repo: str, files: Sequence[str], pattern: str = "", *_) -> list[str]:
+    """The files of a repository that an adapter needs, weights first: PEFT's at its top, or a GGUF file.
+
+    Raises:
+        ModelNotFoundError: there is none, or several GGUF files that match.
+    """
+    weights = [name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in files]
+    if "adapter_config.json" in files and weights and not pattern:
+        return [weights[0], "adapter_config.json"]
+    found = [file for file in files if file.lower().endswith(".gguf")]
+    found = [file for file in found if not pattern or _fits(_Model(file, 0, (file,)), pattern)]
+    if len(found) != 1:
+        which = f" that matches {pattern!r}" if pattern else ""
+        raise ModelNotFoundError(f"{repo}: no adapter: expected adapter_config.json with adapter_model.safetensors, or "
+                                 f"one GGUF file{which}, found {len(found)}")
+    return found
+
+
 def _module_files(files: Sequence[str]) -> list[str]:
     """Files of the embedding's modules; of one that has safetensors not the pickled weights."""
     found = sorted(f for f in files if _MODULE_FILES.fullmatch(f))

@@ -5,6 +5,14 @@ from pathlib import Path
 
 from numflow.places import home
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_models() -> Path:
+    """The folder of models that come with numflow: the copy inside an installed one, else that of the checkout."""
+    installed = _PACKAGE / "_models"
+    return installed if installed.is_dir() else _PACKAGE.parent / "models" / "trained"
+
 
 def models_dir() -> Path:
     """The folder of downloaded models: one folder per model, by its registry name."""

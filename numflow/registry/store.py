@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from numflow import places
-from numflow.errors import DownloadError, ModelNotFoundError
+from numflow.errors import DownloadError, ModelNotFoundError, UnreachableError
 from numflow.registry import catalogue, hub, paths
 from numflow.registry.catalogue import KnownModel
+from numflow.registry.hub_files import choose_adapter
 from numflow.registry.progress import Silent, megabytes, reporter
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
@@ -46,6 +47,37 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
     raise catalogue.unknown(name)
 
 
+def adapter(name_or_path: str | os.PathLike, offline: bool = False, progress: bool = True) -> Path:
+    """The folder or file of an adapter: a local path, else `org/name` of the hub, fetched if need be.
+
+    Raises:
+        ModelNotFoundError, DownloadError: as `resolve`; a path that leads to nothing is returned as it is.
+    """
+    path, name = Path(name_or_path).expanduser(), str(name_or_path)
+    found = None if path.exists() else hub.parse(name)
+    if found is None or (found.repo == name and _means_a_path(name, path)):
+        return path
+    return hub.snapshot(*found, offline=paths.is_offline(offline), progress=progress, chooser=choose_adapter)
+
+
+def reachable(purpose: str = "generate", offline: bool = False) -> tuple[str, str]:
+    """Name of the model for a purpose where none is named, and why it is not the default one ("" if it is).
+
+    It is the default, fetched if need be. Without a network it is the one that comes with numflow.
+
+    Raises:
+        ModelNotFoundError, DownloadError: as of `resolve`, where none comes with numflow.
+    """
+    default, own = catalogue.default_model(purpose), catalogue.shipped_model(purpose)
+    if own is None or installed(catalogue.known()[own]) is None:
+        return default, ""
+    try:
+        resolve(default, offline)
+    except (ModelNotFoundError, UnreachableError) as error:
+        return own, str(error)
+    return default, ""
+
+
 def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | None:
     """Number of a model's token ids, if known before its weights are fetched; else None."""
     if Path(name_or_path).expanduser().exists():
@@ -73,8 +105,9 @@ def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Pat
         return hub.snapshot(entry.repo, ",".join(entry.patterns), entry.revision, offline, progress)
     if found := installed(entry):
         return found
-    if entry.source == "file":
-        raise ModelNotFoundError(f"{entry.name}: no file or folder {Path(entry.path).expanduser()}")
+    if entry.source in ("file", "shipped"):
+        place = Path(entry.path).expanduser() if entry.source == "file" else paths.shipped_models() / entry.path
+        raise ModelNotFoundError(f"{entry.name}: no file or folder {place}")
     if offline:
         raise ModelNotFoundError(f"{entry.name} is not on this disk and numflow is offline; "
                                  f"`numflow pull {entry.name}` fetches it once")
@@ -99,6 +132,8 @@ def remove(name_or_path: str | os.PathLike) -> tuple[Path, int]:
     found = hub.parse(entry.repo if entry is not None and entry.source == "hf" else name)
     if Path(name).expanduser().exists() or (entry is not None and entry.source == "file"):
         raise ModelNotFoundError(f"{name} is a file or folder of your own; only what numflow has fetched is removed")
+    if entry is not None and entry.source == "shipped":
+        raise ModelNotFoundError(f"{name} is a part of numflow; only what numflow has fetched is removed")
     if entry is None or entry.source == "hf":
         if found is None:
             raise catalogue.unknown(name)
@@ -122,6 +157,9 @@ def installed(entry: KnownModel) -> Path | None:
     if entry.source == "file":
         path = Path(entry.path).expanduser()
         return path if path.exists() else None
+    if entry.source == "shipped":
+        path = paths.shipped_models() / entry.path
+        return path if path.is_dir() else None
     folder = paths.models_dir() / entry.name
     files = [folder / file.path for file in entry.files]
     if not all(file.is_file() for file in files):

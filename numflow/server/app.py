@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
@@ -13,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
+from numflow.server.explore import routes as explore
+from numflow.server.http import pages
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages import schemas
 from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
@@ -27,34 +28,30 @@ from numflow.server.protocols.inferflow import native
 from numflow.server.protocols.infill import infill
 from numflow.server.protocols.openai_chat import chat
 from numflow.server.protocols.openai_completions import completions
-from numflow.server.service import adapters, status
+from numflow.server.service import adapters, slots, status
 from numflow.server.service.guard import LOOPBACK, OWN_NAMES, Guard
 from numflow.server.service.service import Service
 
 log = logging.getLogger("numflow.server")
 Handler = Callable[[Service, Request], Awaitable[Response]]
-PAGE = Path(__file__).with_name("page.html")
-# The page may run what it has in itself, and talk to this service only.
-PAGE_POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route. about: a line for the documentation. body: schema of the request."""
+    """One route. about: a line for the documentation. body: schema of the request. shown: it is a page or behind one,
+    which the option `page` leaves out."""
 
     method: str
     paths: tuple[str, ...]
     handler: Handler
     about: str = ""
     body: type[BaseModel] | None = None
+    shown: bool = False
 
 
 async def page(service: Service, request: Request) -> Response:
     """GET /: the chat page."""
-    return Response(PAGE.read_bytes(), media_type="text/html; charset=utf-8", headers={
-        "Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff"})
+    return pages.answer("index.html")
 
 
 async def schema(service: Service, request: Request) -> Json:
@@ -78,7 +75,8 @@ ENDPOINTS = (
     Endpoint("POST", ("/v1/messages/count_tokens",), messages.count_tokens, "Anthropic: tokens of a conversation",
              CountRequest),
     Endpoint("POST", ("/v1/embeddings", "/embeddings"), texts.embeddings, "OpenAI: embeddings of texts, or of token "
-             "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`",
+             "ids, which run as they are; `float` and `base64`; also `pooling`, `normalize`, `truncate`, `prompt`, "
+             "`instruction`",
              schemas.EmbeddingRequest),
     Endpoint("POST", ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"), rerank.rerank, "documents "
              "by their relevance to a query: of a reranker, or the cosine of embeddings", schemas.RerankRequest),
@@ -93,7 +91,17 @@ ENDPOINTS = (
     Endpoint("POST", ("/v1/unload_lora_adapter",), adapters.unload, "no longer: `lora_name`", UnloadAdapterRequest),
     Endpoint("POST", ("/",), native, "Inferflow's interface", schemas.NativeRequest),
     Endpoint("GET", ("/",), page, "the chat page, one file that asks nothing of others; conversations stay in the "
-             "browser"),
+             "browser", shown=True),
+    Endpoint("GET", ("/explore",), explore.page, "a page that looks inside the engine, by the four routes below; their "
+             "query may name a `model`", shown=True),
+    Endpoint("GET", ("/explore/kv",), explore.kv, "KV blocks and who holds them, requests, prefix tree; no texts",
+             shown=True),
+    Endpoint("GET", ("/explore/quantisation",), explore.quantisation, "a tensor under a scheme: `tensor`, `scheme`, "
+             "`row`; without a tensor the choice", shown=True),
+    Endpoint("GET", ("/explore/roofline",), explore.limits, "this machine's limits and the ops of the last request",
+             shown=True),
+    Endpoint("GET", ("/explore/timeline",), explore.partitions, "devices of a cluster at work, as priced: `cluster`, "
+             "`devices`, `batch`, `tokens`, `context`; without a cluster the choice", shown=True),
     Endpoint("POST", ("/api/chat",), ollama.chat, "Ollama: conversations; streams, tools, thinking, `format`",
              OllamaChat),
     Endpoint("POST", ("/api/generate",), ollama.generate, "Ollama: one prompt; `raw`, `suffix`, `context`",
@@ -118,11 +126,15 @@ ENDPOINTS = (
     Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", schemas.DetokenizeRequest),
     Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
              schemas.TemplateRequest),
-    Endpoint("GET", ("/health",), status.health, "200 when ready; 503 while models load, while the service ends, and "
-             "from a device's death until its model is loaded again, with the reason; never asks for a key"),
+    Endpoint("GET", ("/health/live",), status.live, "200 as long as the process answers; never asks for a key"),
+    Endpoint("GET", ("/health", "/health/ready"), status.health, "200 when ready; 503 while models load, while the "
+             "service ends, and from a device's death until its model is loaded again, with the reason; never asks for "
+             "a key"),
     Endpoint("GET", ("/status",), status.status, "engines and requests now, as JSON"),
     Endpoint("GET", ("/props",), status.props, "the first model (or `?model=`): context, template, settings, slots"),
-    Endpoint("GET", ("/slots",), status.slots, "places for sequences that run side by side"),
+    Endpoint("GET", ("/slots",), slots.slots, "places for sequences that run side by side"),
+    Endpoint("POST", ("/slots/{id}",), slots.slot, "`?action=save`, `restore` or `erase` the text that a slot had "
+             "last: `filename` of `slot_folder`", schemas.SlotRequest),
     Endpoint("GET", ("/metrics",), status.metrics, "counters and histograms for Prometheus"),
     Endpoint("GET", ("/openapi.json",), schema, "the fields of every route"),
 )
@@ -140,7 +152,7 @@ def make_app(service: Service, routes: Sequence[Endpoint] | None = None) -> Guar
             return await endpoint.handler(service, request)
         return handle
 
-    endpoints = [e for e in routes or ENDPOINTS if config.page or e.handler is not page]
+    endpoints = [e for e in routes or ENDPOINTS if config.page or not e.shown]
     by_path: dict[str, dict[str, Endpoint]] = {}
     for endpoint in endpoints:
         for path in endpoint.paths:

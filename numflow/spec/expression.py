@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from numflow import syntax
+
 
 def get(table: Any, key: Any, otherwise: Any = None) -> Any:
     """The value of a key of an object, `otherwise` if there is none. A number may be written as text there."""
@@ -88,7 +90,7 @@ def parse(text: str) -> ast.expr:
     if len(text) > _LONGEST:
         raise ExpressionError(f"expression longer than {_LONGEST} characters")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = syntax.parse(text.strip(), "eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"{text!r} is no expression ({getattr(error, 'msg', error)})") from None
     level, depth = [tree], 0

@@ -11,7 +11,8 @@ File formats are in the [README](../README.md#formats).
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """
 _KINDS = {"decoder": "Decoders: text is continued", "encoder": "Encoders: embeddings, gaps, scores",
-          "encoder-decoder": "Encoder-decoders: translation, summaries"}
+          "encoder-decoder": "Encoder-decoders: translation, summaries",
+          "draft": "Drafts: what guesses tokens for another model"}
 
 
 def markdown() -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from numflow.errors import ModelNotFoundError, SpecError, did_you_mean, quoted
 from numflow.spec import schema
 from numflow.spec.expression import ExpressionError, parse
+from numflow.spec.modules import MODULES
 from numflow.spec.paths import specs_dir
-from numflow.spec.schema import MODULES, SECTIONS, SpecOption
+from numflow.spec.schema import SECTIONS, SpecOption
 
 _DEPTH = 8
 _MOST_BYTES = 1 << 18  # of a file; the longest that is shipped has 6 kB
@@ -39,7 +40,7 @@ class Spec:
 
     @property
     def type(self) -> str:
-        """ "decoder", "encoder" or "encoder-decoder"."""
+        """ "decoder", "encoder", "encoder-decoder" or "draft"."""
         return self.table.get("model", {}).get("type", "decoder")
 
     @property
@@ -138,6 +139,11 @@ def _near(text: str) -> str:
     return did_you_mean(Path(text[-100:]).stem, [p.stem for p in specs_dir().glob("*.toml") if p.stem[0] != "_"])
 
 
+def own_tables(path: Path) -> Mapping[str, Any]:
+    """Tables of one file, without those that it extends."""
+    return _parse(path)
+
+
 def _read(path: Path) -> dict[str, Any]:
     table = _parse(path)
     _check_file(path, table)
@@ -227,8 +233,9 @@ def _check_part(path: Path, where: str, key: str, value: Any) -> None:
             check_option(path, f"{where}.{module}", SpecOption("bool", None, ""), text)
     elif key == "metadata":
         _check_metadata(path, where, value)
-    elif key == "within":
-        _expect(path, where, value, str, "the name of an object in config.json")
+    elif key in ("within", "draft_layer"):
+        what = {"within": "the name of an object in config.json", "draft_layer": "the beginning of names of tensors"}
+        _expect(path, where, value, str, what[key])
     else:
         _expect(path, where, value, dict, "a table")
         _known(path, where, value, SECTIONS[key])

@@ -1,7 +1,8 @@
 """specs/README.md from the schema: every key of the specification language, its kind, default and meaning."""
 
 from numflow.spec.expression import FUNCTIONS
-from numflow.spec.schema import MODULES, SECTIONS
+from numflow.spec.modules import MODULES
+from numflow.spec.schema import SECTIONS
 
 _INTRO = """# Specification files
 
@@ -15,7 +16,8 @@ one, `numflow spec new CHECKPOINT` drafts one, `docs/new-model.md` walks through
 |---|---|
 | `extends = "NAME"` | another spec (a file or a shipped one) whose tables this one adds to or replaces, key by \
 key |
-| `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`), `source`, `license`, `notes` |
+| `[model]` | `title`, `type` (`decoder`, `encoder`, `encoder-decoder`, `draft`: it \
+drafts for another model), `source`, `license`, `notes` |
 | `[detect]` | which checkpoints it describes: `architectures`, `model_type` (config.json), `gguf` \
 (general.architecture), `llama2c`, and a condition `when`. Not inherited |
 | `[parameters]` | named values: a literal, an expression, or a source table |
@@ -23,8 +25,12 @@ key |
 not run |
 | the sections below | the building blocks |
 | `[encoder.SECTION]`, `[decoder.SECTION]` | the same, for one stack of an encoder-decoder |
+| `[draft.SECTION]` | the same, for the block behind the last layer that predicts a further token (`mtp_proj`); its \
+layer is number `layers` |
 | `[hf]`, `[gguf]`, `[llama2c]` | what differs by where the tensors come from: `prefix`, `ignore`, `transposed`, \
-`within` (the object of config.json that holds this model's values, if not all of it), `tensors` and any section |
+`within` (the object of config.json that holds this model's values, if not all of it), `draft_layer` (what \
+stands for `layers.{layer}` in names of the block that predicts a further \
+token), `tensors` and any section |
 | `[hf.tensors]` ... | module = name in the file, or a list of names to try; `{layer}` and `{expert}` are \
 numbers (`{layers}`, in `ignore`, is how many there are); `.weight` and `.bias` are added; `enc.` / `dec.` \
 before the module for one stack |

@@ -154,7 +154,7 @@ class Resolved:
     # Options
 
     def option(self, section: str, key: str, layer: int | None = None, stack: str = "") -> Any:
-        """The value of an option for a layer of a stack ("", "encoder" or "decoder"), of the option's kind.
+        """The value of an option for a layer of a stack ("", "encoder", "decoder" or "draft"), of the option's kind.
 
         Raises:
             SpecError: naming the option, what was expected and what was found.

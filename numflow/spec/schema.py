@@ -11,7 +11,7 @@ from typing import Any
 
 REQUIRED = object()
 NAMINGS = ("hf", "gguf", "llama2c")
-STACKS = ("encoder", "decoder")
+STACKS = ("encoder", "decoder", "draft")
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "norm": _choice(("none", "before_gate", "after_gate"), "none", "norm of what is found: before it is multiplied "
                         "with its gate, or after"),
         "norm_eps": _float("norm_eps", "added to that norm's mean square", above=0, most=1),
+        "state_type": _choice(("f32", "f16", "bf16", "q8"), "f32", "how states of heads are stored"),
         "inner_norms": _bool(False, "scan: steps, B and C are normalised"),
         "least_step": _float(0.0, "steps are at least this", 0),
         "most_step": _float(1e30, "steps are at most this", above=0, most=1e30),
@@ -299,6 +300,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                                  "which hidden states they are made of: the first, the last, or the mean of all"),
         "score_activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "tanh", "the activation after score_dense"),
     },
+    "eagle": {
+        "layers": _list("none", "a draft that reads another model's stream: before which of its layers, from 0; none: "
+                                "before the third, the middle and the last but two"),
+        "leaving": _bool(False, "those numbers mean behind the layer"),
+        "norm_before_residual": _bool(False, "the residual stream of the draft begins with the norm of what is read"),
+        "norm_before_fc": _bool("has('eagle_norm.weight')", "a norm before what is read is projected"),
+        "offsets": _bool(True, "eagle_words has differences between a word's id in the model and in the draft"),
+    },
     "tokenizer": {
         "kind": _choice(("auto", "tokenizer.json", "sentencepiece", "gguf", "llama2c", "wordpiece", "bpe"), "auto",
                         "which reader; auto goes by the files"),
@@ -325,75 +334,12 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
 }
 
 # Parameters that options use by default; a spec may leave them undefined only if nothing needs them.
-MODEL_TYPES = ("decoder", "encoder", "encoder-decoder")
+MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
 SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
 TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.
-NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "metadata", "written", *SECTIONS, *STACKS)
-
-# Modules of a network by their standard name; a spec's tensor tables map them to names in a file.
-MODULES = {
-    "token_embd": "token embeddings [V, D]", "token_embd_norm": "norm of the summed embeddings",
-    "position_embd": "learned positions", "token_types": "segment embeddings",
-    "project_in": "embedding width -> D", "project_out": "D -> embedding width",
-    "attn_norm": "norm before attention", "attn_q": "query", "attn_k": "key", "attn_v": "value",
-    "attn_qkv": "query, key and value in one", "attn_output": "output projection of attention",
-    "attn_q_norm": "norm of queries", "attn_k_norm": "norm of keys", "attn_sinks": "sink logits",
-    "attn_gate": "output gate", "attn_v_norm": "norm of values", "attn_sub_norm": "norm before attn_output",
-    "conv_in": "gate before, gate after and input of a short convolution, in one", "conv": "taps [D, K]",
-    "conv_out": "output projection of a short convolution",
-    "ssm_in": "input of a recurrent block: gate, values, keys, queries and steps in one, or some of them",
-    "ssm_conv1d": "taps [C, K] of its convolution", "ssm_conv1d_q": "taps of queries", "ssm_conv1d_k": "taps of keys",
-    "ssm_conv1d_v": "taps of values", "ssm_x": "steps, B and C from the values", "ssm_dt": "steps, up; their bias",
-    "ssm_dt_norm": "norm of steps", "ssm_b_norm": "norm of B", "ssm_c_norm": "norm of C",
-    "ssm_a": "decay rates", "ssm_d": "factors [H] of values that pass by the state", "ssm_alpha": "steps of the decay",
-    "ssm_beta": "strength of writes", "ssm_ba": "strength of writes and steps per key head",
-    "ssm_f_a": "steps for each column, down", "ssm_f_b": "the same, up", "ssm_g_a": "gate of the output, down",
-    "ssm_g_b": "the same, up", "ssm_norm": "norm of what is found", "ssm_out": "output projection",
-    "lru_gate": "gate of a recurrence's output", "lru_in": "its input", "lru_rate": "its decay rates",
-    "lru_entry": "its gate of what enters, by blocks", "lru_entry_bias": "bias of that",
-    "lru_fade": "its gate of what fades, by blocks", "lru_fade_bias": "bias of that",
-    "ffn_latent_down": "inputs of the experts, down", "ffn_latent_up": "outputs of the experts, up",
-    "attn_rel_b": "relative position buckets [n, H]",
-    "attn_q_a": "latent query, down", "attn_q_a_norm": "its norm", "attn_q_b": "latent query, up",
-    "attn_kv_a": "latent key/value and rotated key, down", "attn_kv_a_norm": "its norm",
-    "attn_kv_b": "latent key/value, up",
-    "index_q": "queries of the index, from the compressed query", "index_k": "its keys [d, D]",
-    "index_k_norm": "their layer norm, epsilon 1e-6", "index_weights": "weights of its heads [I, D]",
-    "attn_k_b": "latent key, up (split files)", "attn_v_b": "latent value, up (split files)",
-    "attn_post_norm": "norm after attention", "ffn_norm": "norm before the feed-forward part",
-    "ffn_gate": "gate", "ffn_up": "up", "ffn_gate_up": "gate and up in one", "ffn_down": "down",
-    "ffn_post_norm": "norm after the feed-forward part", "ffn_sub_norm": "norm before ffn_down",
-    "ffn_act_positive": "xielu: softplus of it multiplies x^2 above 0",
-    "ffn_act_negative": "xielu: beta and softplus of it multiply the part below 0",
-    "ffn_act_beta": "xielu: beta", "ffn_act_eps": "xielu: upper end of the exponent",
-    "ffn_norm_exps": "norm before experts beside a dense part", "ffn_gate_inp_norm": "norm before their router",
-    "ffn_post_norm_dense": "norm after that dense part", "ffn_post_norm_exps": "norm after those experts",
-    "ffn_scale_exps": "numbers that gates are multiplied by, one for each expert",
-    "layer_scale": "number that the sum after a layer is multiplied by",
-    "per_layer_embd": "per-layer embeddings [V, layers * P]", "per_layer_model": "D -> layers * P",
-    "per_layer_norm": "norm of its output [P]", "per_layer_gate": "D -> P", "per_layer_proj": "P -> D",
-    "per_layer_post_norm": "norm after it",
-    "altup_proj": "first stream -> the others [S - 1, D, D]", "altup_unembd": "and back at the end [S - 1, D, D]",
-    "altup_router": "modalities [S, D]", "altup_router_norm": "norm before it",
-    "altup_predict": "coefficients of the prediction [S * S, S]", "altup_correct": "and of the correction [S, S]",
-    "altup_scale": "numbers [D] that the active stream is multiplied by for per-layer embeddings",
-    "laurel_l": "D -> rank", "laurel_r": "rank -> D", "laurel_post_norm": "norm after it",
-    "ffn_gate_inp": "router [X, D]", "exp_probs_b": "router bias used for choosing",
-    "ffn_gate_exps": "experts' gate", "ffn_up_exps": "experts' up", "ffn_gate_up_exps": "experts' gate and up",
-    "ffn_down_exps": "experts' down",
-    "ffn_gate_shexp": "shared expert's gate", "ffn_up_shexp": "shared expert's up",
-    "ffn_down_shexp": "shared expert's down",
-    "ffn_gate_up_shexp": "shared expert's gate and up", "ffn_gate_inp_shexp": "gate of the shared expert",
-    "cross_norm": "norm before cross-attention", "cross_q": "cross query", "cross_k": "cross key",
-    "cross_v": "cross value",
-    "cross_output": "output projection of cross-attention", "cross_post_norm": "norm after cross-attention",
-    "output_norm": "norm after the last layer", "output": "output matrix [V, D]",
-    "head_dense": "masked-LM transform", "head_norm": "its norm",
-    "score_dense": "dense layer before scores", "score_norm": "norm behind it", "score_output": "scores [labels, D]",
-    "rope_freqs": "divisors of the rotary frequencies", "rope_factors_long": "longrope",
-    "rope_factors_short": "longrope",
-}
+NAMING_KEYS = ("tensors", "ignore", "prefix", "transposed", "within", "draft_layer", "metadata", "written", *SECTIONS,
+               *STACKS)

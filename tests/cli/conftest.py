@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import numflow
+from numflow import registry
 from numflow.cli.app import app
 from numflow.engine.model import Model
 from numflow.engine.tasks.embedding_recipe import EmbeddingRecipe
@@ -51,6 +52,9 @@ class RecordingTokenizer(FakeTokenizer):
     def token_bytes(self, id):
         return bytes([id])
 
+    def decode(self, ids, skip_special=True):
+        return "".join(self.token_text(id) for id in ids)
+
     def token_text(self, id):
         return {BOS: "<s>", EOS: "</s>"}.get(id) or chr(id)
 
@@ -82,4 +86,6 @@ class Loader:
 def loader(monkeypatch) -> Loader:
     loader = Loader()
     monkeypatch.setattr(numflow, "load", loader)
+    monkeypatch.setattr(registry, "reachable", lambda purpose="generate", offline=False: (
+        registry.default_model(purpose), ""))
     return loader

@@ -19,9 +19,11 @@ def filled(tmp_path, monkeypatch, run):
                 places.cache("kernels") / "cuda" / "k.cubin": 4,
                 places.cache("prepared") / f"{'1' * 16}_{'2' * 16}_{'3' * 16}.safetensors": 200,
                 places.cache("prepared") / ".x.1.part": 10,
-                places.cache("quantised") / f"{'a' * 16}_b_c.safetensors": 70}
+                places.cache("quantised") / f"{'a' * 16}_b_c.safetensors": 70,
+                places.cache("prefixes") / f"{'c' * 16}.session": 5}
     own = [models_dir() / "my-own" / "m.gguf", places.cache("kernels") / "linux" / "kernel.c",
-           places.cache("prepared") / "thesis.safetensors", places.cache("quantised") / "notes.txt"]
+           places.cache("prepared") / "thesis.safetensors", places.cache("quantised") / "notes.txt",
+           places.cache("prefixes") / "talk.session"]
     for path, size in {**contents, **dict.fromkeys(own, 9)}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
@@ -33,7 +35,7 @@ def sizes(run):
 
 
 def test_sizes_are_shown(filled, run):
-    assert sizes(run) == {"models": 1500, "kernels": 34, "prepared": 210, "quantised": 70}
+    assert sizes(run) == {"models": 1500, "kernels": 34, "prepared": 210, "quantised": 70, "prefixes": 5}
     shown = run("cache")
     assert shown.code == 0 and shown.err == ""
     assert str(places.cache("kernels")) in shown.out and "1.5 kB" in shown.out and "NUMFLOW_HOME" in shown.out
@@ -42,7 +44,7 @@ def test_sizes_are_shown(filled, run):
 def test_one_kind_is_removed(filled, run):
     _, own = filled
     assert "prepared: 210 B removed from" in run("cache", "clear", "prepared").out
-    assert sizes(run) == {"models": 1500, "kernels": 34, "prepared": 0, "quantised": 70}
+    assert sizes(run) == {"models": 1500, "kernels": 34, "prepared": 0, "quantised": 70, "prefixes": 5}
     run("cache", "clear", "models")
     assert sizes(run)["models"] == 0
     assert all(path.exists() for path in own)
@@ -51,7 +53,7 @@ def test_one_kind_is_removed(filled, run):
 def test_all_but_models_are_removed_without_a_kind(filled, run):
     _, own = filled
     assert run("cache", "clear").code == 0
-    assert sizes(run) == {"models": 1500, "kernels": 0, "prepared": 0, "quantised": 0}
+    assert sizes(run) == {"models": 1500, "kernels": 0, "prepared": 0, "quantised": 0, "prefixes": 0}
     assert all(path.exists() for path in own)
 
 

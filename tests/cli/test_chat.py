@@ -90,6 +90,62 @@ def test_a_conversation_is_saved_and_loaded(run, loader, tmp_path):
     assert (tmp_path / "other").read_text() == "precious"
 
 
+def test_files_go_with_the_next_question(run, loader, tmp_path):
+    (tmp_path / "a.md").write_text("x\n```\ny\n")
+    (tmp_path / "b.bin").write_bytes(b"\xff")
+    with open(tmp_path / "large", "w") as file:
+        file.truncate(1_000_001)
+    done = run("chat", stdin=f"/attach {tmp_path}/a.md\nsum up\ngo on\n/attach\n")
+    assert (done.code, "no file goes with the next question" in done.err) == (0, True)
+    first, second = loader.tokenizer.prompts
+    assert first == "<user>sum up\n\na.md:\n````\nx\n```\ny\n````<assistant>"
+    assert second.endswith("<user>go on<assistant>") and second.count("a.md") == 1
+    assert "a.md" not in run("chat", stdin=f'/attach {tmp_path}/a.md\n/attach ""\none\n').out
+    assert loader.tokenizer.prompts[-1] == "<user>one<assistant>"
+    for name, complaint in (("b.bin", "not UTF-8"), ("gone", "No such file"), ("large", "1000001 bytes"),
+                            ("", "not a file")):
+        done = run("chat", stdin=f"/attach {tmp_path}/{name}\n")
+        assert (done.code, done.err.count("\n")) == (1, 1) and complaint in done.err
+
+
+def test_thinking_is_shown_but_no_part_of_the_conversation(run, loader):
+    loader.answer = b"<think>\nto greet\n</think>\n\nHi"
+    done = run("chat", stdin="/think\none\n/think\ntwo\n")
+    text = loader.answer.decode()
+    assert (done.code, done.out) == (0, f"(no thinking)\n{text}\nto greet\n{text}\n")  # in a pipe as it was written
+    assert loader.tokenizer.prompts[-1] == "<user>one<assistant>Hi<user>two<assistant>"
+
+
+def test_a_template_that_begins_the_thinking(run, loader, monkeypatch):
+    loader.answer = b"to greet</think>Hi"
+    kind, original = type(loader.tokenizer), type(loader.tokenizer).apply_chat
+    monkeypatch.setattr(kind, "apply_chat", lambda self, messages: original(self, messages) + "<think>")
+    done = run("chat", stdin="one\n/think\ntwo\n")
+    assert done.out.splitlines()[1] == "to greet" and "<assistant>Hi<user>two" in loader.tokenizer.prompts[-1]
+
+
+def test_another_model_goes_on_with_the_conversation(run, loader):
+    done = run("chat", "-m", "first", stdin="one\n/model\n/model second\ntwo\n")
+    assert done.code == 0 and [given["name"] for given in loader.options] == ["first", "second"]
+    assert "model            first" in done.out and "model            second" in done.out
+    assert loader.tokenizer.prompts[-1] == f"<user>one<assistant>{ANSWER}<user>two<assistant>"
+    assert [program.closed for program in loader.programs] == [True, True]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_before(run, loader, terminal, monkeypatch):
+    from numflow.errors import ModelNotFoundError
+
+    def load(name, **options):
+        if name == "gone":
+            raise ModelNotFoundError("no model gone")
+        return loader(name, **options)
+
+    monkeypatch.setattr("numflow.load", load)
+    terminal("/model gone", "one")
+    done = run("chat", "-m", "first")
+    assert (done.code, done.out) == (0, f"{ANSWER}\n") and "error: no model gone" in done.err
+
+
 def test_stats_of_a_conversation(run, loader):
     done = run("chat", stdin="/stats\none\n/stats\n")
     assert "(no answer yet)" in done.out and "tok/s" in done.out and "of 512 tokens, 1 turns" in done.out
@@ -204,3 +260,18 @@ def test_ctrl_c_leaves_a_text_of_several_lines(run, loader, terminal):
     terminal('"""one', KeyboardInterrupt(), "two")
     assert run("chat").code == 0
     assert loader.tokenizer.prompts == ["<user>two<assistant>"]
+
+
+def test_a_session_goes_on_where_it_was_left(run, loader, tmp_path):
+    path = tmp_path / "talk.session"
+    assert run("chat", "--system", "Be kind", "--session", str(path), stdin="one\n").code == 0
+    done = run("chat", "--session", str(path), stdin="two\n")
+    assert (done.code, done.out, done.err) == (0, f"{ANSWER}\n", "(1 turns)\n")
+    assert loader.tokenizer.prompts[-1] == f"<system>Be kind<user>one<assistant>{ANSWER}<user>two<assistant>"
+    done = run("chat", "--session", str(path), stdin="/undo\n")
+    assert done.code == 0 and "(2 turns)" in done.err and "(2 turns)" in run(
+        "chat", "--session", str(path), stdin="").err  # nothing was answered, nothing is written
+    path.write_bytes(b"x" * 50)
+    done = run("chat", "--session", str(path), stdin="two\n")
+    assert (done.code, done.out) == (1, "") and done.err.startswith(f"error: {path}: ") and done.err.count("\n") == 1
+    assert "there is no folder" in run("chat", "--session", str(tmp_path / "no" / "x"), stdin="two\n").err

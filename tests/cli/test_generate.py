@@ -14,6 +14,7 @@ from numflow.cli.generate import generate
 from numflow.engine.load import load
 from numflow.engine.model import Model
 from numflow.engine.request.request import Settings
+from numflow.engine.run.walk import Guess, Values, Walk
 from numflow.ops import TraceRow
 from tests.engine.fake import EOS, VOCABULARY
 
@@ -243,18 +244,42 @@ ROWS = [TraceRow(0, "token_embd", "embed", "[1] -> [1, 4]", "numflow/cpu/embed.p
         TraceRow(2, "output", "linear", "[1, 4] -> [1, 9]", "numflow/cpu/linear.py:345", 1000.0)]
 
 
-def test_trace_prints_the_walk_of_a_token(run, loader, monkeypatch):
+@pytest.fixture
+def walked(monkeypatch):
+    """Prompts that were walked, by a model whose walk is always the same."""
     seen = []
-    monkeypatch.setattr(Model, "trace", lambda self, prompt, chat: seen.append((prompt, chat)) or ROWS)
+    walk = Walk("a\nb", True, [(5, "a"), (6, "\nb")], ROWS, {0: Values(-1.0, 2.5, 0.75, True)},
+                [Guess(7, " <c>", 0.5)], [[Guess(8, "d", 0.25)]], np.array([[1.0, -2.0]], np.float32))
+    monkeypatch.setattr(Model, "walk", lambda self, prompt, chat, lens: seen.append((prompt, chat, lens)) or walk)
+    return seen
+
+
+def test_trace_prints_the_walk_of_a_token(run, loader, walked):
     lines = run("generate", "--trace", "x").out.splitlines()
-    assert lines[:4] == ["#  label       op        shapes            kernel                         µs",
-                         "0  token_embd  embed     [1] -> [1, 4]     numflow/cpu/embed.py:12       1.2",
-                         "1  norm        rms_norm  [1, 4] -> [1, 4]  in step 2                       -",
-                         "2  output      linear    [1, 4] -> [1, 9]  numflow/cpu/linear.py:345  1000.0"]
-    assert lines[4].startswith("3 steps, 1.001 ms")
-    found = json.loads(run("generate", "--trace", "--json", "--raw", "x").out)
-    assert [(row["op"], row["within"]) for row in found] == [("embed", None), ("rms_norm", 2), ("linear", None)]
-    assert seen == [("x", True), ("x", False)]
+    assert lines[:3] == [r'text  "a\nb"  template: applied', r'ids   5 "a" 6 "\nb"', "walk of the last one, position 1"]
+    assert lines[4:8] == [
+        "#  label       op        shapes            min  max   rms      µs  kernel",
+        "0  token_embd  embed     [1] -> [1, 4]      -1  2.5  0.75     1.2  numflow/cpu/embed.py:12",
+        "1  norm        rms_norm  [1, 4] -> [1, 4]    -    -     -       -  in step 2 (fused)",
+        "2  output      linear    [1, 4] -> [1, 9]    -    -     -  1000.0  numflow/cpu/linear.py:345"]
+    assert lines[8].startswith("3 steps, 1.001 ms")
+    assert lines[9:] == ['after layer 0:  "d" 25.0 %', 'likeliest:  " <c>" 50.0 %']
+    found = json.loads(run("generate", "--trace", "--json", "--raw", "--lens", "x").out)
+    assert [(row["op"], row["within"]) for row in found["steps"]] == [("embed", None), ("rms_norm", 2),
+                                                                      ("linear", None)]
+    assert found["best"] == [{"id": 7, "text": " <c>", "probability": 0.5}] and found["steps"][1]["values"] is None
+    assert walked == [("x", True, False), ("x", False, True)]
+
+
+def test_a_trace_as_a_page(run, loader, walked, tmp_path):
+    assert run("generate", "--trace", "--html", tmp_path / "walk.html", "x").code == 0
+    page = (tmp_path / "walk.html").read_text(encoding="utf-8")
+    assert "def rms_norm(" in page and "&lt;c&gt;" in page and "<c>" not in page and page.count("<details") == 3
+    assert "://" not in page.replace("arXiv", "")
+    done = run("generate", "--html", tmp_path / "x", "x")
+    assert done.code == 1 and "--html is a part of --trace" in done.err
+    done = run("generate", "--trace", "--html", tmp_path / "gone" / "x", "x")
+    assert done.code == 1 and done.err.endswith("No such file or directory\n")
 
 
 @pytest.mark.parametrize("arguments", [

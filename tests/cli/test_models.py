@@ -44,7 +44,7 @@ def test_models_lists_what_is_known(run):
     assert "98.4 MB  no" in smollm and smollm.endswith("(default)")
     found = json.loads(run("models", "--json").out)
     assert [m["name"] for m in found["models"] if m["default"]] == ["smollm2-135m-instruct"]
-    assert all(m["path"] is None for m in found["models"])
+    assert {m["source"] for m in found["models"] if m["path"]} == {"shipped"}
 
 
 def test_rm_removes_what_was_fetched(run, tiny, tmp_path):

@@ -55,7 +55,8 @@ def test_a_size_to_meet_and_a_text_to_calibrate_on(run, source, text, tmp_path):
 
 @pytest.mark.parametrize("weights, could", [("q3h", True), ("q4", False), ("q2_b32t1b", False), ("Q8_0", False)])
 def test_few_bits_without_calibration_are_told(run, source, tmp_path, weights, could):
-    done = run("quantize", source, tmp_path / ("x.gguf" if weights == "Q8_0" else "x"), "--weights", weights)
+    file = tmp_path / ("x.gguf" if weights == "Q8_0" else "x")
+    done = run("quantize", source, file, "--weights", weights, "--no-calibration")
     assert done.code == 0, done.err
     assert ("found without calibration" in done.out) == could
 
@@ -68,7 +69,7 @@ def types(file):
 def test_a_recipe_with_a_scheme_for_what_it_does_not_name(run, source, tmp_path):
     recipe, file = tmp_path / "r.toml", tmp_path / "x"
     recipe.write_text('weights = "q8"\n[tensors]\n"output" = "q6"\n"*attn_v" = "keep"\n')
-    assert run("quantize", source, file, "--weights", "q3h", "--recipe", recipe).code == 0
+    assert run("quantize", source, file, "--weights", "q3h", "--recipe", recipe, "--no-calibration").code == 0
     found = types(file)
     assert (found["output"], found["blk.0.attn_v"], found["blk.1.ffn_up"]) == ("q6", "F32", "q3h")
 
@@ -91,7 +92,8 @@ def test_a_size_to_meet_with_a_recipe(run, source, text, tmp_path):
     ((), "say what to quantise to with --weights, --recipe or --target-bpw"),
     (("--weights", "q4_b32t1a", "--target-bpw", "4", "--imatrix", os.devnull),
      "--target-bpw measures with one of q2, q3, q3h, q4, q5, q6, q8; 'q4_b32t1a' is none"),
-    (("--target-bpw", "4"), "give a text or a calibration with --imatrix"),
+    (("--target-bpw", "4", "--no-calibration"), "give a text or a calibration with --imatrix"),
+    (("--weights", "q4", "--no-calibration", "--imatrix", os.devnull), "--imatrix is a calibration"),
     (("--weights", "q44"), "no quantisation scheme, preset or recipe file 'q44'; did you mean 'q4'"),
     (("--recipe", "nowhere.toml"), "no quantisation scheme, preset or recipe file 'nowhere.toml'"),
 ])
@@ -112,7 +114,8 @@ def test_files_that_are_none(run, source, text):
 
 
 def test_a_source_of_few_bits_is_warned_of(run, source, tmp_path):
-    first = run("quantize", source, tmp_path / "x.safetensors", "--weights", "q4")
-    again = run("quantize", tmp_path / "x.safetensors", tmp_path / "y.safetensors", "--weights", "q3")
+    first = run("quantize", source, tmp_path / "x.safetensors", "--weights", "q4", "--no-calibration")
+    again = run("quantize", tmp_path / "x.safetensors", tmp_path / "y.safetensors", "--weights", "q3",
+                "--no-calibration")
     assert first.code == again.code == 0 and "warning" not in first.err
     assert "warning: " in again.err and "are quantised already (q4)" in again.err

@@ -39,7 +39,7 @@ def text(tmp_path_factory):
 ])
 def test_weights_that_cannot_be(run, tmp_path, change, message):
     bad = write_model(tmp_path / "bad", change=change)
-    done = run("quantize", bad, tmp_path / "x", "--weights", "q3h")
+    done = run("quantize", bad, tmp_path / "x", "--weights", "q3h", "--no-calibration")
     assert done.code == 1 and message in done.err and done.err.count("\n") <= 2
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["bad"]
 
@@ -47,7 +47,7 @@ def test_weights_that_cannot_be(run, tmp_path, change, message):
 @pytest.mark.parametrize("change", ["cut", "short", "empty", "bit", "header", "length"])
 def test_damaged_files_are_noticed(run, source, tmp_path, change):
     file = tmp_path / "x"
-    assert run("quantize", source, file, "--weights", "q4").code == 0
+    assert run("quantize", source, file, "--weights", "q4", "--no-calibration").code == 0
     data = file.read_bytes()
     half = len(data) // 2
     file.write_bytes({"cut": data[:half], "short": data[:5], "empty": b"", "header": data[:20] + b"\xff" + data[21:],
@@ -109,7 +109,7 @@ def test_no_calibration_on_a_model_that_computes_nan(run, text, tmp_path):
 
 @pytest.mark.parametrize("threads", [0, -3])
 def test_threads_that_are_none(run, source, tmp_path, threads):
-    done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--threads", threads)
+    done = run("quantize", source, tmp_path / "x", "--weights", "q4", "--threads", threads, "--no-calibration")
     assert done.code == 1 and f"threads should be a whole number from 1, is {threads}" in done.err
 
 
@@ -120,7 +120,7 @@ def test_a_calibration_is_written_over_another(run, source, text, tmp_path):
 
 
 def test_a_source_of_other_shapes(run, source, tmp_path):
-    assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
+    assert run("quantize", source, tmp_path / "x", "--weights", "q4", "--no-calibration").code == 0
     done = run("verify", tmp_path / "x", "--against", write_model(tmp_path / "other", ffn=128))
     assert done.code == 1 and "has other hashes than its source had" in done.err
     assert "down_proj.weight' is [64, 96], in" in done.err and "it is [64, 128]" in done.err
@@ -194,7 +194,7 @@ def test_what_killed_runs_left_goes(run, source, tmp_path):
         writer._hold(file)
         if hasattr(os, "mkfifo"):
             os.mkfifo(pipe)
-        assert run("quantize", source, tmp_path / "x", "--weights", "q4").code == 0
+        assert run("quantize", source, tmp_path / "x", "--weights", "q4", "--no-calibration").code == 0
     assert not left.exists() and not other.exists()
     assert running.exists() and nobodys.exists() and (elsewhere.exists() or writer.fcntl is None)
     assert pipe.exists() or not hasattr(os, "mkfifo")
@@ -208,7 +208,7 @@ _HEARD = "from signal import *\nsignal(SIGHUP, SIG_DFL), signal(SIGINT, default_
 
 def start(source, target, before=""):
     return subprocess.Popen([sys.executable, "-c", before + _START, "quantize", str(source), str(target), "--weights",
-                             "q4", "--force"], stderr=subprocess.PIPE, text=True)
+                             "q4", "--force", "--no-calibration"], stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits and signals of POSIX")

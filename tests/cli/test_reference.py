@@ -2,12 +2,13 @@
 
 import pytest
 
-from numflow.cli import reference
+from numflow.cli import python_reference, reference
 from numflow.spec import families
 from tests.conftest import REPO
 
 
-@pytest.mark.parametrize("page, module", [("docs/commands.md", reference), ("docs/models.md", families)])
+@pytest.mark.parametrize("page, module", [("docs/commands.md", reference), ("docs/models.md", families),
+                                          ("docs/python.md", python_reference)])
 def test_pages_are_up_to_date(page, module):
     assert (REPO / page).read_text(encoding="utf-8") == module.markdown(), \
         f"python -m {module.__name__} > {page}"
@@ -23,3 +24,9 @@ def test_every_family_has_a_row():
     page = families.markdown()
     assert "| [llama](../specs/llama.toml) |" in page and "LlamaForCausalLM" in page
     assert page.index("## Decoders") < page.index("[llama]") < page.index("## Encoders") < page.index("[bert]")
+
+
+def test_what_python_promises_has_an_entry():
+    page = python_reference.markdown()
+    assert "## numflow.load\n" in page and "### Model.generate\n" in page and "| `SpecError` |" in page
+    assert "Raises:" in page and "### Model.program" not in page

@@ -95,6 +95,13 @@ def quantized_twice(x: np.ndarray) -> np.ndarray:
     return first + (codes * finer).reshape(x.shape)
 
 
+def as_bfloat16(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to bfloat16, ties to even; below 2^-126 zeros."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    near = bits + (bits >> 16 & 1) + np.uint32(0x7FFF) & np.uint32(0xFFFF0000)
+    return np.where(np.abs(x) < 2.0 ** -126, np.float32(0), near.view(np.float32))
+
+
 class Bench:
     """What a binder needs of a program, for one step on buffers [capacity, width + padding] of the given rows."""
 
@@ -135,10 +142,10 @@ class Bench:
         self._kept[-1][:] = 0xA5  # what was there before must not matter
         return self._kept[-1]
 
-    def operand(self, view: View, pieces: int):
-        sizes = operand_bytes(self.capacity[self._rows[view.buffer]], view.width, pieces)
+    def operand(self, view: View, kind: int):
+        sizes = operand_bytes(self.capacity[self._rows[view.buffer]], view.width, kind)
         x, aux = (self.scratch("operand", size).ctypes.data for size in sizes)
-        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, pieces)
+        call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, kind)
         return SimpleNamespace(x=x, aux=aux, calls=(call,))
 
     def run(self, calls, tokens: int, routes: int = 0, ids: np.ndarray | None = None) -> None:

@@ -68,13 +68,13 @@ def test_same_bits_for_every_type(isa, mode):
     ("", "darwin", {"neon", "dotprod"})])
 def test_what_a_processor_has(line, system, features, monkeypatch, tmp_path):
     """Of Linux's names, and of Apple's processors; code on disk is for these alone."""
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t: fpu avx512f neon\n{line}\n")
     monkeypatch.setattr(kernel_cache, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernel_cache, "ARM", True)
     flags = kernel_cache.processor_flags.__wrapped__()
     assert " ".join(flags) in line and bool(flags) == bool(line)
     monkeypatch.setattr(kernel_cache, "processor_flags", lambda: flags)
     monkeypatch.setattr(kernel_cache, "setting", lambda name: None)
-    monkeypatch.setattr(kernel_cache, "ARM", True)
     monkeypatch.setattr(kernel_cache.sys, "platform", system)
     assert kernel_cache.features() & {"neon", "dotprod"} == features
     assert simd_isa.isa.__wrapped__() == ("neon" if "dotprod" in features else "plain")

@@ -75,7 +75,8 @@ def run(norm, act, kind, rows, **options):
     ("rms_norm", "act_mul", "Q8_0", "int8"), ("layer_norm", "act", "Q8_0", "int8"),
     ("rms_norm", "act_mul", "F32", "int8"), ("layer_norm", "act", "F32", "int8"),
     ("rms_norm", "act_mul", "q3h+1%", "int8"), ("rms_norm", "act_mul", "Q8_0", "int16"),
-    ("layer_norm", "act", "Q8_0", "int16")])
+    ("layer_norm", "act", "Q8_0", "int16"), ("rms_norm", "act_mul", "F32", "bf16"),
+    ("layer_norm", "act", "F16", "bf16")])
 def test_the_same_bits_as_unfused(norm, act, kind, activations):
     for rows in (1, 13):
         expected, plain, batch = run(norm, act, kind, rows, threads=1, fused=False, activations=activations)
@@ -91,6 +92,14 @@ def test_the_same_bits_as_unfused(norm, act, kind, activations):
         assert all(("linear" in kernel) != apart for op, kernel in rows_of.values() if op == "add")
         alone = {norm, "add"} if apart else {norm}  # the last norm
         assert {"rms_norm", "act", "act_mul", "add", "layer_norm"} & set(made.kernels) == alone
+
+
+def test_auto_takes_pairs_where_only_wanted_rows_go_on():
+    exact, int8, pairs, auto = (run("rms_norm", "act_mul", "Q8_0", 13, threads=1, activations=mode)[0][0]
+                                for mode in ("f32", "int8", "int16", "auto"))
+    far = [np.sqrt(np.mean(np.square(found - exact))) for found in (pairs, auto, int8)]
+    assert 0 < far[0] < far[1] < far[2]
+    np.testing.assert_array_equal(run("rms_norm", "act_mul", "Q8_0", 5, threads=2, activations="auto")[0][0], auto[:5])
 
 
 X, Y, Z = (View(name, 0, 8) for name in "xyz")

@@ -72,7 +72,7 @@ def test_arguments_of_large_kernels_have_names():
 def test_stamps_are_known_by_factory_and_constants():
     files = [kernel.file for code in CODES.values() for kernel in code.kernels().values() if kernel.name in code.stamps]
     assert len(files) == len(set(files)) > 150
-    assert "linear-b4_super-True" in files and "pack_type-Q4_K" in files
+    assert "linear-b4_super-1-False" in files and "pack_type-Q4_K" in files
 
 
 def test_a_blank_line_under_the_decorator(tmp_path, monkeypatch):

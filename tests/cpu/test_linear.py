@@ -9,7 +9,8 @@ from numflow.quant.grids import GRIDS
 from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import STORED
-from tests.cpu.matrices import activations, columns_of, pack_stored, quantized, quantized_twice, run_linear
+from tests.cpu.matrices import activations, as_bfloat16, columns_of, pack_stored, quantized, quantized_twice, run_linear
+from tests.quant.hub import TYPES_TESTED
 
 # Decoding to float32 is the same code for these as for others of their header kind; each costs a second of compiling.
 _SLOW = {(kind, "f32") for kind in ("Q5_0", "Q8_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS", "MXFP4", "q2", "q4",
@@ -22,29 +23,36 @@ _SLOW |= {(kind, mode) for kind in ("TQ1_0", "TQ2_0", "Q2_0_128") for mode in ("
 # Inferflow's schemes are made of the same parts as GGUF's and our own.
 _SLOW |= {(kind, mode) for kind in INFERFLOW_SCHEMES for mode in ("int8", "f32")} - {("q3h_b64t1", "int8")}
 # Types of quantised checkpoints differ in the types of scales and zeros, and in tables.
-_SLOW |= {(kind, mode) for kind in HUB_TYPES for mode in ("int8", "f32")} - {("Z4_F16", "int8"), ("Z8_BF16", "f32"),
-                                                                             ("I8_F32", "f32"), ("NF4", "f32"),
-                                                                             ("E4M3", "f32"), ("E2M1_64", "f32")}
+_SLOW |= {(kind, mode) for kind in HUB_TYPES for mode in ("int8", "f32")} - {
+    ("U2_BF16_16", "int8"), ("U3_F16_32", "int8"), ("Z8_F16_ROW", "f32"), ("NF4_64", "f32"), ("E2M1_ROW", "f32")}
 CASES = [pytest.param(kind, mode, marks=[pytest.mark.slow] if (kind, mode) in _SLOW else [])
-         for kind in STORED for mode in ("int8", "f32") if mode == "f32" or not STORED[kind].kind.floats_only]
+         for kind in TYPES_TESTED for mode in ("int8", "f32") if mode == "f32" or not STORED[kind].kind.floats_only]
 CASES += [(kind, "int16") for kind in ("Q4_0", "Q6_K", "q3h", "q2", "IQ2_XS", "F16")]  # the kernels of int8
-_OPERANDS = {"int8": quantized, "int16": quantized_twice}
+CASES += [(kind, "bf16") for kind in ("F16", "BF16", "F32", "Q8_0")]
+_OPERANDS = {"int8": quantized, "int16": quantized_twice, "bf16": quantized_twice}
+
+
+def _columns(kind, mode):
+    """Of a matrix; pairs of bfloat16 need an even number."""
+    return 2 * columns_of(kind) if mode == "bf16" else columns_of(kind)
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_against_double_precision(kind, mode):
-    raw, packed = pack_stored(kind, 45, columns_of(kind))
+    raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x, bias = activations(33, raw.shape[1]), np.linspace(-3, 3, 45, dtype=np.float32)
     y = run_linear(packed, x, mode, bias, before=5)
-    weight = to_f32(raw.rows, kind).astype(np.float64)
-    x = x.astype(np.float64) if mode == "f32" or packed.floats_only else _OPERANDS[mode](x)
+    weight, floats = to_f32(raw.rows, kind).astype(np.float64), mode == "f32" or packed.floats_only
+    if floats and mode == "bf16":
+        x, weight = as_bfloat16(x), as_bfloat16(weight)
+    x = x.astype(np.float64) if floats else _OPERANDS[mode](x)
     bound = 1e-6 * (np.abs(x) @ np.abs(weight).T) + 1e-6 * np.abs(bias)
     assert (np.abs(y - (x @ weight.T + bias)) <= bound).all()
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_rows_do_not_depend_on_their_neighbours(kind, mode):
-    raw, packed = pack_stored(kind, 45, columns_of(kind))
+    raw, packed = pack_stored(kind, 45, _columns(kind, mode))
     x = activations(33, raw.shape[1])
     together = run_linear(packed, x, mode)
     for begin, end, threads in ((0, 1, 1), (4, 6, 3), (7, 10, 2), (3, 10, 1), (8, 16, 2), (24, 33, 5), (0, 33, 4)):
@@ -96,3 +104,39 @@ def test_activations_of_every_code():
     x = (x * 2.0 ** -np.arange(8, dtype=np.float32)[:, None]).reshape(1, 256)
     exact = x.astype(np.float64) @ to_f32(raw.rows, "Q6_K").astype(np.float64).T
     np.testing.assert_allclose(run_linear(packed, x, "int8"), exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+def test_pairs_of_bfloat16_are_added_in_one_order(kind):
+    """Of each pair the odd column first, pairs by turns to two sums of each 32 columns: the bits of `vdpbf16ps`."""
+    raw, packed = pack_stored(kind, 20, 70)
+    x = as_bfloat16(np.random.default_rng(2).standard_normal((5, 70)).astype(np.float32))
+    w = as_bfloat16(to_f32(raw.rows, kind))
+    products = x[:, None, :].astype(np.float64) * w  # exact, as are their sums with a float32 of about their size
+
+    def pair(total, k):
+        for column in (k + 1, k):
+            total = (total + products[:, :, column]).astype(np.float32)
+        return total
+
+    total = np.zeros((5, 20), np.float32)
+    for unit in (0, 32):
+        sums = [np.zeros_like(total), np.zeros_like(total)]
+        for k in range(0, 32, 2):
+            sums[k // 2 % 2] = pair(sums[k // 2 % 2], unit + k)
+        total = total + (sums[0] + sums[1])
+    for k in (64, 66, 68):
+        total = pair(total, k)
+    np.testing.assert_array_equal(run_linear(packed, x, "bf16"), total)
+
+
+def test_bfloat16_of_numbers_that_are_not_usual():
+    """NaN and infinities stay in their row, what is below 2^-126 is zero, and an odd width meets float32."""
+    _, packed = pack_stored("F16", 16, 64)
+    x = np.ones((5, 64), np.float32)
+    x[0, 3], x[1, 5], x[2], x[4, 7] = np.nan, np.inf, 1e-39, np.uint32(0x7F800001).view(np.float32)
+    y = run_linear(packed, x, "bf16")
+    assert np.isnan(y[[0, 4]]).all() and not np.isfinite(y[1]).any() and (y[2] == 0).all()
+    np.testing.assert_array_equal(y[3], run_linear(packed, x[3:4], "bf16")[0])
+    _, odd = pack_stored("F16", 16, 63)
+    np.testing.assert_array_equal(run_linear(odd, x[3:4, :63], "bf16"), run_linear(odd, x[3:4, :63], "f32"))

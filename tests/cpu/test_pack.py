@@ -16,7 +16,8 @@ from numflow.ops import Step, View
 from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import EXPANDED, STORED
-from tests.cpu.matrices import Bench, columns_of, pack_stored, run_linear, stored
+from tests.cpu.matrices import Bench, activations, columns_of, pack_stored, run_linear, stored
+from tests.quant.hub import TYPES_TESTED
 
 
 def _rows(packed, ids, scale=1.0):
@@ -29,9 +30,9 @@ def _rows(packed, ids, scale=1.0):
 
 # Some of Inferflow's schemes: signed codes, split nibbles, pairs. The others differ in few lines.
 _SOME = {"q8_b32t2", "q5_b32t1", "q3h_b64t1", "q4_b16"}
-_SOME |= {"Z4_F16", "I8_F32", "NF4", "E4M3", "E5M2"}
+_SOME |= {"U2_BF16_16", "I8_F32_ROW", "U1_F16_ROW", "NF4_64", "E4M3_ROW", "E2M1_ROW"}
 _KINDS = [pytest.param(kind, marks=[pytest.mark.slow] if kind in {*INFERFLOW_SCHEMES, *HUB_TYPES} - _SOME else [])
-          for kind in STORED]
+          for kind in TYPES_TESTED]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -46,6 +47,20 @@ def test_every_number_comes_back(kind):
     else:
         np.testing.assert_array_equal(_rows(packed, ids), values[ids])
     np.testing.assert_array_equal(_rows(packed, ids, 0.5), 0.5 * _rows(packed, ids))
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("U2_BF16_16", 48), ("U2_BF16_16", 80), ("E4M3_ROW", 48),
+                                               pytest.param("E2M1_ROW", 112, marks=pytest.mark.slow)])
+def test_rows_that_half_of_a_unit_ends(kind, columns):
+    """Tables and products, in the bits of the type."""
+    raw, packed = pack_stored(kind, 45, columns)
+    assert packed.expanded_from is None and packed.is_ragged
+    values = to_f32(raw.rows, kind)
+    np.testing.assert_array_equal(_rows(packed, np.arange(45)), values)
+    x = activations(11, columns)
+    exact = x.astype(np.float64) @ values.astype(np.float64).T
+    bound = 1e-6 * np.abs(x).astype(np.float64) @ np.abs(values).T
+    assert (np.abs(run_linear(packed, x, "int8") - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "F16"])
@@ -64,13 +79,13 @@ def test_threads_and_groups_only_move_rows(kind):
 def test_sizes_are_those_of_the_layout():
     packed = pack_stored("q3h", 32, 512)[1]
     assert packed.nbytes == 2 * sum(SCHEMES["q3h"].tile_bytes(512))
-    bits = {kind: 8 * sum(SCHEMES[stored.kind.name].tile_bytes(512)) / (16 * 512) for kind, stored in STORED.items()}
+    bits = {kind: 8 * sum(SCHEMES[stored.kind.name].tile_bytes(512)) / (16 * 512) for kind, stored in STORED.items()
+            if kind not in HUB_TYPES}
     assert bits == {"Q4_0": 4.5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_1": 5.0, "Q5_1": 6.0, "Q2_K": 2.625, "Q3_K": 3.5625,
                     "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125, "MXFP4": 4.5,
                     "NVFP4": 5.0, "Q1_0": 1.125, "Q2_0": 2.25, "Q2_0_128": 2.125, "TQ1_0": 1.8125, "TQ2_0": 2.0625,
                     "IQ1_S": 1.6875, "IQ1_M": 1.8125, "IQ2_XXS": 2.1875, "IQ2_XS": 2.4375, "IQ2_S": 2.5625,
                     "IQ3_XXS": 3.1875, "IQ3_S": 3.4375, "F32": 32, "F16": 16, "BF16": 16,
-                    **{hub.name: 8 * hub.size / hub.block for hub in HUB_TYPES.values()},
                     # as in the file, whose rows have 16 bits of header
                     "q2": 2.375 + 16 / 512, "q3": 3.375 + 16 / 512, "q3h": 3.6875 + 16 / 512, "q4": 4.375 + 16 / 512,
                     "q5": 5.375 + 16 / 512, "q6": 6.375 + 16 / 512, "q8": 8.375 + 16 / 512,

@@ -196,7 +196,7 @@ def test_batches_that_would_read_outside_memory_are_refused(change, message):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"activations": "int4"}, "activations should be one of int8, int16, f32"),
+    ({"activations": "int4"}, "activations should be one of int8, int16, auto, bf16, f32"),
     ({"kv_k": "f8"}, "kv_k should be one of auto, f32, f16, q8"),
     ({"kv_v": "Q4"}, "kv_v should be one of auto, f32, f16, q8"),
     ({"block_size": 48}, "multiple of 64")])

@@ -8,7 +8,8 @@ import sys
 import numba
 import pytest
 
-from numflow.cpu.linear.linear import kernel_of
+from numflow.cpu.linear.activations import INT8
+from numflow.cpu.linear.linear import kernel_named
 from numflow.cpu.runtime.compiler import FASTMATH
 from numflow.cpu.simd.isa import FORCED, isa
 from numflow.formats.types import TYPES
@@ -35,7 +36,7 @@ def _check(name, cases):
 @x86_with_avx2
 @pytest.mark.parametrize("name", ["avx2", "plain"])
 def test_same_bits(name):
-    _check(name, [("Q8_0", "int8"), ("Q6_K", "int8"), ("q3h", "int8"), ("F16", "f32")])
+    _check(name, [("Q8_0", "int8"), ("Q6_K", "int8"), ("q3h", "int8"), ("F16", "f32"), ("F16", "bf16")])
 
 
 def test_dots_of_the_largest_numbers():
@@ -76,9 +77,10 @@ def test_same_bits_for_every_type(name):
 _ASSEMBLY = """
 import sys
 import numba
-from numflow.cpu.linear.linear import kernel_of
+from numflow.cpu.linear.activations import INT8
+from numflow.cpu.linear.linear import kernel_named
 from numflow.cpu.simd.isa import FORCED, isa
-compiled = numba.cfunc("void(int64, int64, int64)")(kernel_of("linear", sys.argv[1], True).fn)
+compiled = numba.cfunc("void(int64, int64, int64)")(kernel_named("linear", sys.argv[1], INT8).fn)
 print(isa(), compiled._library.get_asm_str())
 """
 
@@ -111,6 +113,6 @@ def test_avxvnni_is_encoded_for_it():
 def test_avx512_code(name, dots):
     """A dot product per column group and token, its activations broadcast from memory, nothing spilt to the stack."""
     assembly = numba.cfunc("void(int64, int64, int64)", fastmath=FASTMATH, error_model="numpy")(
-        kernel_of("linear", name, True).fn)._library.get_asm_str()
+        kernel_named("linear", name, INT8).fn)._library.get_asm_str()
     assert len(re.findall(r"vpdpbusd\s.*\{1to16\}", assembly)) == dots
     assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp", assembly)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from numflow.lab.shapes import Shape, random_checkpoint, random_network
 from numflow.network import WeightSource
 from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, blank_rows, experts_case, linear_case
+from tests.cuda.on_ptx.device import assembly
 from tests.cuda.small import CASES
 
 CAPABILITIES = ((8, 0), (9, 0))
@@ -30,11 +32,12 @@ def compiler_is_there() -> bool:
 WIDTHS = (512, 2048)  # of decoders, whose steps kernels do together; from 2048 on norms have blocks of 1024 threads
 
 
-def decoder(shape: Shape, kind: str):
-    """(network, weights) of a decoder whose matrices are zero bytes of a type, for what only looks at kernels."""
+def decoder(shape: Shape, kind: str, rows: Callable | None = blank_rows):
+    """(network, weights) of a decoder whose matrices are rows(kind, n, k), zero bytes for what only looks at kernels;
+    None: the checkpoint's own random ones."""
     made = random_checkpoint(shape, kind)
-    matrices = {name: replace(tensor, read=partial(blank_rows, kind, *tensor.shape))
-                for name, tensor in made.tensors.items() if len(tensor.shape) == 2}
+    matrices = {name: replace(tensor, read=partial(rows, kind, *tensor.shape))
+                for name, tensor in made.tensors.items() if rows and len(tensor.shape) == 2}
     network, checkpoint = random_network(shape, kind)[0], replace(made, tensors=made.tensors | matrices)
     return network, WeightSource(network, checkpoint)
 
@@ -73,7 +76,9 @@ def binaries() -> dict[tuple[str, tuple[int, int]], Binary]:
 
 
 def _compile(name):
-    return {capability: cached(all_kernels()[name], capability) for capability in CAPABILITIES}
+    made = {capability: cached(all_kernels()[name], capability) for capability in CAPABILITIES}
+    assembly(all_kernels()[name])  # kept for the machine that runs it; made a moment ago
+    return made
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.learn.cases.build import error, run_case
+from numflow.quant.stored import STORED
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import QUANTISED, linear_case
 
@@ -23,9 +24,13 @@ def test_float_activations(kind):
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_int8_activations(kind):
-    """The matrix times x rounded to int8 per 32 columns, worked out here in NumPy."""
+    """The matrix times x rounded to int8 per 32 columns, worked out here in NumPy; tables of floats take x as it is."""
     case = linear_case(kind, 5, 512, 3)
-    _check_int8(case, 512, 3)
+    if STORED[kind].kind.table:
+        (actual,) = run_case(case, Program, activations="int8", gpu=Simulated(seed=2))
+        assert error(actual, run_case(case, Reference)[0]) < 1e-5
+    else:
+        _check_int8(case, 512, 3)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "q3h"])
@@ -60,7 +65,8 @@ def test_tensor_cores(kind, tokens):
     case = linear_case(kind, 20, 256, tokens, bias=tokens > 9)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
     (expected,) = run_case(case, Reference)
-    assert error(actual, expected) < (1e-2 if kind == "BF16" else 4e-3)
+    # Zeros of their own, times the step, are rounded to 11 bits as well.
+    assert error(actual, expected) < (1e-2 if kind == "BF16" else 8e-3 if kind.startswith("U") else 4e-3)
 
 
 def test_columns_in_parts():

@@ -17,10 +17,12 @@ from numflow.cuda.exchange.exchange import copy_rows
 from numflow.cuda.program import Program
 from numflow.cuda.survey import Notebook
 from numflow.cuda.weights.pack import upload
+from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError, DeviceFaultError
 from numflow.learn.cases.build import run_case
 from numflow.learn.cases.cases import CASES
 from numflow.network.weights.source import RawMatrix
+from numflow.ops import Batch
 from tests.cuda.attention_shapes import attention_case
 from tests.cuda.fake_driver import OK, Code, FakeDriver, fake_binary
 from tests.cuda.matrices import experts_case
@@ -68,6 +70,23 @@ def test_a_graph_serves_smaller_batches():
     assert device._cu.replays == 3
     for a, b in zip(replayed, run_case(case, Program, gpu=Simulated()), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(0.8, 0.5, (("top_p", 0.9),))], ids=["greedy", "drawn"])
+def test_one_wait_for_each_token(choice, monkeypatch):
+    """Once a graph is recorded: the host waits for the picked ids, and for nothing else of the queue."""
+    case, device = BY_NAME["attention"], gpu()
+    fake, waits = device._cu, []
+    monkeypatch.setattr(fake, "cuStreamSynchronize", lambda stream: waits.append(stream) or (OK,), raising=False)
+    program = Program(case.network, case.weights, gpu=device)
+    program.reserve(2)
+    for position in range(5):
+        before = len(waits), fake.replays
+        program.sample(Batch(np.array([7]), np.array([position]), np.array([0, 1]), np.array([[0]]), np.array([0])),
+                       [choice])
+        if position > 1:
+            assert (len(waits) - before[0], fake.replays - before[1]) == (1, 1)
+    program.close()
 
 
 def test_errors_of_the_driver():

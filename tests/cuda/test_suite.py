@@ -1,13 +1,15 @@
 """The GPU suite survives what it meets: failures are rows, ends of processes are noted, results are not lost."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from experiments.gpu_suite.__main__ import PARTS, apart
+from experiments.gpu_suite.__main__ import PARTS, STAGES, apart
 from experiments.gpu_suite.report import write
-from experiments.gpu_suite.setting import FAULT_CODE, INTERRUPTED, MOST_FAILURES, Setting, kept
+from experiments.gpu_suite.setting import FAULT_CODE, INTERRUPTED, MOST_FAILURES, OVER, Setting, kept
 
 BEGIN = """
 import os, sys, time
@@ -113,6 +115,40 @@ def test_what_is_run_again(setting):
     setting.run(lambda setting: setting.add(what="all"))
     assert setting.is_done()
     assert not Setting(False, False, setting.out, "copies").is_done()
+
+
+def test_a_part_that_the_clock_ends_goes_on(setting):
+    """Rows that are there are not made again; what is not there yet is."""
+    def part(setting, until):
+        for size in range(4):
+            if not setting.was_tried(size=size):
+                with setting.attempt(size=size):
+                    setting.add(size=size)
+            if size == until:
+                setting.limit_s = -1.0
+            if setting.is_over:
+                return
+
+    setting.run(lambda setting: part(setting, 1))
+    assert kept(setting.path)["error"] == OVER and not setting.is_done()
+    again = Setting(True, True, setting.out, "copies")
+    again.run(lambda setting: part(setting, None))
+    assert [row["size"] for row in kept(setting.path)["rows"]] == [0, 1, 2, 3]
+    assert again.is_done() and kept(setting.path)["complete"]
+
+
+@pytest.mark.slow
+def test_a_stage_leaves_one_file_for_all_of_its_parts(tmp_path):
+    command = [sys.executable, "-m", "experiments.gpu_suite", "--simulator", "--quick", "--stage", "1", "--out",
+               str(tmp_path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=600)
+    found = kept(tmp_path / "stage-1.json")
+    assert [part["part"] for part in found["parts"]] == list(STAGES[0])
+    assert all(part["complete"] and part["rows"] for part in found["parts"])
+
+
+def test_every_part_has_a_stage():
+    assert sorted(part for parts in STAGES for part in parts) == sorted(set(PARTS) - {"compiling"})
 
 
 def test_the_page_of_parts_that_failed(setting):

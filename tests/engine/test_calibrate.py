@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import numflow
-from numflow.engine.quantise.calibrate import Collector, calibrate
+from numflow.engine.calibration.collector import Collector
+from numflow.engine.quantise.calibrate import calibrate
 from numflow.errors import RequestError
 from numflow.network.quantise.quantise import matrices
 from numflow.ops import Buffer, Network, Part, Step, View, Weight
@@ -48,7 +49,7 @@ def test_experts_are_counted_apart():
     views = View("x", 0, 4), View("ids", 0, 2)
     step = Step("expert_linear", views, (View("y", 0, 2),), {"weight": "w"})
     network = Network("n", {"main": (step,)}, {b: Buffer(b, "tokens", 4) for b in "xy"}, {"w": weight}, {}, {}, {})
-    collector, x = Collector(network, moments=True), np.arange(8, dtype=np.float32).reshape(2, 4)
+    collector, x = Collector(network, 8192), np.arange(8, dtype=np.float32).reshape(2, 4)
     collector(step, [x, np.array([[0, 1], [1, 0]], np.int32)])
     found = collector.calibration({})
     both = np.mean(x ** 2, axis=0)

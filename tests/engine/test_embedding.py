@@ -118,6 +118,39 @@ def test_prompts():
     np.testing.assert_allclose(model.embed("abc", False), rows(table, "q: abc")[3:].mean(0), rtol=1e-6)
 
 
+def test_the_first_numbers_alone():
+    """Matryoshka: of an embedding that is as long as 1 they are made so again."""
+    model, table = table_model()
+    whole = rows(table, "abc").mean(0)
+    np.testing.assert_allclose(model.embed("abc", dimensions=4), whole[:4] / np.linalg.norm(whole[:4]), rtol=1e-6)
+    np.testing.assert_allclose(model.embed(["abc"], normalize=False, dimensions=4), whole[None, :4], rtol=1e-6)
+    np.testing.assert_array_equal(model.embed("abc", dimensions=WIDTH), model.embed("abc"))
+    assert model.embed([], dimensions=3).shape == (0, 3)
+    for bad in (0, WIDTH + 1, 2.0, True, "3"):
+        with pytest.raises(RequestError, match=f"dimensions.*from 1 to {WIDTH}"):
+            model.embed("abc", dimensions=bad)
+    named, _ = table_model(EmbeddingRecipe(("mean",), dimensions=(2, 4)))
+    assert named.embed("abc", dimensions=4).shape == (4,) and named.embed("abc", dimensions=WIDTH).shape == (WIDTH,)
+    with pytest.raises(RequestError, match="may have 2, 4 numbers, not 3"):
+        named.embed("abc", dimensions=3)
+
+
+def test_instructions():
+    recipe = EmbeddingRecipe(("cls", "last"), prompts={"plain": "p", "query": "Instruct: find it\nQuery:", "other":
+                                                       "Instruct: find it\nText: "})
+    model, table = table_model(recipe, context=99)
+    for prompt, rest in ((None, "Query:"), ("query", "Query:"), ("other", "Text: ")):
+        np.testing.assert_array_equal(
+            model.embed("abc", normalize=False, pooling="mean", prompt=prompt, instruction="sort"),
+            rows(table, f"Instruct: sort\n{rest}abc").mean(0).astype(np.float32))
+    for bad, said in ((EmbeddingRecipe(("mean",)), "has no prompt that begins with 'Instruct:'"),
+                      (recipe, "prompt 'plain' of .* does not begin")):
+        with pytest.raises(RequestError, match=f"instruction.*{said}"):
+            table_model(bad)[0].embed("abc", instruction="sort", prompt="plain" if bad is recipe else None)
+    with pytest.raises(RequestError, match="instruction 'sort' is for texts"):
+        model.embed([1, 2], instruction="sort")
+
+
 def test_what_cannot_be_embedded():
     model, _ = table_model(EmbeddingRecipe())
     with pytest.raises(RequestError, match="table does not say how embeddings are pooled.*one of cls, max, mean"):

@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 
 import pytest
@@ -88,9 +89,10 @@ INTERFACES = ("cli/groups.py", "cli/options.py", "cli/serve.py", "server/config/
               "engine/engine.py", "engine/options.py")
 
 
-def declared(name: str) -> list[str]:
-    """Files that say an option's type, default, help or flag: where it is a field, a parameter, a key or a flag."""
-    found = []
+@cache
+def said() -> dict[str, set[str]]:
+    """Names of fields, parameters and keys, and flags, by file."""
+    found = {}
     for path in sorted((REPO / "numflow").rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         fields_ = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
@@ -98,10 +100,14 @@ def declared(name: str) -> list[str]:
         names += [node.arg for node in nodes if isinstance(node, ast.arg) and node.annotation is not None]
         texts = [node for table in nodes if isinstance(table, ast.Dict) for node in table.keys]
         names += [node.value for node in texts if isinstance(node, ast.Constant)]
-        flags = {node.value for node in nodes if isinstance(node, ast.Constant) and str(node.value).startswith("--")}
-        if name in names or in_shell(name) in flags:
-            found.append(path.relative_to(REPO / "numflow").as_posix())
+        names += [node.value for node in nodes if isinstance(node, ast.Constant) and str(node.value).startswith("--")]
+        found[path.relative_to(REPO / "numflow").as_posix()] = {name for name in names if isinstance(name, str)}
     return found
+
+
+def declared(name: str) -> list[str]:
+    """Files that say an option's type, default, help or flag: where it is a field, a parameter, a key or a flag."""
+    return [file for file, names in said().items() if names & {name, in_shell(name)}]
 
 
 def test_an_option_stands_in_two_places_at_most():

@@ -107,3 +107,10 @@ def test_modules_that_are_no_modules(tmp_path):
     (tmp_path / "modules.json").write_text('[{"path": ""}]')
     with pytest.raises(FormatError, match="objects with type and path"):
         read_recipe({"modules": tmp_path / "modules.json"})
+
+
+def test_dimensions_of_the_configuration():
+    assert read_recipe({}, "mean", {"matryoshka_dimensions": [32, 64]}).dimensions == (32, 64)
+    for bad in ("64", [0], [1.5], 7):
+        with pytest.raises(FormatError, match="matryoshka_dimensions.*list of numbers"):
+            read_recipe({}, "mean", {"matryoshka_dimensions": bad})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from numflow.cpu.weights.layout import SCHEMES
+from numflow.cuda.weights import layout as cuda
 from numflow.errors import FormatError, NumflowError
 from numflow.formats import open_checkpoint
 from numflow.formats.quantised import coded
@@ -56,29 +57,46 @@ def test_rows_are_made_some_at_a_time(tmp_path, name, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "kind"), [
-    ("mxfp4", "MXFP4"), ("packed-f16", "Q4_0"), ("int8-f16", "Q8_0"), ("packed-4", "I4_BF16"), ("int8", "I8_BF16"),
-    ("gptq-4", "Z4_F16_32"), ("gptq-128", "Z4_F16"), ("gptq-8", "Z8_F16"), ("awq-64", "Z4_F16"),
-    ("packed-zeros", "Z4_BF16"), ("packed-8-zeros", "Z8_BF16"), ("torchao", "I8_F32"), ("bnb-int8", "I8_F32"),
-    ("fp8-block", "E4M3"), ("fp8-mx", "E4M3_32"), ("fp8-e5m2", "E5M2"), ("nf4", "NF4"), ("nf4-double", "NF4"),
-    ("fp4", "FP4"), ("nvfp4", "E2M1_128"), ("nvfp4-modelopt", "E2M1_128"), ("hqq-64", "Z4_BF16"), ("hqq-8", "Z8_BF16")])
+    ("mxfp4", "MXFP4"), ("packed-f16", "I4_F16_64"), ("int8-f16", "I8_F16_ROW"), ("packed-4", "I4_BF16_32"),
+    ("int8", "I8_BF16_ROW"), ("packed-16", "I4_BF16_16"), ("packed-3", "I3_BF16_32"), ("gptq-4", "U4_F16_32"),
+    ("gptq-2", "U2_F16_32"), ("gptq-3-act", "U3_F16_32"), ("gptq-128", "U4_F16_128"), ("gptq-whole", "U4_F16_ROW"),
+    ("gptq-8", "Z8_F16_32"), ("gptq-short-group", "U4_F16_16"), ("awq-64", "U4_F16_64"),
+    ("packed-zeros", "U4_BF16_64"), ("packed-8-zeros", "U8_BF16_32"), ("packed-channel-zeros", "U4_F32_ROW"),
+    ("torchao-zeros", "U8_F32_ROW"), ("bnb-int8", "I8_F32_ROW"), ("fp8-block", "E4M3_128"), ("fp8-mx", "E4M3_32"),
+    ("fp8-e5m2", "E5M2_ROW"), ("nf4", "NF4_64"), ("nf4-double", "NF4_64"), ("fp4", "FP4_64"), ("nvfp4", "E2M1_ROW"),
+    ("nvfp4-modelopt", "E2M1_ROW"), ("hqq-64", "Z4_BF16_64"), ("hqq-8", "Z8_BF16_32"), ("hqq-1", "Z1_BF16_32"),
+    ("hqq-across", "Z4_F16_ROW")])
 def test_types_that_hold_a_format_exactly_are_kept(tmp_path, name, kind):
-    """In memory at most 1.1 times the bytes of the file."""
-    tensors, _, config = made(name, 64, 256)
+    """In memory at most 1.1 times the bytes of the file, on the CPU and on GPUs."""
+    tensors, _, config = made(name, 64, 512 if "nvfp4" in name else 256)
     tensor = open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"]
+    tensor = tensor.ordered.tensor if tensor.ordered else tensor
     assert tensor.type.name == kind
     assert tensor.raw() is tensor.raw() and tensor.raw().nbytes == tensor.nbytes
-    resident = 4 * sum(SCHEMES[STORED[kind].kind.name].tile_bytes(256))
-    assert resident <= 1.1 * sum(np.asarray(array).nbytes for _, array in tensors.values())
+    scheme, most = STORED[kind].kind.name, 1.1 * sum(np.asarray(array).nbytes for _, array in tensors.values())
+    assert 4 * sum(SCHEMES[scheme].tile_bytes(tensor.columns)) <= most
+    assert name == "gptq-short-group" or 64 * cuda.SCHEMES[scheme].row_bytes(tensor.columns) <= most
 
 
-@pytest.mark.parametrize("name", ["gptq-act", "packed-16", "gptq-short-group"])
-def test_others_are_float32(tmp_path, name):
-    tensors, weights, config = made(name, 64, 192)
+@pytest.mark.parametrize(("name", "columns"), [("gptq-act", 192), ("hqq-axis-0", 192), ("int8", 200)])
+def test_others_are_float32(tmp_path, name, columns):
+    tensors, weights, config = made(name, 64, columns)
     tensor = open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"]
     assert tensor.type.name == "F32"
     if name == "gptq-act":  # but for its columns in the order of groups
-        assert tensor.ordered.tensor.type.name == "Z4_F16_32"
+        assert tensor.ordered.tensor.type.name == "U4_F16_32"
         close(tensor.ordered.tensor.f32(), weights[:, tensor.ordered.order])
+
+
+def test_a_group_may_be_larger_than_a_row(tmp_path):
+    tensors, weights, config = made("gptq-whole", 64, 192)
+    folder = folder_of(tmp_path, tensors, config | {"group_size": 1 << 70})
+    close(open_checkpoint(folder).tensors[f"{MODULE}.weight"].f32(), weights)
+
+
+def test_the_last_group_may_be_short(tmp_path):
+    tensors, weights, config = made("gptq-short-group", 64, 224)
+    close(open_checkpoint(folder_of(tmp_path, tensors, config)).tensors[f"{MODULE}.weight"].f32(), weights)
 
 
 def test_a_stack_of_experts_in_blocks(tmp_path):
@@ -192,6 +210,7 @@ DAMAGE = [
     ("hqq-4", lambda t, c: t.update(quant_scale=("BOOL", np.uint8(1))), "quant_scale.*is set"),
     ("torchao", _without("_weight_scale"), "needs .*_weight_scale"),
     ("torchao", _typed("_weight_qdata", "U8", "u1"), "is U8"),
+    ("torchao", lambda t, c: t.update(_weight_qdata=("I8", np.zeros((64, 0), np.int8))), "there are none"),
 ]
 
 

@@ -55,11 +55,8 @@ def test_on_a_base_whose_columns_are_in_another_order(backend, tmp_path):
     assert relative_error(row, expected) < TOLERANCE < relative_error(base, expected)
 
 
-ONE_BY_ONE = [folder for folder in FOLDERS if folder.name != "peft_dora"]
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("folder", ONE_BY_ONE, ids=[folder.name for folder in ONE_BY_ONE])
+@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
 def test_side_by_side(folder, backend):
     case, expected = load_case(folder)
     adapter = folder / case["adapter"]["path"]

@@ -221,6 +221,33 @@ def test_rows_that_add_and_weights_that_are_sums(name, backend):
         assert not np.array_equal(expected, bare)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["llama_biased", "gpt2"])
+def test_rows_of_other_lengths_and_tensors_in_place(name, backend):
+    """DoRA of every matrix; or other biases, a table and a matrix in place of the base's, as when they are merged."""
+    case = load_case(name)
+    found = memory_checkpoint(case.configs[0], case.tensors)
+    spec, rng = network.choose_spec(found), np.random.default_rng(1)
+    plain = network.build(spec, found)
+    wanted, _ = own_matrices(found)
+    tables = {name for name in wanted if any(word in name for word in ("embed", "wte", "wpe"))}
+    dora = Adapter(PATH, "hf", {name: low_rank(name, shape, True) for name, shape in wanted.items()
+                                if name not in tables and name != "lm_head.weight"})
+    names = [*sorted(tables)[:1], min(set(wanted) - tables),
+             *(name for name in found.tensors if name.endswith(("q_proj.bias", "c_attn.bias")))]
+    saved = Adapter(PATH, "hf", {}, replaced={name: tensor(name, rng.standard_normal(found.tensors[name].shape))
+                                              for name in names})
+    built = adaptable(plain, found)
+    with closing(program_of(backend, built, found)) as program:
+        for number, (adapter, scale) in enumerate([(dora, 0.3), (saved, 1.0)]):
+            some = merged(found, spec, [(adapter, scale)])
+            program.set_adapter(number, parts_of(built, found, fitted(adapter, found, spec), scale))
+            whole = network.build(spec, some)
+            with closing(program_of("reference", whole, some)) as sums:
+                expected = logits_of(sums, case, whole, -1)
+            assert np.abs(logits_of(program, case, built, number) - expected).max() < 1e-4 * expected.std()
+
+
 def program_of(backend: str, built, found):
     program = import_module(f"numflow.{backend}.program").Program(
         built, WeightSource(built, found), **({"activations": "f32", "threads": 2} if backend == "cpu" else {}))
@@ -236,4 +263,8 @@ def test_what_rows_cannot_add():
     adapter = Adapter(PATH, "hf", {name: low_rank(name, found.tensors[name].shape)})
     built = adaptable(network.build(spec, found), found)
     with pytest.raises(RequestError, match="kv_b_proj.*merge"):
+        parts_of(built, found, fitted(adapter, found, spec), 1.0)
+    norm = next(name for name in found.tensors if "norm" in name)
+    adapter = Adapter(PATH, "hf", {}, replaced={norm: found.tensors[norm]})
+    with pytest.raises(RequestError, match="norm.*no product or look-up has; merge"):
         parts_of(built, found, fitted(adapter, found, spec), 1.0)

@@ -1,17 +1,22 @@
 """Drafts: keys of config.json that change the arithmetic are mapped, or keep the draft from running."""
 
+import json
+import re
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from numflow import network
 from numflow.errors import SpecError
+from numflow.formats import open_checkpoint
 from numflow.network import WeightSource
 from numflow.network.new_spec import draft
 from numflow.reference.program import Program
 from numflow.spec import load_spec
-from tests.specs.case import load_case, memory_checkpoint, run
+from tests.conftest import SHARED, shared
+from tests.specs.case import load_case, memory_checkpoint, relative_error, run
 
 IDS = list(range(3, 15))
 
@@ -108,3 +113,34 @@ def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
     known = memory_checkpoint(case.configs[0], case.tensors)
     spec = network.choose_spec(known)
     np.testing.assert_allclose(logits(checkpoint, written(drafted, tmp_path)), logits(known, spec.path), atol=1e-4)
+
+
+MOST = {"granitemoehybrid_mamba": 7, "hunyuan_v1_moe": 8}  # keys of parts that they do not have, and of their own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in SHARED.glob("fixtures_2026/*")
+                                        if path.is_dir() and path.name != "rwkv"))  # which has no specification
+def test_families_of_2025_26_take_at_most_five_lines_of_hand_work(tmp_path, name):
+    """An architecture that nobody knows: each key to confirm is a line, and another family to extend is one."""
+    folder = shared("fixtures_2026", name)
+    stored = open_checkpoint(folder)
+    case = json.loads((folder / "case.json").read_text())
+    checkpoint = replace(stored, config={**stored.config, "architectures": ["NewForCausalLM"], "model_type": "new"})
+    drafted = draft(checkpoint)
+    table = tomllib.loads(drafted.text)
+    lines = len(table.get("unconfirmed", {}).get("keys", []))
+    others = re.findall(r"The tensors alone also fit (.*):", drafted.text)
+    families = [table["extends"], *(others[0].split(", ") if others else [])]
+    output = "logits" if case["kind"] == "causal" else "hidden"
+    with np.load(folder / "expected.npz") as expected:
+        wanted = expected[f"{output}_0"]
+    for family in families:
+        text = re.sub(r"\[unconfirmed\]\nkeys = .*\n", "", drafted.text).replace(f'"{families[0]}"', f'"{family}"', 1)
+        spec = load_spec(written(drafted, tmp_path, re.sub(r"(?m)^#.*\n", "", text)))
+        built = network.build(spec, checkpoint)
+        found = run(Program(built, WeightSource(built, checkpoint)), case["prompts"][0], output)
+        if relative_error(found, wanted) < 1e-4:
+            break
+    assert relative_error(found, wanted) < 1e-4
+    assert lines + (family != families[0]) <= MOST.get(name, 5)

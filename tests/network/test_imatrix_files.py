@@ -52,6 +52,13 @@ def test_the_old_form_has_sums_over_calls(tmp_path):
     np.testing.assert_array_equal(found.importances[DOWN], FOUND[DOWN])
 
 
+def test_a_name_with_a_new_line_is_one_line(tmp_path):
+    (tmp_path / "x").write_bytes(old((Q, 1, FOUND[Q]), ("a\nb", 1, FOUND[Q]))[:-4])
+    with pytest.raises(FormatError) as error:
+        read_calibration(tmp_path / "x")
+    assert "'a\\nb' ends after the file" in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(("data", "message"), [
     (old((Q, 1, FOUND[Q]))[:-4], "attn_q.weight ends after the file"),
     (struct.pack("<ii", 2, 19) + Q.encode() + struct.pack("<ii", 1, 1 << 30), "attn_q.weight ends after the file"),

@@ -55,9 +55,11 @@ def made(monkeypatch):
 
 
 def start(path, made, **options):
-    """(logits, how many tensors were quantised) of a start; NumPy runs it, which compiles nothing."""
-    before = len(made)
-    with numflow.load(path, **{"backend": "reference", "weights": "q4", **options}) as model:
+    """(logits, how many tensors were quantised) of a start; NumPy runs it, which compiles nothing. Without calibration,
+    unless options say so."""
+    before, calibrated = len(made), "imatrix" in options
+    defaults = {"backend": "reference", "weights": "q4", "calibration": calibrated}
+    with numflow.load(path, **{**defaults, **options}) as model:
         return model.logits(IDS), len(made) - before
 
 

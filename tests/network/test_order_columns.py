@@ -51,8 +51,8 @@ def test_linears_of_one_order_share_a_step_and_a_matrix(models):
                       "blk.0.ffn_down.order"]
     kinds = {step.label: {kind for name in step.weights.values() for kind in found.weights[name].types}
              for step in steps if step.op == "linear"}
-    assert kinds["blk.0.attn_q+attn_k+attn_v"] == kinds["blk.0.ffn_down"] == {"Z4_F16_32"}
-    assert "Z4_F16_32" in network.describe.tensor_types(found, checkpoint)
+    assert kinds["blk.0.attn_q+attn_k+attn_v"] == kinds["blk.0.ffn_down"] == {"U4_F16_32"}
+    assert "U4_F16_32" in network.describe.tensor_types(found, checkpoint)
     assert not any(step.op == "permute" for step in built(models[1], fuse=False)[1].entries["main"])
 
 

@@ -13,7 +13,7 @@ from numflow.cuda.program import Program as CudaProgram
 from numflow.decoding.choice import Choice
 from numflow.errors import NumflowError, RequestError
 from numflow.executor import contract
-from numflow.executor.contract import ADAPT, PROFILE, SAMPLE, TRACE
+from numflow.executor.contract import ADAPT, PROFILE, SAMPLE, TRACE, WALK
 from numflow.network import WeightSource
 from numflow.network.passes.merge_linears import fuse_linears
 from numflow.network.windows import STATE, windows
@@ -30,8 +30,8 @@ PACKAGE = REPO / "numflow"
 SIZE, BLOCKS = 64, 6
 EXACT = {"activations": "f32", "block_size": SIZE}
 PROGRAMS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow), "plan", "ray"]
-CAN = {"reference": {TRACE, ADAPT}, "cpu": {TRACE, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE}, "plan": {TRACE},
-       "ray": set()}
+CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE},
+       "plan": {TRACE}, "ray": set()}
 
 
 class Sources:

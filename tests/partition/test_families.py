@@ -9,6 +9,7 @@ from tests.specs.case import gguf_names, names
 
 SHARING = ("gemma3n", "gemma4")  # whose last layers read the keys and values of earlier ones
 NOISE = 2e-5  # some of these models magnify rounding: on one device, the two executors differ by up to 1e-5
+LOUD = {"gemma4": 6e-5}  # there they differ by 3.0e-5
 
 
 @pytest.mark.parametrize("name", names())
@@ -46,4 +47,12 @@ def _check(name, built, checkpoint, given, backend, by_layer, by_tensor):
         if devices in by_layer:
             np.testing.assert_array_equal(found, expected, err_msg=devices)
         else:
-            assert error(found, expected) < NOISE, devices
+            assert error(found, expected) < LOUD.get(name, NOISE), devices
+
+
+def test_what_magnifies_rounding():
+    """A larger bound is for a model whose two executors differ by more than the others' on one device."""
+    for name, bound in LOUD.items():
+        built, checkpoint, given = model_of(name)
+        apart = error(*(one_device(built, checkpoint, backend, **given) for backend in ("reference", "cpu")))
+        assert NOISE < apart < bound

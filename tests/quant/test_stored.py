@@ -14,11 +14,13 @@ from numflow.cuda.weights.pack import upload
 from numflow.cuda.weights.pack_types import PACKED
 from numflow.formats.types import TYPES, to_f32
 from numflow.network.weights.source import RawMatrix
+from numflow.quant.hub_types import HUB_TYPES
 from numflow.quant.stored import KINDS, STORED, kept_as, weights
 from tests.cpu.matrices import columns_of, stored
+from tests.quant.hub import TYPES_TESTED
 
 QUANTISED = [name for name, row in STORED.items() if not row.kind.is_float]
-every_type = pytest.mark.parametrize("name", STORED)
+every_type = pytest.mark.parametrize("name", TYPES_TESTED)
 
 
 @every_type
@@ -51,7 +53,7 @@ def test_fields_of_rows_apart(name):
 def test_both_executors_keep_every_type():
     """A packing kernel of the CPU for each row; planes or a kernel on a GPU. Rows name kinds that layouts know."""
     assert cpu.SCHEMES.keys() == KINDS.keys()
-    assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not (kind.is_float or kind.has_floats8)}
+    assert cuda.SCHEMES.keys() == {name for name, kind in KINDS.items() if not kind.is_float}
     assert {row.kind.name for row in STORED.values()} == KINDS.keys()
     assert {f"pack_{name.lower()}" for name in QUANTISED} == STAMPS.keys()
     assert set(QUANTISED) >= PACKED and TYPES.keys() >= STORED.keys()
@@ -62,7 +64,8 @@ def test_the_page_has_every_kind():
     page = (Path(__file__).parents[2] / "docs" / "cuda.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (`\w+`(?:, `\w+`)*) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M)
     assert {kind: re.findall(r"\w+", types) for kind, types, *_ in rows} == {
-        name: [stored for stored, row in STORED.items() if row.kind.name == name] for name in cuda.SCHEMES}
+        name: [stored for stored, row in STORED.items() if row.kind.name == name] for name in cuda.SCHEMES
+        if name.upper() not in HUB_TYPES}
     for kind, _, on_cpu, on_gpu in rows:
         assert f"{sum(cpu.SCHEMES[kind].tile_bytes(4096)) / (2 * 4096):.4g}" == on_cpu
         assert f"{8 * cuda.SCHEMES[kind].row_bytes(4096) / 4096:.4g}" == on_gpu
@@ -71,6 +74,6 @@ def test_the_page_has_every_kind():
 def test_what_is_kept_otherwise():
     assert [kept_as(name, 80).name for name in ("q4_b16", "F16", "F64", "F8_E4M3")] == ["f32", "f16", "f32", "f16"]
     raw = stored("q4_b16", 20, 80)
-    assert [kept_as("NF4", 128, known).name for known in (True, False)] == ["nf4", "f32"]
+    assert [kept_as("E4M3_ROW", columns).name for columns in (48, 40)] == ["e4m3_row", "f32"]
     matrix = upload(RawMatrix("w", "q4_b16", raw.rows, (20, 80)), Simulated())
     assert (matrix.kind, matrix.type, matrix.expanded_from) == ("f32", "q4_b16", "q4_b16")

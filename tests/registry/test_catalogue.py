@@ -49,6 +49,27 @@ def test_sizes_and_quantisations_behind_a_colon():
     assert registry.find("llama3.2:tiny") is None and registry.find("smollm2:q8_0") is None  # it is one file
 
 
+def test_models_that_come_with_numflow():
+    for purpose in ("generate", "fill-mask", "translate"):
+        entry = registry.known()[registry.shipped_model(purpose)]
+        assert entry.source == "shipped" and registry.default_model(purpose) != entry.name
+    assert registry.shipped_model("embed") is None
+    assert registry.resolve("tiny-translator").name == "tiny-translator"
+    with pytest.raises(ModelNotFoundError, match="tiny-translator is a part of numflow"):
+        registry.remove("tiny-translator")
+
+
+def test_without_a_network_the_one_that_comes_with_numflow(home, monkeypatch, tmp_path):
+    assert registry.reachable("embed") == (registry.default_model("embed"), "")
+    monkeypatch.setattr("numflow.registry.paths.shipped_models", lambda: tmp_path)
+    assert registry.reachable() == (registry.default_model(), "")  # it did not come along
+    (tmp_path / "tiny").mkdir()
+    name, why = registry.reachable()
+    assert name == "tiny" and "is not on this disk and numflow is offline" in why
+    monkeypatch.setattr("numflow.registry.store.resolve", lambda *_: tmp_path)
+    assert registry.reachable() == (registry.default_model(), "")
+
+
 def test_tasks_are_those_of_commands():
     tasks = {entry.task for entry in registry.known().values()}
     assert tasks <= {"chat", "code", "embed", "rerank", "fill-mask", "translate"} and len(registry.known()) >= 60
@@ -86,7 +107,7 @@ def test_the_users_list_adds_and_replaces(home):
 @pytest.mark.parametrize("text, complaint", [
     ("[a", "not valid TOML"),
     ("a = 1", r"\[a\]: expected a table"),
-    ("[a]\nsource = 'ftp'", r"\[a\]: source should be one of pypi, hf, file, is 'ftp'"),
+    ("[a]\nsource = 'ftp'", r"\[a\]: source should be one of pypi, hf, file, shipped, is 'ftp'"),
     ("[a]\nsource = 'hf'", r"\[a\]: source 'hf' needs 'repo'"),
     ("[a]\nsource = 'file'\npath = 'x'\ncolour = 1", r"\[a\]: .*unexpected keyword argument 'colour'"),
     ("['../a']\nsource = 'file'\npath = 'x'", "a model's name is made of"),

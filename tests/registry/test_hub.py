@@ -24,6 +24,8 @@ for line in sys.stdin:
     try:
         if name.startswith("rm "):
             answer = "%s %d" % registry.remove(name[3:])
+        elif name.startswith("adapter "):
+            answer = str(registry.adapter(name[8:], offline=offline))
         else:
             answer = str(registry.resolve(name, offline=offline))
     except NumflowError as error:
@@ -81,6 +83,9 @@ def served(tmp_path_factory):
         server.add("org/whole", *WHOLE, **{"model.safetensors.index.json": INDEX})
         server.add("org/flat", "Qwen-Q4_K_M.gguf", revision="v2")
         server.add("org/two", "a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf")
+        server.add("org/lora", "README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json",
+                   "training_args.bin", "checkpoint-1/adapter_model.safetensors")
+        server.add("org/gguf-lora", "README.md", "lora-f16.gguf")
         server.add("org/odd", "m [Q4_K_M].gguf", "m Q.gguf")
         environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(home), "NUMFLOW_HOME": str(home),
                        "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -169,6 +174,17 @@ def test_safetensors_come_with_what_is_beside_them(shelf):
     wanted = [*SPLIT, "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json"]
     assert files == sorted(wanted)
     assert shelf.take("org/whole", offline=True) == (path, [])
+
+
+def test_adapters_by_name(shelf, tmp_path):
+    path, files = shelf.take("adapter org/lora")
+    assert path.endswith(shelf.hub.commit("org/lora", "main"))
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+    assert shelf.take("adapter org/lora", offline=True) == (path, [])
+    assert shelf.take("adapter hf.co/org/gguf-lora") == ("lora-f16.gguf", ["lora-f16.gguf"])
+    assert shelf.told("adapter org/whole").startswith("ModelNotFoundError: org/whole: no adapter: expected adapter_")
+    assert shelf.told("adapter org/none").startswith("ModelNotFoundError: no repository 'org/none'")
+    assert shelf.told(f"adapter {tmp_path}/none/x") == f"{tmp_path}/none/x"
 
 
 def test_a_revision_is_another_model(shelf):

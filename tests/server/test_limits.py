@@ -96,6 +96,7 @@ async def test_a_model_that_cannot_be_loaded():
 async def test_the_page_can_be_left_out():
     async with client(page=False) as http:
         assert (await http.get("/")).status_code == 405
+        assert [(await http.get(path)).status_code for path in ("/explore", "/explore/kv")] == [404, 404]
 
 
 def test_bodies_have_a_limit(http):

@@ -184,10 +184,12 @@ def test_embeddings(tmp_path, model_folders):
         reply = httpx.post(f"{server.url}/api/embed", json={"model": "encoder", "input": ["Paris is large.", "Paris"]})
         np.testing.assert_allclose(reply.json()["embeddings"], expected, atol=1e-6)
         assert reply.json()["prompt_eval_count"] == 9
+        short = httpx.post(f"{server.url}/api/embed", json={"input": "Paris", "dimensions": 5}).json()["embeddings"][0]
+        np.testing.assert_allclose(short, expected[1, :5] / np.linalg.norm(expected[1, :5]), atol=1e-6)
         one = httpx.post(f"{server.url}/api/embeddings", json={"model": "encoder:latest", "prompt": "Paris"}).json()
         np.testing.assert_allclose(one["embedding"], expected[1], atol=1e-6)
         assert httpx.post(f"{server.url}/api/embed", json={"input": []}).json()["embeddings"] == []
-        for body in ({"input": [""]}, {"input": "a", "dimensions": 5}, {}):
+        for body in ({"input": [""]}, {"input": "a", "dimensions": 500}, {}):
             refused = httpx.post(f"{server.url}/api/embed", json=body)
             assert refused.status_code == 400 and isinstance(refused.json()["error"], str)
         gone = httpx.post(f"{server.url}/api/generate", json={"keep_alive": 0})

@@ -2,14 +2,10 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
-from numflow.server.app import PAGE
-from tests.waiting import until
-
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+from tests.server.browsing import DESKTOP, PHONE, Page, chromium, set_size
 
 
 def test_the_page_asks_nothing_of_others(http):
@@ -17,58 +13,26 @@ def test_the_page_asks_nothing_of_others(http):
     assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/html")
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
-    links = re.findall(r"""(?:https?:)?//[\w.-]+|@import|url\(""", PAGE.read_text(encoding="utf-8"))
-    assert [link for link in links if link != "http://www.w3.org"] == []  # the namespace of the drawings
+    links = re.findall(r"""(?:https?:)?//[\w.-]+|@import|url\(|<script src|<link rel="style""", reply.text)
+    assert [link for link in links if link != "http://www.w3.org"] == []  # the namespace of drawings and formulas
+    assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy  # so text becomes no HTML
+
+
+@pytest.fixture(scope="module")
+def one_browser():
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if not BROWSER or not DRIVER:
-        pytest.skip("no chromium with chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.implicitly_wait(5)
-    yield driver
-    driver.quit()
-
-
-class Page:
-    """The page as a user works with it."""
-
-    def __init__(self, driver, url: str):
-        self.driver = driver
-        driver.get(url)
-        self.wait(lambda: self.one("#send").is_enabled())
-
-    def one(self, css: str):
-        return self.driver.find_element("css selector", css)
-
-    def all(self, css: str) -> list:
-        return self.driver.find_elements("css selector", css)
-
-    def wait(self, condition):
-        until(condition, "what the page is to show")
-
-    def ask(self, text: str) -> None:
-        """Write a message and press Enter."""
-        self.one("#prompt").send_keys(text, "\ue007")
-
-    def set(self, field: str, value) -> None:
-        """Give a setting a value, as input does."""
-        self.driver.execute_script("const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-                                   "e.dispatchEvent(new Event('input'));", field, str(value))
-
-    @property
-    def busy(self) -> bool:
-        return self.one("#send").get_attribute("aria-label") == "Stop"
-
-    def texts(self) -> list[str]:
-        return [element.get_property("textContent") for element in self.all(".reply .text")]
+def browser(one_browser, server):
+    """A browser that has forgotten all."""
+    set_size(one_browser, DESKTOP)
+    one_browser.get(server.url)
+    one_browser.execute_script("localStorage.clear(); sessionStorage.clear();")
+    one_browser.get("about:blank")
+    one_browser.get_log("browser")
+    yield one_browser
 
 
 @pytest.mark.slow
@@ -128,8 +92,7 @@ def test_an_error_is_shown(browser, server):
 
 @pytest.mark.slow
 def test_a_phone(browser, server):
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True})
+    set_size(browser, PHONE)
     page = Page(browser, server.url)
     page.set("max_tokens", 40)
     page.ask("hi " * 30)
@@ -249,8 +212,7 @@ def test_code_has_a_copy_button_of_its_own(browser, server):
 
 @pytest.mark.slow
 def test_a_finger_shows_alternatives(browser, server):
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                            {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True})
+    set_size(browser, PHONE)
     page = Page(browser, server.url)
     page.set("temperature", 0)  # the likeliest token is among the five alternatives
     page.set("max_tokens", 8)

@@ -282,7 +282,8 @@ def _under_load(url, kill, count=24):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("options", "victim"), [
-    ((), "ServeReplica"), (("--ray", "--devices", "0;1"), "ServeReplica"), (("--ray", "--devices", "0;1"), "Stage")])
+    ((), "ServeReplica"), (("--ray", "--devices", "0;1"), "ServeReplica"),
+    (("--ray", "--devices", "0;1"), "GroupActor")])
 def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, victim):
     """kill -9 of one process: all requests are answered, or (streams that had begun) end with an error that says so;
     then there are as many workers as before."""
@@ -297,7 +298,7 @@ def test_a_worker_that_is_killed_under_load(cluster, model_folders, options, vic
         expected = _under_load(server.url, lambda: None)
         before = _actors(cluster, victim)
         count = len(before)
-        assert count == (4 if victim == "Stage" else 2)
+        assert count == (4 if victim == "GroupActor" else 2)
         found = _under_load(server.url, kill)
         lost = [number for number, text in enumerate(found) if text == "replica_lost"]
         assert all(number % 2 for number in lost), "only streams that had begun may be told so"

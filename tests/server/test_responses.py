@@ -265,5 +265,5 @@ def test_fields_without_effect_are_told(http):
         "text": {"verbosity": "low"}, "truncation": "auto", "include": ["reasoning.encrypted_content"], "n": 2})
     assert reply.status_code == 200, reply.text
     assert set(reply.headers["x-numflow-ignored"].split(", ")) == {
-        "reasoning.summary", "reasoning_effort", "max_tool_calls", "text.verbosity", "truncation", "n",
+        "reasoning.summary", "reasoning_effort", "max_tool_calls", "text.verbosity", "n",
         "include.reasoning.encrypted_content"}

@@ -148,7 +148,7 @@ USER = [{"role": "user", "content": "hi"}]
     (CHAT, {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {
         "name": "x", "schema": {"type": "nonsense"}}}}, None, "nonsense"),
     (CHAT, {"messages": USER, "model": "encoder"}, "model", "does not write"),
-    ("/v1/embeddings", {"input": "a", "dimensions": 3, "pooling": "cls", "model": "encoder"}, "dimensions", "64"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 65, "pooling": "cls", "model": "encoder"}, "dimensions", "64"),
     ("/v1/embeddings", {"input": [1, 99999], "model": "encoder", "pooling": "cls"}, None, "token id 99999"),
     ("/v1/embeddings", {"input": [[1], "a"], "model": "encoder", "pooling": "cls"}, "input[0]", "string"),
     ("/v1/embeddings", {"input": [1, [2]], "model": "encoder", "pooling": "cls"}, None, "input"),

@@ -1,8 +1,8 @@
-"""Products of low rank that rows add by adapters of their own: y += B (A x) + v.
+"""Products of low rank that rows add by adapters of their own: y = s y + B (A x) + v.
 
-Two calls for each step: the low rank h = A x of every row that has an adapter, and y += B h + v. The first runs beside
-the product that the step stands behind, so that no barrier is between them (bind.py). A row's sums are made in an order
-that depends on no other row, so that a batch may mix adapters, and rows without any.
+Two calls for each step: the low rank h = A x of every row that has an adapter, and y = s y + B h + v. The first runs
+beside the product that the step stands behind, so that no barrier is between them (bind.py). A row's sums are made in
+an order that depends on no other row, so that a batch may mix adapters, and rows without any.
 """
 
 import numpy as np

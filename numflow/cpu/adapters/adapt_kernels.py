@@ -1,7 +1,7 @@
 """Kernels of products of low rank (adapt.py), and of the entries of tables.py."""
 
 from numflow.cpu.adapters.adapt import DOWN, LOOK_UP, UP
-from numflow.cpu.adapters.tables import BIAS, FIELDS, RANK, A, B
+from numflow.cpu.adapters.tables import BIAS, FIELDS, RANK, SCALE, A, B
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS, kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part, sum_lanes
@@ -43,14 +43,14 @@ def adapter_rows(args, thread, n_threads):
 
 @kernel
 def adapter_up(args, thread, n_threads):
-    """y[row] += B h + bias. Items: rows times tiles of 16 columns."""
+    """y[row] = scale y[row] + B h + bias. Items: rows times tiles of 16 columns."""
     width = i64(args, UP.width)
     tiles = (width + 15) // 16
     begin, end = share(i64(i64(args, UP.header), i64(args, UP.rows)) * tiles, thread, n_threads)
     for item in range(begin, end):
         row, tile = item // tiles, item % tiles
         entry = _entry(args, row, i64(args, UP.routes))
-        if entry and (i64(entry, RANK) or i64(entry, BIAS)):
+        if entry and (i64(entry, RANK) or i64(entry, BIAS) or i64(entry, SCALE)):
             rank, count = i64(entry, RANK), width - 16 * tile
             h = f32_ptr(i64(args, UP.h) + 4 * row * i64(args, UP.ranks))
             b, total = i64(entry, B) + 64 * tile * rank, zero_f32()
@@ -59,7 +59,11 @@ def adapter_up(args, thread, n_threads):
             for k in range(rank):
                 total = fma(h[k], load_part(b + 64 * k, 16), total)
             y = i64(args, UP.y) + 4 * (row * i64(args, UP.y_stride) + 16 * tile)
-            store_part(y, load_part(y, count) + total, count)
+            if i64(entry, SCALE):
+                total = fma(load_part(y, count), load_part(i64(entry, SCALE) + 64 * tile, 16), total)
+            else:
+                total = load_part(y, count) + total
+            store_part(y, total, count)
 
 
 @inline

@@ -1,11 +1,12 @@
 """Matrices of adapters in memory, and the tables by which kernels find them.
 
-Each step has a table of entries, int64 [adapters, experts, 4]: the address of A, that of B, the rank, the address of a
-vector or 0. Where an adapter changes nothing, the rank is 0 and there is no vector. Ranks are multiples of 4:
+Each step has a table of entries, int64 [adapters, experts, 5]: the address of A, that of B, the rank, the addresses of
+two vectors or 0. Where an adapter changes nothing, the rank is 0 and there is no vector. Ranks are multiples of 4:
 
     A     f32 [r][K]           zeros below its own rows; of a look-up [V][r]
     B     f32 [N / 16][r][16]  rows 16 t .. 16 t + 15 side by side, zeros beyond N
     bias  f32 [N / 16][16]
+    scale f32 [N / 16][16]     of the base's product
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from numflow.cpu.memory.buffers import aligned
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
 from numflow.ops import ADAPTING, Network, Step
 
-A, B, RANK, BIAS = range(4)
-FIELDS, TILE, RANKS = 4, 16, 4
+A, B, RANK, BIAS, SCALE = range(5)
+FIELDS, TILE, RANKS = 5, 16, 4
 _FEWEST = 4  # adapters there is room for at first
 
 
@@ -28,15 +29,17 @@ class _Packed:
     a: np.ndarray
     b: np.ndarray
     bias: np.ndarray | None
+    scale: np.ndarray | None
     rank: int
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return self.a.nbytes + self.b.nbytes + sum(v.nbytes for v in (self.bias, self.scale) if v is not None)
 
-    def entry(self) -> tuple[int, int, int, int]:
+    def entry(self) -> tuple[int, ...]:
         """The words of the table."""
-        return self.a.ctypes.data, self.b.ctypes.data, self.rank, 0 if self.bias is None else self.bias.ctypes.data
+        vectors = (0 if vector is None else vector.ctypes.data for vector in (self.bias, self.scale))
+        return self.a.ctypes.data, self.b.ctypes.data, self.rank, *vectors
 
 
 class AdapterTables:
@@ -105,11 +108,15 @@ def _packed(part: AdaptedPart, rows: bool) -> _Packed:
     b = aligned((tiles, ranks, TILE), np.float32)
     b[:] = 0
     b[:, :rank] = _tiles(part.b, tiles).transpose(0, 2, 1)
-    bias = None
-    if part.bias is not None:
-        bias = aligned((tiles, TILE), np.float32)
-        bias[:] = _tiles(part.bias[:, None], tiles)[..., 0]
-    return _Packed(a, b, bias, ranks)
+    return _Packed(a, b, _vector(part.bias, tiles), _vector(part.scale, tiles), ranks)
+
+
+def _vector(values: np.ndarray | None, tiles: int) -> np.ndarray | None:
+    if values is None:
+        return None
+    vector = aligned((tiles, TILE), np.float32)
+    vector[:] = _tiles(values[:, None], tiles)[..., 0]
+    return vector
 
 
 def _tiles(values: np.ndarray, tiles: int) -> np.ndarray:

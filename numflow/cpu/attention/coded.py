@@ -7,7 +7,7 @@ the bytes of a row, `width` its columns. A part is a block of 32 columns of 16 t
 
 from numba import types
 
-from numflow.cpu.simd.value import Value, fma, load, load_bf16, save, staged
+from numflow.cpu.simd.value import Value, fma, load, load_bf16, save, staged, turned
 from numflow.cpu.simd.value import load_f16 as value_f16
 from numflow.cpu.simd.vector import inline, load_f16, load_f32, store_f32
 from numflow.cpu.state import kv_code as code
@@ -90,12 +90,8 @@ def turn(half, source, y, row):
 def _turner(size, read):
     @staged(types.void, _i64, _i64, _i64)
     def turn_columns(source, y, row):
-        columns = [read(source + GROUP * size * column) for column in range(16)]
-        while len(columns) > 1:  # first those that are half of all columns apart, neighbours last
-            half = len(columns) // 2
-            columns = [low.zipped(high) for low, high in zip(columns[:half], columns[half:])]
-        for key in range(GROUP):
-            save(y + row * key, columns[0].part(16 * key, 16))
+        for key, vector in enumerate(turned([read(source + GROUP * size * column) for column in range(16)])):
+            save(y + row * key, vector)
     return turn_columns
 
 

@@ -1,5 +1,7 @@
 """Attention of one tile: up to 8 query rows that share a key/value head, over spans of 128 keys.
 
+The plain twin is `numflow/learn/twins/online.py`.
+
 A span is worked through in chunks of 64 keys with a running maximum (online softmax) and leaves a partial result:
 for each row the maximum m, l = sum exp(s - m) and sum exp(s - m) v. Partial results are merged in the order of the
 keys. Chunks and spans begin at fixed positions of the sequence and a row's arithmetic does not depend on the other

@@ -3,9 +3,10 @@
 import numpy as np
 from numba import types
 
-from numflow.cpu.linear.activations import CHUNK, TOKEN_TILE
+from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
+from numflow.cpu.simd.bfloat16 import paired, rounded
 from numflow.cpu.simd.value import constant, fma, llvm_type, load, save, staged
 from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import AUX_BYTES, UNIT
@@ -16,6 +17,12 @@ _FINER = np.float32(254)  # what is left over is half of a scale at most, and be
 
 
 @inline
+def rows_of_token(kind):
+    """Rows of an operand that a token has."""
+    return 2 if kind == INT16 else 1
+
+
+@inline
 def tile_tokens(left):
     """Tokens of the tile that begins where `left` tokens are left."""
     if left > 4:
@@ -23,34 +30,34 @@ def tile_tokens(left):
     return 4 if left > 2 else left
 
 
-@inline
-def rows_of_token(pieces):
-    """Rows of an operand that a token has."""
-    return 2 if pieces == 2 else 1
-
-
 @kernel
 def to_int8(args, thread, n_threads):
     """args: header, rows field, source f32 [T, stride], stride, K, x, aux."""
-    _operand(args, thread, n_threads, 1)
+    _operand(args, thread, n_threads, INT8)
 
 
 @kernel
 def to_int16(args, thread, n_threads):
     """args: as to_int8."""
-    _operand(args, thread, n_threads, 2)
+    _operand(args, thread, n_threads, INT16)
 
 
 @kernel
 def to_f32(args, thread, n_threads):
     """args: header, rows field, source f32 [T, stride], stride, K, x."""
-    _operand(args, thread, n_threads, 0)
+    _operand(args, thread, n_threads, F32)
+
+
+@kernel
+def to_bf16(args, thread, n_threads):
+    """args: as to_f32; K is even."""
+    _operand(args, thread, n_threads, BF16)
 
 
 @merged
-def _operand(args, thread, n_threads, pieces):
+def _operand(args, thread, n_threads, kind):
     """Items: chunks of token tiles."""
-    each = rows_of_token(pieces)
+    each = rows_of_token(kind)
     tile = TOKEN_TILE // each
     tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
     chunks = (columns + CHUNK - 1) // CHUNK
@@ -58,31 +65,37 @@ def _operand(args, thread, n_threads, pieces):
     for item in range(begin, end):
         t = item // chunks * tile
         fill_tile(i64(args, 2) + t * stride, stride, 0, 1, min(tile, tokens - t), columns, item % chunks * CHUNK,
-                  i64(args, 5), i64(args, 6), t * each, pieces)
+                  i64(args, 5), i64(args, 6), t * each, kind)
 
 
 @kernel
 def heads_to_int8(args, thread, n_threads):
     """args: header, rows field, source f32 [T, stride], stride, K of a head, x, aux, heads."""
-    _heads(args, thread, n_threads, 1)
+    _heads(args, thread, n_threads, INT8)
 
 
 @kernel
 def heads_to_int16(args, thread, n_threads):
     """args: as heads_to_int8."""
-    _heads(args, thread, n_threads, 2)
+    _heads(args, thread, n_threads, INT16)
 
 
 @kernel
 def heads_to_f32(args, thread, n_threads):
     """args: as heads_to_int8."""
-    _heads(args, thread, n_threads, 0)
+    _heads(args, thread, n_threads, F32)
+
+
+@kernel
+def heads_to_bf16(args, thread, n_threads):
+    """args: as heads_to_int8."""
+    _heads(args, thread, n_threads, BF16)
 
 
 @merged
-def _heads(args, thread, n_threads, pieces):
+def _heads(args, thread, n_threads, kind):
     """Items: chunks of token tiles of a head, one head after the other."""
-    each = rows_of_token(pieces)
+    each = rows_of_token(kind)
     tile = TOKEN_TILE // each
     tokens, stride, columns = i64(i64(args, 0), i64(args, 1)), 4 * i64(args, 3), i64(args, 4)
     chunks, tiles = (columns + CHUNK - 1) // CHUNK, (tokens + tile - 1) // tile
@@ -91,34 +104,40 @@ def _heads(args, thread, n_threads, pieces):
     for item in range(begin, end):
         head, t = item // chunks // tiles, item // chunks % tiles * tile
         fill_tile(i64(args, 2) + t * stride + 4 * head * columns, stride, 0, 1, min(tile, tokens - t), columns,
-                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), (head * room + t) * each, pieces)
+                  item % chunks * CHUNK, i64(args, 5), i64(args, 6), (head * room + t) * each, kind)
 
 
 @merged
-def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, pieces):
+def fill_tile(source, stride, routes, divisor, count, columns, begin, x, aux, t, kind):
     """Columns [begin, begin + CHUNK) of the tile of `count` tokens at row t of an operand.
 
     Token i is row i of `source` (rows of `stride` bytes), or row routes[i] // divisor where `routes` is an address.
     """
-    m = tile_tokens(count * rows_of_token(pieces))
-    if pieces == 0 and count == TOKEN_TILE and routes == 0:
+    m = tile_tokens(count * rows_of_token(kind))
+    if kind == F32 and count == TOKEN_TILE and routes == 0:
         put_tile(source + 4 * begin, stride, columns, begin, x + 4 * t * columns)
         return
     for i in range(count):
         row = source + (i32_ptr(routes)[i] // divisor if routes else i) * stride
-        put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, pieces)
+        put_row(row + 4 * begin, columns, begin, x, aux, t, i, m, kind)
 
 
 @inline
-def put_row(source, columns, begin, x, aux, t, i, m, pieces):
+def put_row(source, columns, begin, x, aux, t, i, m, kind):
     """Columns [begin, begin + CHUNK) at `source` as token i of the tile of m rows at row t of an operand."""
     end = min(begin + CHUNK, columns)
-    if pieces:
+    if kind == BF16:
+        out = x + 2 * (t * columns + begin * m) + 4 * i
+        for k in range(0, end - begin - 15, 16):
+            _put_pairs16(source + 4 * k, out + 2 * k * m, 4 * m)
+        for k in range((end - begin) // 16 * 16, end - begin, 2):
+            _put_pair(source + 4 * k, out + 2 * k * m)
+    elif kind != F32:
         aux += t * (columns // UNIT) * AUX_BYTES
         for unit in range(begin // UNIT, end // UNIT):
             numbers, to, more = (source + unit * 128 - 4 * begin, x + t * columns + unit * 32 * m,
                                  aux + unit * AUX_BYTES * m)
-            if pieces == 2:
+            if kind == INT16:
                 _quantize_pairs(numbers, to, more, 2 * i, m)
             else:
                 _quantize_unit(numbers, to, more, i, m)
@@ -138,6 +157,22 @@ def put_tile(source, stride, columns, begin, x):
     for k in range(count // 16 * 16, count):
         for i in range(TOKEN_TILE):
             f32_ptr(x)[k * TOKEN_TILE + i] = f32_ptr(source + i * stride)[k]
+
+
+@staged(types.void, types.int64, types.int64, types.int64)
+def _put_pairs16(source, x, stride):
+    """16 float32 as 8 pairs of bfloat16, `stride` bytes apart."""
+    bits = rounded(load(source, "f32", 16))
+    words = paired(bits.pick(range(0, 16, 2)), bits.pick(range(1, 16, 2)))
+    for i in range(8):
+        save(x + stride * i, words.lane(i))
+
+
+@staged(types.void, types.int64, types.int64)
+def _put_pair(source, x):
+    """Two float32 as a pair."""
+    bits = rounded(load(source, "f32", 2))
+    save(x, paired(bits.lane(0), bits.lane(1)))
 
 
 @staged(types.void, types.int64, types.int64, types.int64)

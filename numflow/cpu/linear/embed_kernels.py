@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from numflow.cpu.linear.activations import F32
 from numflow.cpu.linear.tile import code_bytes, scheme
 from numflow.cpu.runtime.access import f32_ptr, f64, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS
@@ -22,7 +23,7 @@ CODES, HEADS, ROWS, COLUMNS, CODE_BYTES, HEAD_BYTES, Y, STRIDE, SCALE, FIRST = r
 def embed(name):
     """The kernel for tables of a scheme."""
     def kernel(args, thread, n_threads):
-        embed_rows(args, thread, n_threads, scheme(name, False))
+        embed_rows(args, thread, n_threads, scheme(name, F32, False))
     return kernel
 
 
@@ -44,6 +45,9 @@ def embed_rows(args, thread, n_threads, kind):
             heads = i64(args, HEADS) + row // 16 * i64(args, HEAD_BYTES)
             for unit in range(0, columns >> 5, units_of_strip(kind)):
                 _row_strip(codes + unit * code_bytes(32, kind), heads, columns, unit, row % 16, y + 128 * unit, kind)
+            if columns & 16:
+                _row_half(codes + (columns >> 5) // units_of_strip(kind) * code_bytes(32 * units_of_strip(kind), kind),
+                          heads, columns >> 5, row % 16, y + 4 * (columns & -32), kind)
             for k in range(columns & -32, columns):
                 _row_number(codes + k * code_bytes(1, kind), row % 16, y + 4 * k, kind)
             if factor != 1:
@@ -77,8 +81,24 @@ def _row_strip(typingctx, codes, heads, columns, unit, row, y, kind):
     return types.void(i64_, i64_, i64_, i64_, i64_, i64_, kind), codegen
 
 
-def _decoded(scheme, codes, first, heads, unit, row, y):
-    for half in range(2):
+@intrinsic
+def _row_half(typingctx, codes, heads, unit, row, y, kind):
+    """The weights of one row in the half of a unit that ends it, to y. codes: of its strip."""
+    def codegen(context, builder, signature, args):
+        codes, heads, unit, row, y = (Value(builder, a) for a in args[:5])
+        scheme = kind.scheme
+        if scheme.ends_in_halves:
+            heads = open_heads(heads, scheme)
+            for place in range(scheme.strip):
+                with builder.if_then((unit & scheme.strip - 1).compare("==", place).llvm):
+                    _decoded(scheme, codes, 8 * place, heads, unit, row, y, 1)
+        return context.get_dummy_value()
+    i64_ = types.int64
+    return types.void(i64_, i64_, i64_, i64_, i64_, kind), codegen
+
+
+def _decoded(scheme, codes, first, heads, unit, row, y, halves=2):
+    for half in range(halves):
         scales, offsets = (_of_row(v, row).splat(4) for v in scale_and_offset(heads, unit, half, scheme))
         for group in range(4 * half, 4 * half + 4):
             four = code_numbers(column_group(codes, scheme, first + group, row), scheme, Value.widen)

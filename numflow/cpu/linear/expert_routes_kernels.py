@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numflow.cpu.linear.activations import CHUNK, TOKEN_TILE
+from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
 from numflow.cpu.linear.activations_kernels import fill_tile, rows_of_token, tile_tokens
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import kernel
@@ -83,23 +83,28 @@ def zero_others(args, thread, n_threads):
 
 @kernel
 def routes_to_int8(args, thread, n_threads):
-    _operand(args, thread, n_threads, 1)
+    _operand(args, thread, n_threads, INT8)
 
 
 @kernel
 def routes_to_int16(args, thread, n_threads):
-    _operand(args, thread, n_threads, 2)
+    _operand(args, thread, n_threads, INT16)
 
 
 @kernel
 def routes_to_f32(args, thread, n_threads):
-    _operand(args, thread, n_threads, 0)
+    _operand(args, thread, n_threads, F32)
+
+
+@kernel
+def routes_to_bf16(args, thread, n_threads):
+    _operand(args, thread, n_threads, BF16)
 
 
 @merged
-def _operand(args, thread, n_threads, pieces):
+def _operand(args, thread, n_threads, kind):
     """Items: chunks of token tiles, dealt out in turn."""
-    each = rows_of_token(pieces)
+    each = rows_of_token(kind)
     tile = TOKEN_TILE // each
     experts, columns = i64(args, EXPERTS), i64(args, COLUMNS)
     _, first, place = parts(i64(args, GROUPS), i64(args, CAPACITY), experts)
@@ -112,5 +117,5 @@ def _operand(args, thread, n_threads, pieces):
                     count = min(tile, first[x + 1] - first[x] - t)
                     fill_tile(i64(args, SOURCE), 4 * i64(args, STRIDE), routes, i64(args, DIVISOR),
                               count, columns, begin, i64(args, X), i64(args, AUX),
-                              (place[x] + t) * each, pieces)
+                              (place[x] + t) * each, kind)
                 item += 1

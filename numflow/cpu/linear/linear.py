@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from numflow.cpu.linear import outlier_calls
-from numflow.cpu.linear.activations import NAMES, PIECES, TOKEN_TILE, Operand, operand_bytes
+from numflow.cpu.linear.activations import (
+    AUTO,
+    BF16,
+    F32,
+    INT8,
+    INT16,
+    NAMES,
+    OPERANDS,
+    TOKEN_TILE,
+    Operand,
+    operand_bytes,
+)
 from numflow.cpu.linear.expert_routes import group_bytes, operand_rows
 from numflow.cpu.linear.slots import EXPERT_LINEAR, LINEAR
 from numflow.cpu.memory.buffers import aligned
@@ -22,13 +33,27 @@ from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, tiles_of
 from numflow.ops import Step, param
 
 
-def _kernel_name(op: str, kind: str, int8: bool) -> str:
-    """The name of the kernel of an op for a scheme and int8 or float32 activations; plain numbers meet float32 only."""
-    return f"{op}_{kind}{'' if SCHEMES[kind].is_float else '_int8' if int8 else '_f32'}"
+def _kernel_name(op: str, kind: str, operand: int, ragged: bool = False) -> str:
+    """The name of the kernel of an op for a scheme and an operand; int8 and pairs of int8 have one."""
+    if ragged:
+        return f"{op}_{kind}_ragged"
+    plain = SCHEMES[kind].is_float and operand == F32
+    return f"{op}_{kind}" + ("" if plain else f"_{NAMES[_kernel_operand(operand)]}")
 
 
-STAMPS = {_kernel_name(op, kind, int8): (op, (kind, int8)) for op in ("linear", "expert_linear")
-          for kind, scheme in SCHEMES.items() for int8 in ((False,) if scheme.floats_only else (True, False))}
+def _kernel_operand(operand: int) -> int:
+    """The operand that the kernels know: pairs of int8 are rows of int8 for them."""
+    return INT8 if operand == INT16 else operand
+
+
+def _operands(scheme) -> tuple[tuple[int, bool], ...]:
+    """Operands that there are kernels of a scheme for, and whether half of a unit may end a row."""
+    found = (F32, BF16) if scheme.is_float else (F32,) if scheme.floats_only else (INT8, F32)
+    return (*((operand, False) for operand in found), *([(F32, True)] if scheme.ends_in_halves else []))
+
+
+STAMPS = {_kernel_name(op, kind, operand, ragged): (op, (kind, operand, ragged)) for op in ("linear", "expert_linear")
+          for kind, scheme in SCHEMES.items() for operand, ragged in _operands(scheme)}
 _CODE = Code("numflow.cpu.linear.linear_kernels", "numflow.cpu.linear.expert_routes_kernels",
              "numflow.cpu.linear.activations_kernels", stamps=STAMPS)
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
@@ -41,18 +66,18 @@ def linear(step: Step, ctx) -> list[Call]:
     """
     x, y = step.inputs[0], step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    pieces = pieces_of(weight, ctx.activations)
-    operand, add = ctx.operand(x, pieces), ctx.add
-    floats = ctx.operand(x, 0) if weight.outliers is not None and pieces else Operand(operand.x, 0, ())
+    kind = operand_of(weight, activations_of(step, ctx))
+    operand, add = ctx.operand(x, kind), ctx.add
+    floats = ctx.operand(x, F32) if weight.outliers is not None and kind != F32 else Operand(operand.x, 0, ())
     addend: dict[str, Any] = {"addend": 0, "addend_stride": 0, "factor": 0.0}
     if add:
         addend, y = {**ctx.strided("addend", add.inputs[0]), "factor": float(param(add, "scale"))}, add.outputs[0]
     calls = [*operand.calls, *(replace(call, joined=bool(operand.calls)) for call in floats.calls), Call.named(
-        step, kernel_of("linear", weight.kind, pieces > 0), LINEAR, header=ctx.header, rows_field=ctx.rows(y),
+        step, kernel_of("linear", weight, kind), LINEAR, header=ctx.header, rows_field=ctx.rows(y),
         x=operand.x, aux=operand.aux, **_matrix(weight, x.width), bias=_bias(ctx, step, weight), **ctx.strided("y", y),
-        rows=y.width, token_block=token_block(x.width, pieces), **addend, pairs=pieces // 2)]
+        rows=y.width, token_block=token_block(x.width, kind), **addend, pairs=int(kind == INT16))]
     if weight.outliers is not None:
-        calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, 0)))
+        calls.append(outlier_calls.added(step, ctx, weight.outliers, floats.x, token_block(x.width, F32)))
     return calls
 
 
@@ -60,15 +85,15 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     """x f32 [T or T * S, K], ids i32 [T, S], weight packed [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
     (x, ids), y = step.inputs, step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    pieces = pieces_of(weight, ctx.activations)
+    kind = operand_of(weight, activations_of(step, ctx))
     routes, experts = ctx.capacity["routes"], weight.groups
     # One after the other, so that all expert steps share this memory.
     groups = ctx.scratch("routes by expert", group_bytes(routes, experts))
-    x_size, aux_size = operand_bytes(operand_rows(routes), x.width, pieces)
-    operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if pieces else 0
-    operands, sparse = {f"routes_to_{NAMES[pieces]}": operand}, weight.outliers
-    if sparse is not None and pieces:
-        size, _ = operand_bytes(operand_rows(routes), x.width, 0)
+    x_size, aux_size = operand_bytes(operand_rows(routes), x.width, kind)
+    operand, aux = ctx.scratch("operand of routes", x_size), ctx.scratch("units of routes", aux_size) if aux_size else 0
+    operands, sparse = {f"routes_to_{NAMES[kind]}": operand}, weight.outliers
+    if sparse is not None and kind != F32:
+        size, _ = operand_bytes(operand_rows(routes), x.width, F32)
         operands["routes_to_f32"] = ctx.scratch("operand of routes", size)
     shared = ids.width if ctx.rows(x) == ctx.rows(ids) else 1
     first = param(step, "first")
@@ -80,10 +105,10 @@ def expert_linear(step: Step, ctx) -> list[Call]:
                 experts, routes, groups),
         *(Call.of(None, _CODE.kernel(kernel), *ctx.view(x), shared, x.width, to, aux, experts, routes, groups,
                   joined=to is not operand) for kernel, to in operands.items()),
-        Call.named(step, kernel_of("expert_linear", weight.kind, pieces > 0), EXPERT_LINEAR, header=ctx.header,
+        Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
                    rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, x.width),
                    bias=_bias(ctx, step, weight), **ctx.strided("y", y), rows=y.width, token_block=0, experts=experts,
-                   capacity=routes, groups=groups, pairs=pieces // 2),
+                   capacity=routes, groups=groups, pairs=int(kind == INT16)),
     ]
     if sparse is not None:
         floats = operands["routes_to_f32"]
@@ -101,36 +126,52 @@ def head_linear(step: Step, ctx) -> list[Call]:
     room = heads * -(-ctx.room(x) // TOKEN_TILE) * TOKEN_TILE
     calls: list = []
     made = {}
-    for kind in operand_kinds(weight, ctx.activations):
+    activations = activations_of(step, ctx)
+    for kind in operand_kinds(weight, activations):
         x_size, aux_size = operand_bytes(room, columns, kind)
-        made[kind] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if kind else 0
+        made[kind] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if aux_size else 0
         calls.append(Call.of(None, _CODE.kernel(f"heads_to_{NAMES[kind]}"), ctx.header, ctx.rows(x),
                              *ctx.view(x), columns, *made[kind], heads, joined=bool(calls)))
-    pieces = pieces_of(weight, ctx.activations)
-    operand, aux = made[pieces]
-    calls.append(Call.named(step, kernel_of("expert_linear", weight.kind, pieces > 0), EXPERT_LINEAR, header=ctx.header,
+    kind = operand_of(weight, activations)
+    operand, aux = made[kind]
+    calls.append(Call.named(step, kernel_of("expert_linear", weight, kind), EXPERT_LINEAR, header=ctx.header,
                             rows_field=ctx.rows(y), x=operand, aux=aux, **_matrix(weight, columns), bias=0,
                             **ctx.strided("y", y), rows=rows, token_block=0, experts=heads, capacity=0, groups=0,
-                            pairs=pieces // 2))
+                            pairs=int(kind == INT16)))
     if weight.outliers is not None:
-        calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[0][0], heads))
+        calls.append(outlier_calls.added_to_heads(step, ctx, weight.outliers, made[F32][0], heads))
     return calls
 
 
-def kernel_of(op: str, kind: str, int8: bool) -> Kernel:
-    """The kernel of `linear` or `expert_linear` for a scheme and for int8 or float32 activations."""
-    return _CODE.kernel(_kernel_name(op, kind, int8))
+def kernel_of(op: str, weight: Packed, operand: int) -> Kernel:
+    """The kernel of `linear` or `expert_linear` for a matrix and an operand."""
+    return kernel_named(op, weight.kind, operand, weight.is_ragged)
 
 
-def pieces_of(weight: Packed, activations: str) -> int:
-    """Number of int8 for each activation that meets a matrix; 0 for a matrix of floats, which meets float32."""
-    return 0 if weight.floats_only else PIECES[activations]
+def kernel_named(op: str, kind: str, operand: int, ragged: bool = False) -> Kernel:
+    """The same for a scheme's name; ragged: of matrices with rows that half of a unit ends."""
+    return _CODE.kernel(_kernel_name(op, kind, operand, ragged))
+
+
+def activations_of(step: Step, ctx) -> str:
+    """The kind of activations that a product takes; of "auto", pairs of int8 where only wanted rows go on."""
+    if ctx.activations != AUTO:
+        return ctx.activations
+    return "int16" if ctx.network.buffers[step.inputs[0].buffer].rows == "logits" else "int8"
+
+
+def operand_of(weight: Packed, activations: str) -> int:
+    """The operand that meets a matrix: float32 meets floats that are codes, and pairs of bfloat16 an even width."""
+    quantised, plain = OPERANDS[activations]
+    if not weight.floats_only:
+        return quantised
+    return plain if SCHEMES[weight.kind].is_float and weight.shape[1] % 2 == 0 else F32
 
 
 def operand_kinds(weight: Packed, activations: str) -> tuple[int, ...]:
-    """The operands a matrix meets, as `pieces_of` counts; outliers meet float32 ones."""
-    pieces = pieces_of(weight, activations)
-    return (pieces, 0) if pieces and weight.outliers is not None else (pieces,)
+    """The operands a matrix meets; outliers meet float32 ones."""
+    kind = operand_of(weight, activations)
+    return (kind, F32) if kind != F32 and weight.outliers is not None else (kind,)
 
 
 def can_add(weight: Packed) -> bool:
@@ -138,9 +179,9 @@ def can_add(weight: Packed) -> bool:
     return weight.outliers is None
 
 
-def token_block(columns: int, pieces: int) -> int:
+def token_block(columns: int, kind: int) -> int:
     """Rows of an operand that stay in the cache: a whole number of token tiles."""
-    tile = sum(operand_bytes(TOKEN_TILE, columns, min(pieces, 1)))
+    tile = sum(operand_bytes(TOKEN_TILE, columns, _kernel_operand(kind)))
     return max(1, _CACHE // tile) * TOKEN_TILE
 
 

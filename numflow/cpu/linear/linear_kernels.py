@@ -1,4 +1,5 @@
-"""Factories of the kernels of `linear` and `expert_linear`, for a scheme of layout.py and int8 activations or not."""
+"""Factories of the kernels of `linear` and `expert_linear`, for a scheme of layout.py, an operand, and rows that half
+of a unit ends, or not."""
 
 from numflow.cpu.linear import walk as linear_walk
 from numflow.cpu.linear.tile import scheme
@@ -6,15 +7,15 @@ from numflow.cpu.linear.tile import scheme
 _linear, _expert_linear = linear_walk.linear, linear_walk.expert_linear
 
 
-def linear(name, int8):
+def linear(name, operand, ragged):
     """As linear_walk.linear."""
     def kernel(args, thread, n_threads):
-        _linear(args, thread, n_threads, scheme(name, int8))
+        _linear(args, thread, n_threads, scheme(name, operand, ragged))
     return kernel
 
 
-def expert_linear(name, int8):
+def expert_linear(name, operand, ragged):
     """As linear_walk.expert_linear."""
     def kernel(args, thread, n_threads):
-        _expert_linear(args, thread, n_threads, scheme(name, int8))
+        _expert_linear(args, thread, n_threads, scheme(name, operand, ragged))
     return kernel

@@ -24,14 +24,14 @@ def can_make(step: Step) -> bool:
     return step.op in ("act_mul", "act") and param(step, "kind") in KINDS
 
 
-def bind_made(step: Step, ctx, x: int, aux: int, pieces: int) -> Call:
+def bind_made(step: Step, ctx, x: int, aux: int, kind: int) -> Call:
     """The call that makes the operand at `x` (and `aux`, for int8) of the step's output."""
     y, a = step.outputs[0], step.inputs[0]
     b, is_norm = step.inputs[-1], step.op.endswith("norm")
     weight, bias = (whole_vector(step, ctx, role, y.width, default) if is_norm else 0
                     for role, default in (("weight", 1.0), ("bias", 0.0)))
     scratch = ctx.scratch("numbers of an operand", ctx.n_threads * SCRATCH_BYTES)
-    kernel = _CODE.kernel(f"{step.op}_to_{NAMES[pieces]}")
+    kernel = _CODE.kernel(f"{step.op}_to_{NAMES[kind]}")
     return Call.named(None, kernel, OPERAND, header=ctx.header, rows_field=ctx.rows(a), columns=y.width, x=x, aux=aux,
                       scratch=scratch, **ctx.strided("a", a), **ctx.strided("b", b),
                       kind=0 if is_norm else KINDS[param(step, "kind")], weight=weight, bias=bias,

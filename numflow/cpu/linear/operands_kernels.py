@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.cpu.elementwise.act_kernels import activated
 from numflow.cpu.elementwise.norm_kernels import inverse_root, layer_part, rms_part, sum_of, sum_of_squares
-from numflow.cpu.linear.activations import CHUNK, TOKEN_TILE
+from numflow.cpu.linear.activations import BF16, CHUNK, F32, INT8, INT16, TOKEN_TILE
 from numflow.cpu.linear.activations_kernels import put_row, put_tile, rows_of_token, tile_tokens
 from numflow.cpu.linear.operands import FACTORS, MEANS, NUMBERS, SCRATCH_BYTES
 from numflow.cpu.linear.slots import OPERAND
@@ -17,9 +17,9 @@ _RMS, _LAYER, _GATED, _ACT = range(4)
 
 
 @merged
-def _make(args, thread, n_threads, maker, pieces):
+def _make(args, thread, n_threads, maker, operand):
     """Items: chunks of token tiles, as in activations.py."""
-    each = rows_of_token(pieces)
+    each = rows_of_token(operand)
     tile = TOKEN_TILE // each
     tokens, columns = i64(i64(args, OPERAND.header), i64(args, OPERAND.rows_field)), i64(args, OPERAND.columns)
     scratch, chunks = i64(args, OPERAND.scratch) + thread * SCRATCH_BYTES, (columns + CHUNK - 1) // CHUNK
@@ -32,13 +32,13 @@ def _make(args, thread, n_threads, maker, pieces):
             known = t
             for i in range(count):
                 _statistics(args, t + i, scratch, i, maker)
-        whole = pieces == 0 and count == TOKEN_TILE
+        whole = operand == F32 and count == TOKEN_TILE
         for i in range(count):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
             if not whole:
                 put_row(numbers, columns, first, i64(args, OPERAND.x), i64(args, OPERAND.aux), t * each, i,
-                        tile_tokens(count * each), pieces)
+                        tile_tokens(count * each), operand)
         if whole:
             put_tile(scratch + NUMBERS, 4 * CHUNK, columns, first, i64(args, OPERAND.x) + 4 * t * columns)
 
@@ -75,59 +75,79 @@ def _numbers(args, t, first, count, scratch, numbers, i, maker):
 
 @kernel
 def rms_norm_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _RMS, 1)
+    _make(args, thread, n_threads, _RMS, INT8)
 
 
 @kernel
 def rms_norm_to_int16(args, thread, n_threads):
-    _make(args, thread, n_threads, _RMS, 2)
+    _make(args, thread, n_threads, _RMS, INT16)
 
 
 @kernel
 def rms_norm_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _RMS, 0)
+    _make(args, thread, n_threads, _RMS, F32)
+
+
+@kernel
+def rms_norm_to_bf16(args, thread, n_threads):
+    _make(args, thread, n_threads, _RMS, BF16)
 
 
 @kernel
 def layer_norm_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _LAYER, 1)
+    _make(args, thread, n_threads, _LAYER, INT8)
 
 
 @kernel
 def layer_norm_to_int16(args, thread, n_threads):
-    _make(args, thread, n_threads, _LAYER, 2)
+    _make(args, thread, n_threads, _LAYER, INT16)
 
 
 @kernel
 def layer_norm_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _LAYER, 0)
+    _make(args, thread, n_threads, _LAYER, F32)
+
+
+@kernel
+def layer_norm_to_bf16(args, thread, n_threads):
+    _make(args, thread, n_threads, _LAYER, BF16)
 
 
 @kernel
 def act_mul_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _GATED, 1)
+    _make(args, thread, n_threads, _GATED, INT8)
 
 
 @kernel
 def act_mul_to_int16(args, thread, n_threads):
-    _make(args, thread, n_threads, _GATED, 2)
+    _make(args, thread, n_threads, _GATED, INT16)
 
 
 @kernel
 def act_mul_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _GATED, 0)
+    _make(args, thread, n_threads, _GATED, F32)
+
+
+@kernel
+def act_mul_to_bf16(args, thread, n_threads):
+    _make(args, thread, n_threads, _GATED, BF16)
 
 
 @kernel
 def act_to_int8(args, thread, n_threads):
-    _make(args, thread, n_threads, _ACT, 1)
+    _make(args, thread, n_threads, _ACT, INT8)
 
 
 @kernel
 def act_to_int16(args, thread, n_threads):
-    _make(args, thread, n_threads, _ACT, 2)
+    _make(args, thread, n_threads, _ACT, INT16)
 
 
 @kernel
 def act_to_f32(args, thread, n_threads):
-    _make(args, thread, n_threads, _ACT, 0)
+    _make(args, thread, n_threads, _ACT, F32)
+
+
+@kernel
+def act_to_bf16(args, thread, n_threads):
+    _make(args, thread, n_threads, _ACT, BF16)

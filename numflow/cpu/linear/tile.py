@@ -1,6 +1,9 @@
 """One register tile: 16 rows of a packed matrix times M tokens, over all K columns.
 
+Plain twins, a screen each: `numflow/learn/twins/tile.py` (int8), `numflow/learn/twins/packed.py` (weights of 3.5 bits).
+
 int8    a unit's codes meet a token's int8 in exact integers; the unit's sum is scaled and added to the row's total.
+bf16    pairs of plain numbers, rounded to bfloat16, meet pairs of activations (simd/bfloat16.py).
 f32     weights are decoded to float32 and multiplied with float32 activations, summed by unit, then added to the total.
 
 Units are added in order, and that order is all there is to a result: it is the same bits for any number of tokens and
@@ -12,6 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
+from numflow.cpu.linear.activations import BF16, F32, INT8, NAMES
+from numflow.cpu.simd.bfloat16 import add_pair_products, pairs_of_rows
 from numflow.cpu.simd.bits import moved
 from numflow.cpu.simd.dot import Dot, dot4, dot4_signed
 from numflow.cpu.simd.isa import isa
@@ -30,7 +35,7 @@ from numflow.cpu.weights.decode import (
 )
 from numflow.cpu.weights.decode_grid16 import STRIP_HEADERS, Grid16
 from numflow.cpu.weights.layout import AUX_BYTES, PIECES, SCHEMES, UNIT, Scheme
-from numflow.quant.stored import BY_16, GRID, WITH_BASE
+from numflow.quant.stored import GRID
 
 # How far ahead of their use codes are fetched, in bytes, into which cache, and from line to line. Decoding leaves the
 # hardware's own prefetching behind, by 10 to 50 %. What is best depends on how many lines a unit has: with 3 or 3 1/2,
@@ -44,29 +49,34 @@ STRIP_AHEAD, HEADERS_AHEAD = (12288, 2, 64), 6144
 
 
 class SchemeType(types.Type):
-    """A scheme of layout.py, and whether activations are int8, as the type of a value without content."""
+    """A scheme of layout.py, the operand that it meets, and whether half of a unit may end a row: the type of a value
+    without content."""
 
-    def __init__(self, name: str, int8: bool):
-        self.scheme, self.int8 = SCHEMES[name], int8
-        super().__init__(name=f"Scheme({name}, int8={int8})")
+    def __init__(self, name: str, operand: int, ragged: bool):
+        self.scheme, self.operand, self.int8, self.ragged = SCHEMES[name], operand, operand == INT8, ragged
+        self.x_bytes = {INT8: 1, BF16: 2, F32: 4}[operand]
+        super().__init__(name=f"Scheme({name}, {NAMES[operand]}, ragged={ragged})")
 
 
 register_model(SchemeType)(models.OpaqueModel)
 
 
 @intrinsic(prefer_literal=True)
-def scheme(typingctx, name, int8):
-    """The scheme of that name, for the functions below; both arguments are constants."""
+def scheme(typingctx, name, operand, ragged):
+    """The scheme of that name and its operand, for the functions below; all arguments are constants."""
     def codegen(context, builder, signature, args):
         return context.get_dummy_value()
-    return SchemeType(name.literal_value, bool(int8.literal_value))(name, int8), codegen
+    return SchemeType(name.literal_value, operand.literal_value, bool(ragged.literal_value))(
+        name, operand, ragged), codegen
 
 
 @intrinsic
 def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
     """`total` (a tile of zeros for M tokens) + 16 rows times M tokens."""
-    emit = _unit_floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
-    x_bytes, unit_bytes, m = 1 if kind.int8 else 4, kind.scheme.unit_bytes, total.count
+    floats = _unit_bf16 if kind.operand == BF16 else _unit_floats
+    emit = floats if kind.scheme.is_float else _unit_int8 if kind.int8 else _unit_f32
+    x_bytes, unit_bytes, m = kind.x_bytes, kind.scheme.unit_bytes, total.count
+    step = 2 if kind.operand == BF16 else 1  # columns of plain numbers at a time
 
     def codegen(context, builder, signature, args):
         x, aux, codes, heads, columns = (Value(builder, a) for a in args[1:6])
@@ -90,14 +100,22 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
             return vectors
 
         def column(i, vectors):
-            k = (columns & -UNIT) + i
+            k = (columns & -UNIT) + i * step
+            if step == 2:
+                return _pair(kind, vectors, x + k * (2 * m), codes + k * (unit_bytes // UNIT))
             return add_products(vectors, numbers(codes + k * (unit_bytes // UNIT), kind.scheme.header), x + k * (4 * m))
 
         vectors = repeat(units >> (size - 1), unpack(builder, args[0]), strip)
         if size == 2:
             vectors = repeat(units & 1, vectors, lambda i, vectors: strip((units >> 1) + i, vectors, 1))
-        if kind.scheme.is_float:  # others have whole units only
-            vectors = repeat(columns & (UNIT - 1), vectors, column)
+        if kind.scheme.is_float:
+            vectors = repeat((columns & (UNIT - 1)) >> (step - 1), vectors, column)
+        for place in range(size if kind.ragged else 0):  # of the half of a unit in its strip
+            def half(_, vectors, place=place):
+                at = codes + (units >> (size - 1)) * (size * unit_bytes)
+                return _unit_f32(kind, vectors, x + units * (UNIT * 4 * m), aux, at, 8 * place, heads, units, hold, 1)
+
+            vectors = repeat((columns >> 4) & (units + place + 1 if size == 2 else 1) & 1, vectors, half)
         return context.make_tuple(builder, signature.return_type, [v.llvm for v in vectors])
 
     i64 = types.int64
@@ -108,7 +126,7 @@ def row_tile(typingctx, total, x, aux, codes, heads, columns, kind):
 def x_bytes(typingctx, count, kind):
     """Bytes of `count` elements of x."""
     def codegen(context, builder, signature, args):
-        return builder.mul(args[0], ir.Constant(args[0].type, 1 if kind.int8 else 4))
+        return builder.mul(args[0], ir.Constant(args[0].type, kind.x_bytes))
     return types.int64(types.int64, kind), codegen
 
 
@@ -127,27 +145,27 @@ def _zeros(total: list[Value], kind: str) -> list[Value]:
 # int8 activations.
 
 def _unit_int8(kind, total, x, aux, codes, first, heads, unit, hold):
-    header, m = kind.scheme.header, len(total)
+    m = len(total)
     if kind.scheme.is_own:
         return _grid_int8(kind, total, x, aux, codes, first, heads, unit, hold)
-    if header in BY_16:
+    if kind.scheme.by_16:
         return _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold)
     acc = _dot(kind.scheme, hold, x, codes, first, range(8), each_i32(aux + 8 * m, m))
     scales = scale(heads, unit, 0, kind.scheme)
     total = [fma(a.to_f32(), scales * s, t) for t, a, s in zip(total, acc, each_f32(aux, m))]
-    return add_products(total, base(heads, unit, 0, kind.scheme), aux + 4 * m) if header in WITH_BASE else total
+    return add_products(total, base(heads, unit, 0, kind.scheme), aux + 4 * m) if kind.scheme.with_base else total
 
 
 def _halves_int8(kind, total, x, aux, codes, first, heads, unit, hold):
     """Scales by 16 columns: total + x_scale * (scale0 * dot0 + scale1 * dot1 + base0 * sum0 + base1 * sum1)."""
-    header, m = kind.scheme.header, len(total)
+    m = len(total)
     minus_all, minus_low = each_i32(aux + 8 * m, m), each_i32(aux + 12 * m, m)
     parts = None
     for half, minus in enumerate((minus_low, [a - b for a, b in zip(minus_all, minus_low)])):
         acc = _dot(kind.scheme, hold, x, codes, first, range(4 * half, 4 * half + 4), minus)
         scales = scale(heads, unit, half, kind.scheme)
         parts = [a.to_f32() * scales if parts is None else fma(a.to_f32(), scales, parts[t]) for t, a in enumerate(acc)]
-        if header in WITH_BASE:
+        if kind.scheme.with_base:
             minus_base = -base(heads, unit, half, kind.scheme)
             parts = [fma(s, minus_base, p) for p, s in zip(parts, each_f32(aux + (16 + 4 * half) * m, m))]
     return [fma(p, s, t) for t, p, s in zip(total, parts, each_f32(aux, m))]
@@ -177,10 +195,10 @@ def _dot(scheme: Scheme, hold: Hold, x: Value, codes: Value, first: int, groups:
 
     minus: minus the sums of x over those columns; a dot that starts from zero * minus ends as that of code - zero.
     """
-    in_place = scheme.bits == 2 and scheme.header in WITH_BASE
+    in_place = scheme.bits == 2 and scheme.with_base
     if in_place and len(minus) <= FEW_TOKENS and isa() in ("avx512", "avxvnni"):
         return _dot_in_place(scheme, hold, x, codes, first, groups, _zeros(minus, "i32"))
-    m, with_base = len(minus), scheme.header in WITH_BASE
+    m, with_base = len(minus), scheme.with_base
     zeros, offsets = _zeros(minus, "i32"), [s << (scheme.zero.bit_length() - 1) for s in minus]
     if scheme.code_bits == 8 and isa() in ("avx2", "neon"):  # bytes with a sign: pairs' sums fit 16 bits, sdot wants it
         acc = [-offset for offset in offsets] if with_base else zeros
@@ -246,9 +264,9 @@ def _strip_int8(total, x, aux, codes, heads, strip, hold):
 
 # float32 activations.
 
-def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold):
+def _unit_f32(kind, total, x, aux, codes, first, heads, unit, hold, halves=2):
     acc = _zeros(total, "f32")
-    for half in range(2):
+    for half in range(halves):
         scales, offsets = scale_and_offset(heads, unit, half, kind.scheme)
         for group in range(4 * half, 4 * half + 4):
             vector = column_group(codes, kind.scheme, first + group)
@@ -266,3 +284,16 @@ def _unit_floats(kind, total, x, aux, codes, first, heads, unit, hold):
         row = numbers(codes + k * bytes_, kind.scheme.header)
         accs[k % 2] = add_products(accs[k % 2], row, x + k * 4 * len(total))
     return [t + (even + odd) for t, even, odd in zip(total, *accs)]
+
+
+def _unit_bf16(kind, total, x, aux, codes, first, heads, unit, hold):
+    accs, bytes_ = [_zeros(total, "f32"), _zeros(total, "f32")], kind.scheme.unit_bytes // UNIT
+    for pair in range(UNIT // 2):
+        accs[pair % 2] = _pair(kind, accs[pair % 2], x + pair * 4 * len(total), codes + 2 * pair * bytes_)
+    return [t + (even + odd) for t, even, odd in zip(total, *accs)]
+
+
+def _pair(kind, total, x, codes):
+    """total + two columns of 16 rows times the tokens' pairs at x."""
+    pairs = pairs_of_rows(codes, kind.scheme.header)
+    return [add_pair_products(t, pairs, word) for t, word in zip(total, each_word(x, len(total)))]

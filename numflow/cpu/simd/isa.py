@@ -42,6 +42,12 @@ def has_fma() -> bool:
     return not X86 or "fma" in features()
 
 
+@functools.cache
+def has_bf16() -> bool:
+    """Whether products of pairs of bfloat16 are an instruction."""
+    return isa() == "avx512" and "avx512bf16" in features()
+
+
 def token_tile() -> int:
     """Most tokens that one pass over a tile of weights serves; what fits the registers."""
     return 8 if isa() == "avx512" else 4

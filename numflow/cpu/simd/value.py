@@ -254,6 +254,14 @@ def joined(vectors: list[Value]) -> Value:
     return vectors[0]
 
 
+def turned(vectors: list[Value]) -> list[Value]:
+    """Of 16 vectors of 16 lanes, the vector of all lanes 0, that of all lanes 1 ..."""
+    while len(vectors) > 1:  # first those that are half of all vectors apart, neighbours last
+        half = len(vectors) // 2
+        vectors = [low.zipped(high) for low, high in zip(vectors[:half], vectors[half:])]
+    return [vectors[0].part(16 * lane, 16) for lane in range(16)]
+
+
 def exact_fma(a: Value, b: Value, c: Value) -> Value:
     """a * b + c of numbers that nothing has to be rounded of, so that it may be two instructions as well as one."""
     return fma(a, b, c) if has_fma() else a * b + c

@@ -22,8 +22,8 @@ _ELEMENT = {"i32": _I32, "f32": ir.FloatType()}
 
 # For the helpers of kernels: `inline` ones are merged by LLVM, so that constant arguments select code at compile time;
 # `merged` ones become part of the kernel before that, which compiles faster where a function is called once.
-_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-inline = njit(forceinline=True, error_model="numpy", **_NO_WRAPPERS)
+NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inline = njit(forceinline=True, error_model="numpy", **NO_WRAPPERS)
 merged = njit(inline="always", error_model="numpy")
 
 

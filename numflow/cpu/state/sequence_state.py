@@ -1,4 +1,4 @@
-"""Memory of a recurrent step: a slot of float32 for each sequence."""
+"""Memory of a recurrent step: a slot for each sequence."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from numflow.ops import State
 
 
 class StateMemory:
-    """Slots of `shape`; rows of kernels find theirs by the header's STATE_SLOTS.
+    """Slots of so many bytes; rows of kernels find theirs by the header's STATE_SLOTS.
 
     addresses: int64 [1], where the first slot is now. Kernels read it at run time, so that the memory may move.
     stride:    bytes from one slot to the next, whole cache lines.
@@ -16,9 +16,9 @@ class StateMemory:
 
     window = STATE
 
-    def __init__(self, state: State):
+    def __init__(self, state: State, nbytes: int):
         self.shape, self.blocks = state, 0
-        self.stride = -(-4 * state.size // LINE) * LINE
+        self.stride = -(-nbytes // LINE) * LINE
         self.addresses = np.zeros(1, np.int64)
         self._slots = aligned((0, self.stride), np.uint8)
 

@@ -17,6 +17,7 @@ from numflow.cpu.weights.decode_own import Grid, of_four, of_pair, pair_codes
 from numflow.cpu.weights.layout import PIECES, UNIT, Scheme
 from numflow.cpu.weights.look_up import book_of, looked_up, step_values
 from numflow.cpu.weights.tables import floats8, table_numbers
+from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
     BASE,
     BF16,
@@ -27,13 +28,10 @@ from numflow.quant.stored import (
     POWER,
     SCALE,
     SCALE16,
+    SCALED,
     SIGNED,
     SIGNED16,
     SUPER,
-    WIDE,
-    WITH_BASE,
-    ZERO,
-    ZERO_BF16,
 )
 
 Heads = Value | Grid
@@ -77,15 +75,15 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     header = scheme.header
     if isinstance(heads, Grid):
         return heads.scale(unit, half)
-    block = _block(heads, unit, scheme)
-    if header == WIDE:
-        return load(block, "f32", 16)
+    block = _block(heads, unit, half, scheme)
+    if header == SCALED:
+        scales = _typed(block, scheme.scale)
+        return scales if scheme.factor == 1 else scales * scheme.factor
     if header == FACTORED:
-        sub = block + 64 + ((unit & scheme.block // UNIT - 1) << 5) + 16 * half
-        return load(block, "f32", 16) * floats8(load(sub, "u8", 16).widen(), 3)
-    if header in (SCALE, BASE, SCALE16, ZERO):
+        return load(heads, "f32", 16) * floats8(load(heads + 64 + (unit << 5) + 16 * half, "u8", 16).widen(), 3)
+    if header in (SCALE, BASE, SCALE16):
         return load_f16(block + (32 * half if header == SCALE16 else 0))
-    if header in (POWER, ZERO_BF16):
+    if header == POWER:
         return load_bf16(block)
     if header == BYTES16:
         return load(block + 16 * half, "u8", 16).widen().to_f32() / 1000.0
@@ -101,15 +99,14 @@ def scale(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
 
 
 def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
-    """Terms added to code * scale, f32x16, for the kinds WITH_BASE."""
+    """Terms added to code * scale, f32x16, for the kinds that have one (Kind.with_base)."""
     if isinstance(heads, Grid):
         return -(heads.scale(unit, half) * heads.zero(unit, half))
-    header, block = scheme.header, _block(heads, unit, scheme)
+    header, block = scheme.header, _block(heads, unit, half, scheme)
     if header == BASE:
         return load_f16(block + 32)
-    if header in (ZERO, ZERO_BF16):
-        read = load_f16 if header == ZERO else load_bf16
-        return -(read(block) * read(block + 32))
+    if header == SCALED:
+        return -(scale(heads, unit, half, scheme) * _typed(block + 16 * SIZES[scheme.scale], scheme.zeros))
     if header == BYTES16:
         hundredths = load(block + 32 + 16 * half, "u8", 16).widen().to_f32()
         return hundredths / 100.0 - 1.0
@@ -118,10 +115,20 @@ def base(heads: Heads, unit: Value, half: int, scheme: Scheme) -> Value:
     return -(load_f16(block + 32) * (load(block + 64 + _by_16(unit, half), "u8", 16) >> 4).widen().to_f32())
 
 
-def _block(heads: Value, unit: Value, scheme: Scheme) -> Value:
-    """Address of the header of a unit."""
+def _block(heads: Value, unit: Value, half: int, scheme: Scheme) -> Value:
+    """Address of the header of a unit, or of its half."""
+    if not scheme.shared:
+        return heads
     units = scheme.block // UNIT
-    return heads + (unit if units == 1 else unit >> units.bit_length() - 1) * scheme.header_bytes
+    place = unit if units == 1 else (unit << 1) + half if not units else unit >> units.bit_length() - 1
+    return heads + place * scheme.header_bytes
+
+
+def _typed(address: Value, kind: str) -> Value:
+    """16 numbers of a type of scales or zeros, f32x16."""
+    if kind == "U8":
+        return load(address, "u8", 16).widen().to_f32()
+    return load(address, "f32", 16) if kind == "F32" else load_f16(address) if kind == "F16" else load_bf16(address)
 
 
 def _by_32(unit: Value) -> Value:
@@ -141,7 +148,7 @@ def scale_and_offset(heads: Heads, unit: Value, half: int, scheme: Scheme) -> tu
     scales = scale(heads, unit, half, scheme)
     if isinstance(heads, Grid):
         return scales, heads.zero(unit, half)
-    if scheme.header in WITH_BASE:
+    if scheme.with_base:
         return scales, base(heads, unit, half, scheme)
     return scales, scales * -float(scheme.zero)
 

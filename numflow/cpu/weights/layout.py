@@ -11,6 +11,7 @@ codes    8 column groups of 4 columns, each a 64-byte vector [16 rows][4 columns
            6 bits  low bits of vector g = group g; groups 6 and 7 in the top 2 bits of 3 vectors each
            5 bits  low bits of vector g = group g; groups 5 to 7 in the top 3 bits of the 5 vectors
            3 bits  as nibbles for 6 groups; groups 6 and 7 in the top 2 bits of the 3 vectors
+           7 bits  low bits of vector g = group g; group 7 in the top bits of the 7 vectors
            1 bit   bit g of one vector = group g, as bit 1 of a code: 0 or 2
            grids   places in a table instead of codes (look_up.py); codes are read from it
            3.5     pairs of weights of 11 levels, x + 11 * y for groups 2p and 2p + 1, in 7 bits: 3 vectors whose low 7
@@ -22,9 +23,8 @@ headers  by kind (numflow/quant/stored.py says what they mean), [16] is one valu
            SCALE16  per unit  f16 d[2][16]
            POWER    per unit  bf16 d[16]
            BASE     per unit  f16 d[16], m[16]
-           ZERO     per unit, or as many as share it  f16 d[16], z[16]; ZERO_BF16 bf16
-           WIDE     per unit, or as many as share it  f32 d[16]
-           FACTORED per as many units as share it     f32 d[16], u8 s[columns / 16][16]
+           SCALED   per as many columns as share it   d[16], z[16] in their types; d alone without zeros
+           FACTORED per row   f32 d[16], u8 s[columns / 16][16]
            SUPER    per 8     f16 d[16], e[16], u8 s[8][16], u8 m[8][16]
            SUPER16  per 8     f16 d[16], e[16], u8 (s | m << 4)[16][16]
            BYTES16  per unit  u8 s[2][16], b[2][16]
@@ -37,7 +37,8 @@ headers  by kind (numflow/quant/stored.py says what they mean), [16] is one valu
 Codes of a kind with a code-book stand in memory as they are, and are entries + 128 once they are read.
 
 F32, F16 and BF16 matrices are [tile][K][16 rows] in the file's own type, with any K. Rows after the last of a group
-(an expert, or the whole matrix) fill its last tile with zeros.
+(an expert, or the whole matrix) fill its last tile with zeros. Of SCALED and FACTORED K may be a multiple of 16 that is
+none of 32: the last unit then has nothing in its second half, and such matrices meet float32 activations only.
 """
 
 import math
@@ -47,6 +48,7 @@ from typing import Any
 import numpy as np
 
 from numflow.quant.grids import GRIDS, GridType
+from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
     BASE,
     BYTES16,
@@ -55,13 +57,11 @@ from numflow.quant.stored import (
     POWER,
     SCALE,
     SCALE16,
+    SCALED,
     SIGNED,
     SIGNED16,
     SUPER,
     SUPER16,
-    WIDE,
-    ZERO,
-    ZERO_BF16,
     Kind,
 )
 
@@ -72,11 +72,12 @@ AUX_BYTES = 24  # of the scales and sums that go with a token's int8 activations
 
 # Bytes of a header, for 16 rows.
 _HEADER = {SCALE: 32, SCALE16: 64, POWER: 32, BASE: 64, SUPER: 320, SUPER16: 320, BYTES16: 64, SIGNED: 160,
-           SIGNED16: 288, ZERO: 64, ZERO_BF16: 64, WIDE: 64}
+           SIGNED16: 288}
 
 # Where a group's codes are, by bits and group: pieces (vector, from bit, to bit of the code, how many bits).
 PIECES: dict[float, list[list[tuple[int, int, int, int]]]] = {
     8: [[(g, 0, 0, 8)] for g in range(8)],
+    7: [*([(g, 0, 0, 7)] for g in range(7)), [(j, 7, j, 1) for j in range(7)]],
     6: [*([(g, 0, 0, 6)] for g in range(6)), *([(3 * i + j, 6, 2 * j, 2) for j in range(3)] for i in range(2))],
     5: [*([(g, 0, 0, 5)] for g in range(5)), [(0, 5, 0, 3), (1, 5, 3, 2)], [(2, 5, 0, 3), (3, 5, 3, 2)],
         [(4, 5, 0, 3), (1, 7, 3, 1), (3, 7, 4, 1)]],
@@ -114,10 +115,15 @@ class Scheme(Kind):
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a header, for 16 rows; not of numflow's own schemes."""
-        if self.header == FACTORED:
-            return 4 * ROWS + self.block
+        """Bytes of a header, for 16 rows; not of numflow's own schemes. Of FACTORED without scales of columns."""
+        if self.header in (SCALED, FACTORED):
+            return ROWS * (SIZES[self.scale or "F32"] + SIZES[self.zeros])
         return 2 * ROWS + ROWS * self.grid.scales // 2 if self.grid else _HEADER[self.header]
+
+    @property
+    def ends_in_halves(self) -> bool:
+        """Whether half of a unit may end rows."""
+        return self.header in (SCALED, FACTORED)
 
     @property
     def in_fours(self) -> bool:
@@ -145,7 +151,9 @@ class Scheme(Kind):
         codes = (columns if self.is_float else -(-columns // strip) * strip) * self.unit_bytes // UNIT
         if self.is_own:
             return codes, columns // self.own.block * 2 * self.own.header_bits + ROW_HEADERS
-        return (codes, 0) if self.is_float else (codes, columns // self.block * self.header_bytes)
+        if self.header == FACTORED:
+            return codes, self.header_bytes + columns
+        return codes, 0 if self.is_float else (columns // self.block if self.shared else 1) * self.header_bytes
 
 
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
@@ -189,7 +197,12 @@ class Packed:
     @property
     def floats_only(self) -> bool:
         """Whether kernels multiply it with float32 activations only."""
-        return self.scheme.floats_only
+        return self.scheme.floats_only or self.is_ragged
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether half of a unit of codes ends its rows."""
+        return not self.is_float and self.shape[1] % UNIT != 0
 
     @property
     def scheme(self) -> Scheme:

@@ -1,33 +1,41 @@
-"""Taking apart blocks of numflow.quant.hub_types: a header, then codes, as functions for the packing kernels
-(pack_blocks.py says what each takes)."""
+"""Taking apart rows of numflow.quant.hub_types, as functions for the packing kernels (pack_blocks.py says what each
+takes): a block, and what a row has before its blocks."""
 
 from collections.abc import Callable
 
 from numflow.cpu.simd.value import Value, load, save
-from numflow.quant.hub_types import HUB_TYPES, HubType
+from numflow.cpu.weights.pack_planes import codes_of_planes, put_words
+from numflow.quant.hub_types import HUB_TYPES, SIZES, UNIT, HubType
 
-_NIBBLES = 0x0F0F0F0F
+_WORDS = {1: "u8", 2: "u16", 4: "i32"}
+
+
+def _header(hub: HubType, raw: Value, head: Value, lane: Value) -> None:
+    """d and z of a row's header to those of 16 rows."""
+    at, place = 0, 0
+    for size in filter(None, (SIZES[hub.scale], SIZES[hub.zeros])):
+        save(head + place + lane * size, load(raw + at, _WORDS[size]), size)
+        at, place = at + size, place + 16 * size
 
 
 def _of_hub(hub: HubType) -> Callable[[Value, Value, Value, Value], None]:
-    size = 4 if hub.scale == "F32" else 2
-    flip = 0 if hub.zero or hub.table else 128  # bytes with a sign become codes
-
     def take_apart(raw, out, head, lane):
-        save(head + lane * size, load(raw, "i32" if size == 4 else "u16"), size)
-        if hub.zero:
-            save(head + 32 + lane * 2, load(raw + 2, "u16"), 2)
-        for column in range(0, hub.block, 16):
+        at = 0
+        if not hub.row_header:
+            _header(hub, raw, head, lane)
+            at = hub.header_bytes
+        for column in range(0, hub.columns, UNIT):
             if hub.by_16:
-                save(head + 64 + column + lane, load(raw + 4 + column // 16, "u8"), 1)
-            if hub.bits == 8:
-                codes = load(raw + hub.header_bytes + column, "u8", 16)
-                words = ((codes + flip) if flip else codes).as_("i32", 4)
-            else:
-                words = load(raw + hub.header_bytes + column // 32 * 16, "i32", 4) >> 4 * (column // 16 % 2) & _NIBBLES
-            for i in range(4):
-                save(out + 64 * (column // 4 + i), words.lane(i))
+                save(head + lane, load(raw, "u8"), 1)
+                at += 1
+            put_words(out + 16 * column, codes_of_planes(raw + at, hub.planes, UNIT, False))
+            at += UNIT * hub.bits // 8
     return take_apart
+
+
+def row_header(name: str, raw: Value, head: Value, lane: Value) -> None:
+    """The header that a row has before its blocks."""
+    _header(HUB_TYPES[name], raw, head, lane)
 
 
 # The function by tensor type.

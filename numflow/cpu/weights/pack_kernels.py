@@ -11,11 +11,12 @@ from numflow.cpu.simd.vector import inline, merged
 from numflow.cpu.weights.layout import PACK_SCRATCH, PIECES, SCHEMES, UNIT
 from numflow.cpu.weights.look_up import put_units
 from numflow.cpu.weights.pack_blocks import BLOCKS
-from numflow.cpu.weights.pack_hub import HUB_BLOCKS
+from numflow.cpu.weights.pack_hub import HUB_BLOCKS, row_header
 from numflow.cpu.weights.pack_planes import INFERFLOW_BLOCKS, four_planes, pair_planes
 from numflow.formats.types import TYPES
 from numflow.quant.grids import GRIDS
-from numflow.quant.stored import STORED
+from numflow.quant.hub_types import HUB_TYPES
+from numflow.quant.stored import FACTORED, STORED
 
 # Arguments: stored rows and bytes from one to the next, rows of one group, groups, K, the packed codes and headers and
 # their bytes per tile, and scratch of PACK_SCRATCH bytes per thread.
@@ -27,9 +28,10 @@ class BlockType(types.Type):
     """A tensor type as the type of a value without content."""
 
     def __init__(self, name: str):
-        self.scheme, self.emit = SCHEMES[STORED[name].kind.name], _BLOCKS[name]
+        self.type_name, self.scheme, self.emit = name, SCHEMES[STORED[name].kind.name], _BLOCKS[name]
         self.columns = TYPES[name].block
         self.size = GRIDS[name].compact_bytes if name in GRIDS else TYPES[name].size
+        self.row_header = HUB_TYPES[name].row_header if name in HUB_TYPES else 0
         super().__init__(name=f"Block({name})")
 
 
@@ -46,7 +48,8 @@ def block(typingctx, name):
 
 @intrinsic
 def _sizes(typingctx, kind):
-    """Columns of a block, its bytes, those of its headers, and columns of a strip and bytes of its codes.
+    """Columns of a block, its bytes, those of its headers, columns of a strip and bytes of its codes, and bytes that a
+    row has before its blocks and their place among those of 16 rows.
 
     Blocks that share a header count as one.
     """
@@ -54,9 +57,12 @@ def _sizes(typingctx, kind):
         scheme = kind.scheme
         columns, strip = max(kind.columns, scheme.block), UNIT * scheme.strip
         heads, size = columns // scheme.block * scheme.header_bytes, columns // kind.columns * kind.size
-        sizes = columns, size, heads, strip, scheme.strip * scheme.unit_bytes
+        if kind.row_header:
+            heads = 16 if scheme.header == FACTORED else 0
+        sizes = (columns, size, heads, strip, scheme.strip * scheme.unit_bytes, kind.row_header,
+                 scheme.header_bytes if kind.row_header else 0)
         return context.make_tuple(builder, signature.return_type, [ir.Constant(ir.IntType(64), s) for s in sizes])
-    return types.UniTuple(types.int64, 5)(kind), codegen
+    return types.UniTuple(types.int64, 7)(kind), codegen
 
 
 @intrinsic
@@ -65,6 +71,15 @@ def _take_apart(typingctx, raw, out, head, lane, kind):
         kind.emit(*(Value(builder, a) for a in args[:4]))
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, types.int64, types.int64, kind), codegen
+
+
+@intrinsic
+def _row_header(typingctx, raw, head, lane, kind):
+    def codegen(context, builder, signature, args):
+        if kind.row_header:
+            row_header(kind.type_name, *(Value(builder, a) for a in args[:3]))
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64, kind), codegen
 
 
 @intrinsic
@@ -114,7 +129,7 @@ def pack_type(name):
 @merged
 def _pack_blocks(args, thread, n_threads, kind):
     """Rows of blocks of `kind`, as from `block`, into the packed layout."""
-    columns, size, head_size, strip, strip_size = _sizes(kind)
+    columns, size, head_size, strip, strip_size, before, head_before = _sizes(kind)
     rows = i64(args, ROWS)
     group_tiles, blocks = (rows + 15) // 16, i64(args, COLUMNS) // columns
     scratch = i64(args, SCRATCH_AT) + thread * PACK_SCRATCH
@@ -126,12 +141,15 @@ def _pack_blocks(args, thread, n_threads, kind):
         codes, head = i64(args, CODES) + tile * i64(args, CODE_BYTES), i64(args, HEADS) + tile * i64(args, HEAD_BYTES)
         if lanes < 16:
             clear(scratch)
+        for lane in range(lanes if before else 0):
+            _row_header(raw + lane * i64(args, ROW_BYTES), head, lane, kind)
+        head += head_before
         for b in range(blocks):
-            place = b * columns % strip  # other than 0 where a block is half of a strip
-            if place == 0 and columns < strip and b == blocks - 1:
+            place = b * columns % strip  # other than 0 where a block is a part of a strip
+            if place == 0 and (blocks - b) * columns < strip:
                 clear(scratch)
             for lane in range(lanes):
-                block_at = raw + lane * i64(args, ROW_BYTES) + b * size
+                block_at = raw + lane * i64(args, ROW_BYTES) + before + b * size
                 _take_apart(block_at, scratch + 16 * place + 4 * lane, head, lane, kind)
             if place + columns >= strip or b == blocks - 1:
                 for s in range(0, place + columns, strip):

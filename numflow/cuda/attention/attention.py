@@ -2,8 +2,9 @@
 
 y = softmax(softcap(scale * q k^T) + bias, over the visible keys of the sequence) v
 
-    attention_exact   float32 throughout: activations "f32", float32 caches, keys of more than 1024 columns, and buckets
-                      of distances, whose branches leave no registers for the sums of tensor cores
+    attention_exact   float32 throughout: activations "f32", float32 caches, keys of more than 1024 columns, buckets of
+                      distances, whose branches leave no registers for the sums of tensor cores, and where an index
+                      chooses the keys
     attention_few     tensor cores, for sequences with so few new tokens that 16 rows hold the queries of a key head,
                       and for all where keys or values have more than 256 columns
     attention_many    tensor cores, for the other sequences of the batch
@@ -20,6 +21,8 @@ from numflow.cuda.attention.many import ROWS, many_kernel, warps_across
 from numflow.cuda.attention.parameters import BatchTables, Biases, Heads, Scores
 from numflow.cuda.device.call import N_SEQUENCES, N_TOKENS, Call, Sizes, ceil
 from numflow.cuda.device.device import Launch
+from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.lang.parameters import IntRows
 from numflow.cuda.state.cache_code import width
 from numflow.ops import Step, param
 
@@ -36,8 +39,8 @@ ANY = 2**31 - 1   # tokens of a sequence
 
 
 def attention(step: Step, ctx) -> list[Call]:
-    """q f32 [T, H * E], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v]."""
-    (q,), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
+    """q f32 [T, H * E], chosen i32 [T, W], slopes [H], sinks [H], buckets [n, H] -> y f32 [T, H * E_v]."""
+    (q, *chosen), (y,), batch, heads = step.inputs, step.outputs, ctx.batch, param(step, "heads")
     cache = ctx.caches[param(step, "cache")]
     shape, causal, window = cache.shape, param(step, "causal"), param(step, "window")
     slopes, sinks, buckets = (ctx.vector(step.weights[role]) if role in step.weights else None
@@ -46,7 +49,7 @@ def attention(step: Step, ctx) -> list[Call]:
     is_self = shape.kind == "self"
     exact = (n_buckets if causal else n_buckets // 2) // 2
     spread = math.log(param(step, "bucket_distance") / exact) if buckets else 1.0
-    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None \
+    is_exact = ctx.activations == "f32" or "f32" in cache.types or buckets is not None or bool(chosen) \
         or max(shape.k_dim, shape.value_dim) > MOST_COLUMNS
     most = max(EXACT_ROWS * heads * MOST_PARTS, ROWS * BLOCKS) if is_exact else ROWS * BLOCKS
     partial = ctx.scratch("parts of attention", 4 * most * (shape.value_dim + 2))
@@ -62,8 +65,12 @@ def attention(step: Step, ctx) -> list[Call]:
             scores)
     sizes_of = cache.types + tuple(width(*of) for of in zip(cache.types, (shape.k_dim, shape.value_dim)))
     flags = param(step, "softcap") > 0, slopes is not None, sinks is not None, buckets is not None
-    calls, parts = (_exact if is_exact else _tensor)(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row,
-                                                     most)
+    if is_exact:
+        bits = IntRows(*(ctx.view(chosen[0]) if chosen else (None, 0)))
+        calls, parts = _exact(step, (*args, bits), exact_kernel(*sizes_of, *flags, cache.v_row, bool(chosen)), heads,
+                              most)
+    else:
+        calls, parts = _tensor(step, args, sizes_of, flags, heads, shape.kv_heads, cache.v_row, most)
 
     def join_parts(sizes: Sizes) -> Launch:
         return Launch(join, (heads, sizes.rows[N_TOKENS], 1), (
@@ -72,15 +79,13 @@ def attention(step: Step, ctx) -> list[Call]:
     return [*calls, Call(step, join_parts).only(lambda sizes: parts(sizes) > 1)]
 
 
-def _exact(step: Step, args: tuple, sizes_of: tuple, flags: tuple, heads: int, kv_heads: int, v_row: int, most: int):
+def _exact(step: Step, args: tuple, attend: Kernel, heads: int, most: int):
     """The call, and how many parts there are; most: rows of parts that there is room for, one for each head."""
-    chosen = exact_kernel(*sizes_of, *flags, v_row)
-
     def parts(sizes: Sizes) -> int:
         many = sizes.rows[N_TOKENS] > EXACT_ROWS
         return 1 if many else max(1, min(MOST_PARTS, sizes.keys // PART_KEYS, _room(sizes, heads, most)))
 
-    return [Call(step, lambda sizes: Launch(chosen, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
+    return [Call(step, lambda sizes: Launch(attend, (heads, sizes.rows[N_TOKENS], parts(sizes)), args))], parts
 
 
 def _room(sizes: Sizes, heads: int, most: int) -> int:

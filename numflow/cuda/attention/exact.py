@@ -15,7 +15,7 @@ from numflow.cuda.lang.hadamard import rotate
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, block_z, grid_z, lane_index, load4, sync_warp
 from numflow.cuda.lang.kernel import Kernel, kernel
-from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.lang.parameters import IntRows, Rows
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.state.cache_code import PIECE, element, floats, name_of_values, pitch, region, width
@@ -24,8 +24,9 @@ from numflow.quant.kv import BLOCK, CODED
 
 @functools.cache
 def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool, has_slopes: bool,
-                 has_sinks: bool, has_buckets: bool, v_row: int) -> Kernel:
-    """Grid (heads, rows, parts). v_row: columns of the row in memory that a value begins."""
+                 has_sinks: bool, has_buckets: bool, v_row: int, has_chosen: bool = False) -> Kernel:
+    """Grid (heads, rows, parts). v_row: columns of the row in memory that a value begins. has_chosen: only keys whose
+    bits are set are seen."""
     k_width, columns = width(k_type, k_dim), -(-width(v_type, v_dim) // 32)
     pieces, v_width = k_width // 8, width(v_type, v_dim)
     turned, turned_back = k_type in CODED, v_type in CODED
@@ -36,12 +37,13 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
     keys_at, values_at = region(k_type, k_dim), region(v_type, v_row)
     bias = biased(has_cap, has_slopes, has_buckets, 1.0)
     extras = "_softcap" * has_cap + "_slopes" * has_slopes + "_sinks" * has_sinks + "_buckets" * has_buckets
+    extras += "_chosen" * has_chosen
     k_name, v_name = f"{k_type}_{pitch(k_type, k_dim)}", name_of_values(v_type, v_dim, v_row)
 
     @kernel(f"attention_{k_name}_{v_name}{extras}", 32, blocks=8 if is_wide else 12,
             exact=has_buckets)
     def _attention(y: Rows, partial: f32.ptr, q: Rows, k: u32.ptr, v: u32.ptr, biases: Biases, batch: BatchTables,
-                   shape: Heads, rule: Scores):
+                   shape: Heads, rule: Scores, chosen: IntRows):
         # Place in the grid: a head of queries and a row; the keys that the row sees.
         head, t, lane = block_x(), block_y(), u32(lane_index())
         if t >= batch.counts[N_TOKENS]:
@@ -74,8 +76,13 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
         while begin < end:
             key = i32(begin + lane)
             score, block, place = f32(LOWEST), u32(0), u32(0)
-            if key < end:
+            inside = u32(1) if key < end else u32(0)
+            if has_chosen and inside != 0:
+                word = u32(chosen.data[t * chosen.stride + (u32(key) >> u32(5))])
+                inside = u32(u32(word >> u32(u32(key) & u32(31))) & u32(1))
+            if key < end:  # also of keys that were not chosen, whose values are multiplied by 0
                 block, place = u32(blocks[u32(key) // shape.block_size]), u32(u32(key) % shape.block_size)
+            if inside != 0:
                 keys = keys_at(k, block, shape.kv_heads, kv_head, shape.block_size)
                 dot, piece = f32(0), u32(0)
                 # A number of the launch where rows are wide: the compiler would unroll a known one out of registers.
@@ -91,7 +98,7 @@ def exact_kernel(k_type: str, v_type: str, k_dim: int, v_dim: int, has_cap: bool
                              shape.heads, rule.n_buckets, rule.spread, rule.causal)
             # Online softmax: rescale the sums by exp(old maximum - new maximum).
             larger = fmax(peak, warp_max(score))
-            weight = exp(score - larger) if key < end else f32(0)
+            weight = exp(score - larger) if inside != 0 else f32(0)
             fade = exp(peak - larger)
             total = total * fade + warp_sum(weight)
             peak = larger

@@ -31,7 +31,9 @@ def _gated_recurrence(y: Rows, x: Rows, entry: Rows, fade: Rows, rate: f32.ptr, 
     if t >= last:
         return
     at = u32(u32(texts.slots[sequence]) * state.stride + c)
-    h, slope = state.data[at], fmax(rate[c], f32(0)) + log(f32(1) + exp(-fabs(rate[c])))
+    h, slope = f32(0), fmax(rate[c], f32(0)) + log(f32(1) + exp(-fabs(rate[c])))
+    if texts.positions[t] != 0:  # before its first token a text's slot is whatever was there
+        h = state.data[at]
     while t < last:
         value = sigmoid(entry.data[t * entry.stride + c] + entry_bias[c]) * x.data[t * x.stride + c]
         if texts.positions[t] == 0:

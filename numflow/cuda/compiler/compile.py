@@ -108,7 +108,15 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
     Raises:
         DeviceError: the compiler is not installed, or refuses the kernel.
     """
-    ptx = to_ptx(kernel, PTX_FOR)
+    return assembled(kernel, to_ptx(kernel, PTX_FOR), capability)
+
+
+def assembled(kernel: Kernel, ptx: str, capability: tuple[int, int]) -> Binary:
+    """Machine code of a kernel's PTX.
+
+    Raises:
+        DeviceError: the assembler refuses it.
+    """
     c = core()
     arch = f"sm_{capability[0]}{capability[1]}"
     linker = c.Linker(c.ObjectCode.from_ptx(ptx.encode()),

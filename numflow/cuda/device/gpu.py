@@ -76,10 +76,7 @@ class Gpu:
         self.index, self._device = index, self._ask("cuDeviceGet", index)
         self._context = self._ask("cuDevicePrimaryCtxRetain", self._device)
         self._use()
-        attributes = bindings.CUdevice_attribute
-        self.capability = tuple(
-            int(self._ask("cuDeviceGetAttribute", getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"),
-                          self._device)) for part in ("MAJOR", "MINOR"))
+        self.capability = tuple(self.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
         if self.capability < PTX_FOR:
             raise DeviceError("device 'cuda' needs a GPU of compute capability {}.{} or newer, GPU {} has {}.{}; "
                               "{}".format(*PTX_FOR, index, *self.capability, ELSE))
@@ -287,11 +284,20 @@ class Gpu:
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel.name not in self._functions:
-            binary = self._compiled(kernel, self.capability)
-            module = self._ask("cuModuleLoadData", binary.cubin)
-            self._modules.append(module)
-            self._functions[kernel.name] = self._ask("cuModuleGetFunction", module, binary.symbol.encode())
+            self._functions[kernel.name] = self.load(self._compiled(kernel, self.capability))
         return self._functions[kernel.name]
+
+    def load(self, binary: Binary) -> Any:
+        """The driver's handle of a kernel's machine code, which the device keeps until it is closed."""
+        self._use()
+        module = self._ask("cuModuleLoadData", binary.cubin)
+        self._modules.append(module)
+        return self._ask("cuModuleGetFunction", module, binary.symbol.encode())
+
+    def attribute(self, name: str) -> int:
+        """A number that the driver knows of the GPU: CU_DEVICE_ATTRIBUTE_<name>."""
+        which = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._ask("cuDeviceGetAttribute", which, self._device))
 
     def _argument(self, kind, value) -> Any:
         """A C object with the value of a parameter."""

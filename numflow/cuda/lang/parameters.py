@@ -21,6 +21,7 @@ import types as pytypes
 from collections.abc import Callable
 from typing import NamedTuple
 
+from numflow import syntax
 from numflow.cuda.lang.scalar import f32, i32, u32
 
 
@@ -94,7 +95,7 @@ def flattened(body: Callable, parameters: tuple) -> Callable:
 @functools.cache
 def _flat_code(code: pytypes.CodeType, parameters: tuple) -> pytypes.CodeType:
     """Code of the function that was written as `code`: its source, with fields as names."""
-    (function,) = ast.parse(textwrap.dedent(inspect.getsource(code))).body
+    (function,) = syntax.parse(textwrap.dedent(inspect.getsource(code))).body
     names = [argument.arg for argument in function.args.args]
     fields = {name: parameter._fields for name, parameter in zip(names, parameters) if is_group(parameter)}
     flat = [each for name in names for each in (_names(name, fields[name]) if name in fields else [name])]
@@ -104,10 +105,10 @@ def _flat_code(code: pytypes.CodeType, parameters: tuple) -> pytypes.CodeType:
     rewrite = _Fields(code.co_name, fields)
     function.body = [rewrite.visit(statement) for statement in function.body]
     function.args.args, function.decorator_list = [ast.arg(name) for name in flat], []
-    around = ast.parse(f"def around({', '.join(code.co_freevars)}):\n    pass")  # gives closures their names
+    around = syntax.parse(f"def around({', '.join(code.co_freevars)}):\n    pass")  # gives closures their names
     around.body[0].body = [function]
     ast.increment_lineno(function, code.co_firstlineno - 1)
-    made = compile(ast.fix_missing_locations(around), code.co_filename, "exec")
+    made = syntax.compiled(ast.fix_missing_locations(around), code.co_filename)
     for _ in range(2):  # the module, the function around
         made = next(const for const in made.co_consts if isinstance(const, pytypes.CodeType))
     return made

@@ -17,7 +17,7 @@ from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Planes, planes_of
-from numflow.cuda.weights.decode import header, pair_header, reader
+from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
 from numflow.cuda.weights.layout import SCHEMES, UNIT
 from numflow.cuda.weights.outliers import value_of
 from numflow.formats.types import to_f32
@@ -39,7 +39,7 @@ def embed(step: Step, ctx) -> list[Call | HostCall]:
                         table.parts["codes"], *batch, y.width, table.pitch, param(step, "scale"))]
     units = table.pitch // UNIT
     return [per_row(step, code_rows(table.kind), N_TOKENS, ceil(units, 32), ctx.view(y),
-                    planes_of(table), table.parts.get("outliers"), table.outliers, *batch, units,
+                    planes_of(table), table.parts.get("outliers"), table.outliers, *batch, y.width,
                     param(step, "scale"))]
 
 
@@ -106,19 +106,21 @@ def code_rows(kind: str) -> Kernel:
     """A thread for each unit of a quantised table."""
     scheme = SCHEMES[kind]
     codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
-    in_codes, by_row = scheme.in_codes, "row" in scheme.parts
+    in_codes, by_row, numbers = scheme.in_codes, "row" in scheme.parts, numbers_of(scheme)
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: Rows, planes: Planes, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr, first: u32,
-               rows: u32, units: u32, scale: f32):
+               rows: u32, width: u32, scale: f32):
         t, unit = block_x(), u32(block_y() * 32 + thread_index())
+        units = width + 31 >> u32(5)
         if t >= counts[N_TOKENS] or unit >= units:
             return
         row, words = u32(u32(tokens[t]) - first), codes()
         to = y.data + (t * y.stride + unit * 32)
         if row >= rows:
             for i in range(32):
-                to[i] = float_of(u32(_NOTHING))
+                if unit * 32 + i < width:
+                    to[i] = float_of(u32(_NOTHING))
             return
         at = u32(row * units + unit)
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
@@ -134,8 +136,10 @@ def code_rows(kind: str) -> Kernel:
         read(words, planes.low, planes.high, planes.two, planes.one, at)
         for g in range(8):
             factor, shift = (a, c) if g < 4 else (a16, c16)
-            for i in range(4):
-                to[4 * g + i] = (factor * f32(words[g] >> u32(8 * i) & u32(255)) + shift) * scale
+            if unit * 32 + 4 * g < width:
+                w0, w1, w2, w3 = numbers(words[g])
+                to[4 * g], to[4 * g + 1] = (factor * w0 + shift) * scale, (factor * w1 + shift) * scale
+                to[4 * g + 2], to[4 * g + 3] = (factor * w2 + shift) * scale, (factor * w3 + shift) * scale
         slot = u32(0)
         while slot < outliers:
             word = slots[row * outliers + slot]

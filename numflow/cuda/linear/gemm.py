@@ -48,7 +48,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
-from numflow.cuda.weights.decode import header, pair_header, reader
+from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import first_of, into_tile
 
@@ -225,6 +225,7 @@ def _code_stage(kind: str) -> DeviceFunction:
     """32 weights of a row as halves, times SCALE: the code + 1024 is a float16 whose bits are the code's."""
     scheme: Scheme = SCHEMES[kind]
     codes, read, head_of, in_codes = LocalArray(u32, 8), reader(scheme), header(scheme), scheme.in_codes
+    numbers, floats = numbers_of(scheme), bool(scheme.table)
 
     @device
     def stage(words, low, high, two, one, head, above, row, unit, units, base, step, z, dz):
@@ -241,6 +242,11 @@ def _code_stage(kind: str) -> DeviceFunction:
         shift16 = pack_halves(c16 * f32(SCALE), c16 * f32(SCALE))
         for g in range(8):
             by, plus = (factor, shift) if g < 4 else (factor16, shift16)
+            if floats:
+                w0, w1, w2, w3 = numbers(bytes_[g])
+                words[2 * g] = fma_halves(pack_halves(w0, w1), by, u32(0))
+                words[2 * g + 1] = fma_halves(pack_halves(w2, w3), by, u32(0))
+                continue
             even, odd = prmt(bytes_[g], u32(0x64646464), u32(0x4140)), prmt(bytes_[g], u32(0x64646464), u32(0x4342))
             words[2 * g] = fma_halves(sub_halves(even, u32(_MAGIC)), by, plus)
             words[2 * g + 1] = fma_halves(sub_halves(odd, u32(_MAGIC)), by, plus)

@@ -1,5 +1,7 @@
 """Products of quantised matrices with a few tokens: a warp or a block for each row, a lane for a unit of 32 columns.
 
+The plain twin, one warp a row, is `gemv` of `numflow/learn/labs/warp_sum.py`.
+
 int8: x as made by operand.py; a unit is 8 times dp4a, then y += A * scale * dot + C * sum.
 f32:  x as it is; codes become floats.
 The row is read once for up to 8 tokens. Outliers kept apart meet float32 activations in both (outliers.py).
@@ -26,10 +28,9 @@ from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.reduce import warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Apart, Bias, Late, Planes, Residual, Shape
-from numflow.cuda.weights.decode import header, pair_header, reader, sevenths
+from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader, sevenths
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
-from numflow.quant.stored import BY_16
 
 WARPS = 4              # of a block
 TOKENS = (1, 4, 8)     # that one pass over the matrix serves
@@ -173,7 +174,8 @@ def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
     """Adds a unit of a row to the sums of all tokens."""
     in_codes, head_of, read = scheme.in_codes, header(scheme), reader(scheme)
     split = int8 and scheme.paired
-    add = _add_pairs if split else _add_int8(scheme) if int8 else _add_f32(scheme)
+    add = _add_pairs if split else _add_int8(scheme) if int8 else _add_table if scheme.table else _add_f32(scheme)
+    table, numbers, floats = bool(scheme.table), numbers_of(scheme), LocalArray(f32, 32)
 
     @device
     def add_unit(acc, words, x, aux, low, high, two, one, head, above, begin, unit, units, source, left, base, step, z,
@@ -194,9 +196,13 @@ def _unit(scheme: Scheme, int8: bool, tokens: int) -> DeviceFunction:
                 words[4 + j] = sevenths(words[j])
         else:
             read(words, low, high, two, one, at)
+        if table:  # once for all tokens
+            values = floats()
+            for g in range(8):
+                values[4 * g], values[4 * g + 1], values[4 * g + 2], values[4 * g + 3] = numbers(words[g])
         for t in range(tokens):
             if tokens == 1 or t < left:
-                acc[t] += add(words, x, aux, u32(source + t), unit, units, a, c, a16, c16)
+                acc[t] += add(values if table else words, x, aux, u32(source + t), unit, units, a, c, a16, c16)
 
     return add_unit
 
@@ -214,7 +220,7 @@ def _x_words(x, token, unit, units):
 @functools.cache
 def _add_int8(scheme: Scheme) -> DeviceFunction:
     """Function that adds a unit's term to the sum of a token."""
-    halves = scheme.header in BY_16
+    halves = scheme.by_16
 
     @device
     def add(words, x, aux, token, unit, units, a, c, a16, c16):
@@ -244,7 +250,7 @@ def _add_pairs(words, x, aux, token, unit, units, a, c, a16, c16):
 @functools.cache
 def _add_f32(scheme: Scheme) -> DeviceFunction:
     """The same in float32."""
-    halves = scheme.header in BY_16
+    halves = scheme.by_16
 
     @device
     def half(words, first, x, at):
@@ -267,3 +273,17 @@ def _add_f32(scheme: Scheme) -> DeviceFunction:
         return a * (dot + more) + c * (total + rest)
 
     return add
+
+
+@device
+def _add_table(values, x, aux, token, unit, units, a, c, a16, c16):
+    """The same of numbers of a table."""
+    at, dot, more = u32((token * units + unit) * 32), f32(0), f32(0)
+    for g in range(4):
+        x0, x1, x2, x3 = load4(x, u32(at + 4 * g))
+        dot += values[4 * g] * x0 + values[4 * g + 1] * x1
+        dot += values[4 * g + 2] * x2 + values[4 * g + 3] * x3
+        x0, x1, x2, x3 = load4(x, u32(at + 16 + 4 * g))
+        more += values[16 + 4 * g] * x0 + values[17 + 4 * g] * x1
+        more += values[18 + 4 * g] * x2 + values[19 + 4 * g] * x3
+    return a * dot + a16 * more

@@ -103,8 +103,8 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
 
 
 def uses_int8(weight: Matrix, activations: str) -> bool:
-    """Whether a matrix meets int8 activations: plain numbers never do."""
-    return activations == "int8" and not weight.is_float
+    """Whether a matrix meets int8 activations: plain numbers and those of tables never do."""
+    return activations == "int8" and not weight.floats_only
 
 
 def gemv_kernel(weight: Matrix, int8: bool, tokens: int, n: int, routed: bool) -> tuple[Kernel, int]:

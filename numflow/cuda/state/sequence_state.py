@@ -4,6 +4,7 @@ import numpy as np
 
 from numflow.cuda.device.device import Device, Memory, within_reach
 from numflow.cuda.lang.parameters import Slots
+from numflow.errors import RequestError, option
 from numflow.network.windows import STATE
 from numflow.ops import State
 
@@ -16,6 +17,8 @@ class StateMemory:
     window = STATE
 
     def __init__(self, device: Device, state: State):
+        if state.dtype != "f32":
+            raise RequestError(f"{option('state_type', state.dtype)}: a GPU keeps states in f32")
         self.device, self.shape, self.blocks = device, state, 0
         self.block_bytes = -(-4 * state.size // UNIT) * UNIT
         self._memory: Memory = device.alloc(self.block_bytes)

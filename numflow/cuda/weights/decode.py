@@ -7,21 +7,21 @@ from numflow.cuda.lang.intrinsics import stream1, stream2, stream4
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.weights.layout import Scheme
+from numflow.quant.hub_types import TABLES
 from numflow.quant.stored import (
     BASE,
     BYTES16,
+    FACTORED,
     GRID,
     GRID16,
     POWER,
     SCALE,
     SCALE16,
+    SCALED,
     SIGNED,
     SIGNED16,
     SUPER,
     SUPER16,
-    WIDE,
-    ZERO,
-    ZERO_BF16,
 )
 
 _LOW = 0x0F0F0F0F
@@ -63,6 +63,15 @@ def _six(words, low, high, two, one, place):
         second = b << u32(shift) if shift > 0 else b >> u32(-shift)
         words[g] = u32(words[g] | u32(first) & u32(0x30303030))
         words[4 + g] = u32(words[4 + g] | u32(second) & u32(0x30303030))
+
+
+@device
+def _seven(words, low, high, two, one, place):
+    _six(words, low, high, two, one, place)
+    bits = stream1(one, place)
+    for g in range(8):
+        moved = bits << u32(6 - g) if g < 6 else bits >> u32(g - 6)
+        words[g] = u32(words[g] | u32(moved) & u32(0x40404040))
 
 
 @device
@@ -129,16 +138,22 @@ def _small_book(table: tuple[int, ...], codes: DeviceFunction) -> DeviceFunction
     return read
 
 
-def _book(table: tuple[int, ...]) -> DeviceFunction:
-    """Codes are entries of a table of 16 bytes, + 128."""
-    t0, t1, t2, t3 = (sum((value + 128 & 255) << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4]))
-                      for w in range(4))
+def _bytes_of(table: tuple[int, ...]) -> DeviceFunction:
+    """entry(nibbles): 4 bytes of a table of 16 for the 4 lowest nibbles."""
+    t0, t1, t2, t3 = (sum(value << (8 * i) for i, value in enumerate(table[4 * w:4 * w + 4])) for w in range(4))
 
     @device
     def entry(nibbles):
         near = u32(nibbles & u32(0x7777))
         low, high = prmt(u32(t0), u32(t1), near), prmt(u32(t2), u32(t3), near)
         return prmt(low, high, u32(u32(nibbles >> u32(1) & u32(0x4444)) | u32(0x3210)))
+
+    return entry
+
+
+def _book(table: tuple[int, ...]) -> DeviceFunction:
+    """Codes are entries of a table of 16 bytes, + 128."""
+    entry = _bytes_of(tuple(value + 128 & 255 for value in table))
 
     @device
     def read(words, low, high, two, one, place):
@@ -155,7 +170,7 @@ def reader(scheme: Scheme) -> DeviceFunction:
     """read(words, low, high, two, one, place): the unit's codes, unsigned bytes, group g in words[g]."""
     if scheme.book:
         return _book(scheme.book) if scheme.bits == 4 else _small_book(scheme.book, {2: _two_, 3: _three}[scheme.bits])
-    return {1: _one_, 2: _two_, 3: _three, 3.5: _pairs, 4: _four, 5: _five, 6: _six, 8: _eight}[scheme.bits]
+    return {1: _one_, 2: _two_, 3: _three, 3.5: _pairs, 4: _four, 5: _five, 6: _six, 7: _seven, 8: _eight}[scheme.bits]
 
 
 @device
@@ -200,21 +215,10 @@ def header(scheme: Scheme) -> DeviceFunction:
         return d, m, d, m
 
     @device
-    def with_zero(head, above, place, base, step, z, dz):
-        d, zero_ = half_to_float(stream1(head, u32(2 * place))), half_to_float(stream1(head, u32(2 * place + 1)))
-        return d, -d * zero_, d, -d * zero_
-
-    @device
-    def with_zero_bf16(head, above, place, base, step, z, dz):
-        d = float_of(u32(u32(stream1(head, u32(2 * place))) << u32(16)))
-        c = -d * float_of(u32(u32(stream1(head, u32(2 * place + 1))) << u32(16)))
-        return d, c, d, c
-
-    @device
-    def wide(head, above, place, base, step, z, dz):
-        low, high = u32(stream1(head, u32(2 * place))), u32(stream1(head, u32(2 * place + 1)))
-        d = float_of(u32(low | high << u32(16)))
-        return d, -f32(zero) * d, d, -f32(zero) * d
+    def factored(head, above, place, base, step, z, dz):
+        both = u32(stream1(head, place))
+        a, b = z * e4m3(u32(both & u32(255))), z * e4m3(u32(both >> u32(8)))
+        return a, -f32(zero) * a, b, -f32(zero) * b
 
     @device
     def bytes16(head, above, place, base, step, z, dz):
@@ -263,8 +267,123 @@ def header(scheme: Scheme) -> DeviceFunction:
         return a, c, b, d
 
     return {SCALE: scale, SCALE16: scale16, POWER: power, BASE: with_base, BYTES16: bytes16, SUPER: above_both,
-            SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16, ZERO: with_zero,
-            ZERO_BF16: with_zero_bf16, WIDE: wide}[scheme.header]
+            SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16,
+            SCALED: _scaled(scheme) if scheme.header == SCALED else None, FACTORED: factored}[scheme.header]
+
+
+def _scaled(scheme: Scheme) -> DeviceFunction:
+    """`header` of SCALED."""
+    (d_words, z_words), factor, zero = scheme.words, scheme.factor, float(scheme.zero)
+    d_of, z_of = _typed(scheme.scale), _typed(scheme.zeros or "U8")
+    halves, whole = scheme.shared == 16, not scheme.shared
+    shift = max(0, scheme.shared // 32).bit_length() - 1 if scheme.shared >= 32 else 0
+    with_zeros, size = z_words > 0, d_words + z_words
+
+    @device
+    def one_of(head, at):
+        a = d_of(head, at)
+        if factor != 1.0:
+            a = a * f32(factor)
+        if with_zeros:
+            return a, -a * z_of(head, u32(at + d_words))
+        return a, -f32(zero) * a
+
+    @device
+    def of_row(head, above, place, base, step, z, dz):
+        a = z * f32(factor)
+        if with_zeros:
+            return a, -a * dz, a, -a * dz
+        return a, -f32(zero) * a, a, -f32(zero) * a
+
+    @device
+    def of_blocks(head, above, place, base, step, z, dz):
+        a, c = one_of(head, u32((place >> u32(shift)) * size))
+        return a, c, a, c
+
+    @device
+    def of_halves(head, above, place, base, step, z, dz):
+        a, c = one_of(head, u32(2 * place * size))
+        b, d = one_of(head, u32((2 * place + 1) * size))
+        return a, c, b, d
+
+    return of_row if whole else of_halves if halves else of_blocks
+
+
+@functools.cache
+def _typed(kind: str) -> DeviceFunction:
+    """read(head, at): the number of a type whose 16 bits, or first of 32, are at a place."""
+
+    @device
+    def half(head, at):
+        return half_to_float(stream1(head, at))
+
+    @device
+    def bfloat(head, at):
+        return float_of(u32(u32(stream1(head, at)) << u32(16)))
+
+    @device
+    def full(head, at):
+        return float_of(u32(u32(stream1(head, at)) | u32(stream1(head, u32(at + 1))) << u32(16)))
+
+    @device
+    def whole(head, at):
+        return f32(u32(stream1(head, at)))
+
+    return {"F16": half, "BF16": bfloat, "F32": full, "U8": whole}[kind]
+
+
+@device
+def e4m3(code):
+    """A float of 4 + 3 bits: as a float16 its bits are 2^-8 of it, the smallest too."""
+    number = low_half(u32((code & u32(127)) << u32(7) | (code & u32(128)) << u32(8))) * f32(256)
+    return float_of(u32(0x7FC00000)) if (code & u32(127)) == 127 else number
+
+
+@device
+def e5m2(code):
+    """A float of 5 + 2 bits, the upper half of a float16."""
+    return low_half(u32(code << u32(8)))
+
+
+@functools.cache
+def numbers_of(scheme: Scheme) -> DeviceFunction:
+    """numbers(word) -> the 4 float32 that the codes of a word are, or stand for in a table."""
+    if scheme.table in ("e4m3", "e5m2"):
+        float8 = e4m3 if scheme.table == "e4m3" else e5m2
+
+        @device
+        def floats(word):
+            return (float8(u32(word & u32(255))), float8(u32(word >> u32(8) & u32(255))),
+                    float8(u32(word >> u32(16) & u32(255))), float8(u32(word >> u32(24))))
+
+        return floats
+    if scheme.table:
+        return _looked_up(scheme.table)
+
+    @device
+    def numbers(word):
+        return (f32(word & u32(255)), f32(word >> u32(8) & u32(255)), f32(word >> u32(16) & u32(255)),
+                f32(word >> u32(24)))
+
+    return numbers
+
+
+def _looked_up(table: str) -> DeviceFunction:
+    """The same of codes of 4 bits in a table, byte by byte of its floats."""
+    data = TABLES[table].view("u1").reshape(16, 4).T
+    first, second, third, last = (_bytes_of(tuple(int(byte) for byte in plane)) for plane in data)
+
+    @device
+    def numbers(word):
+        pairs = u32(word | word >> u32(4))
+        codes = u32(pairs & u32(0xFF) | pairs >> u32(8) & u32(0xFF00))
+        a, b, c, d = first(codes), second(codes), third(codes), last(codes)
+        low, high = prmt(a, b, u32(0x5140)), prmt(c, d, u32(0x5140))  # of codes 0 and 1
+        low2, high2 = prmt(a, b, u32(0x7362)), prmt(c, d, u32(0x7362))
+        return (float_of(prmt(low, high, u32(0x5410))), float_of(prmt(low, high, u32(0x7632))),
+                float_of(prmt(low2, high2, u32(0x5410))), float_of(prmt(low2, high2, u32(0x7632))))
+
+    return numbers
 
 
 @device

@@ -11,7 +11,8 @@ one    1 word:  bit g belongs to group g
 
     1 bit   one, as bit 1 of a code: 0 or 2
     2 bits  two            4 bits  low              6 bits  low, then two as bits 4 and 5
-    3 bits  two, one       5 bits  low, then one    8 bits  low, high
+    3 bits  two, one       5 bits  low, then one    7 bits  low, two as bits 4 and 5, one as bit 6
+                                                    8 bits  low, high
 
 Pairs (3.5 bits, 11 levels): 7 bits of byte i of word j are 11 * (column i of group 2j + 1) + (column i of group 2j).
 Of numflow's own scheme the top bits of word 0 are S, of word 1 are Z of the block: with its header a unit is 16 bytes,
@@ -25,9 +26,9 @@ SCALE     f16 d                                              A = d              
 SCALE16   f16 d[2]                                           the same by 16 columns
 POWER     bf16 d                                             as SCALE
 BASE      f16 d, f16 m                                       A = d              C = m
-ZERO      f16 d, f16 z                                       A = d              C = -z d
-ZERO_BF16 bf16 d, bf16 z                                     the same
-WIDE      f32 d                                              A = d              C = -zero * d
+SCALED    d, z in their types, for as many columns as share them; of one byte z takes two. Or per row f32 d, z
+                                                             A = d              C = -z d, or -zero * d; 0 of tables
+FACTORED  u8 s[2], floats of 4 + 3 bits               f32 d  A = d s            C = -zero A, by 16 columns
 SUPER     u8 s, u8 m          f16 d, f16 e                   A = d s            C = -e m
 SUPER16   u8 (s | m << 4)[2]  f16 d, f16 e                   the same by 16 columns
 BYTES16   u8 (s, b)[2]                                       A = s / 1000       C = b / 100 - 1
@@ -40,26 +41,25 @@ GRID16    u8 (S | Z << n)[2]                          the same by 16 columns
 from dataclasses import dataclass, field
 
 from numflow.cuda.device.device import Ref
+from numflow.quant.hub_types import SIZES
 from numflow.quant.stored import (
     BASE,
     BYTES16,
     KINDS,
     SCALE16,
+    SCALED,
     SIGNED,
     SIGNED16,
     SUPER,
     SUPER16,
-    WIDE,
-    ZERO,
-    ZERO_BF16,
     Kind,
 )
 
 UNIT = 32
-_WIDE, _ABOVE = {SCALE16, BASE, BYTES16, ZERO, ZERO_BF16, WIDE}, {SUPER, SUPER16, SIGNED, SIGNED16}
+_WIDE, _ABOVE = {SCALE16, BASE, BYTES16}, {SUPER, SUPER16, SIGNED, SIGNED16}
 
 _PLANES = {1: ("one",), 2: ("two",), 3: ("two", "one"), 3.5: ("low",), 4: ("low",), 5: ("low", "one"),
-           6: ("low", "two"), 8: ("low", "high")}
+           6: ("low", "two"), 7: ("low", "two", "one"), 8: ("low", "high")}
 PLANE_BYTES = {"low": 16, "high": 16, "two": 8, "one": 4}
 
 
@@ -78,23 +78,31 @@ class Scheme(Kind):
         return _PLANES[self.bits]
 
     @property
+    def words(self) -> tuple[int, int]:
+        """Numbers of 16 bits that d and z of SCALED take."""
+        return SIZES[self.scale] // 2, -(-SIZES[self.zeros] // 2)
+
+    @property
     def parts(self) -> dict[str, tuple[int, int]]:
         """Memory by name: bytes, and columns that they are for (0: the row)."""
         sizes = {plane: (PLANE_BYTES[plane], UNIT) for plane in self.planes}
-        if not self.in_codes:
+        if self.header == SCALED and self.shared:
+            sizes["head"] = (2 * sum(self.words), self.shared)
+        elif self.header != SCALED and not self.in_codes:
             sizes["head"] = (4 if self.header in _WIDE else 2, UNIT)
         if self.header in _ABOVE:
             sizes["above"] = (4, 8 * UNIT)
-        if self.is_own:
+        if self.is_own or not self.shared:
             sizes["row"] = (16, 0)
         return sizes
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row, headers included."""
+        """Bytes of a row, headers included, in whole units."""
+        columns = -(-columns // UNIT) * UNIT
         return sum(size * (columns // per if per else 1) for size, per in self.parts.values())
 
 
-SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not (kind.is_float or kind.has_floats8)}
+SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kind.is_float}
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,11 @@ class Matrix:
     def is_float(self) -> bool:
         """Whether it holds plain numbers."""
         return KINDS[self.kind].is_float
+
+    @property
+    def floats_only(self) -> bool:
+        """Whether kernels multiply it with float32 activations only."""
+        return KINDS[self.kind].floats_only
 
     @property
     def scheme(self) -> Scheme:

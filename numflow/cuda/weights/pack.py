@@ -47,7 +47,7 @@ def upload(raw: RawMatrix, device: Device) -> Matrix:
                            f"{rows.shape[0]} stored rows")
     apart = with_outliers(raw.type, QUANT_SCHEMES)
     stored = apart.base.name if apart else raw.type
-    kept = kept_as(stored, columns, floats8=False)
+    kept = kept_as(stored, columns)
     wanted = stored_bytes(raw.type, columns) if stored in STORED else rows.shape[1]
     if rows.shape[1] != wanted:
         raise NetworkError(f"matrix {raw.name!r}: rows of {rows.shape[1]} bytes, not {columns} {raw.type} numbers")
@@ -94,6 +94,7 @@ def _upload_floats(raw: RawMatrix, rows: np.ndarray, kind: str, device: Device, 
 
 def _upload_codes(raw: RawMatrix, device: Device) -> Matrix:
     (n, columns), scheme, parts, at = raw.shape, SCHEMES[STORED[raw.type].kind.name], {}, 0
+    columns = padded(columns)
     for name, (size, per) in scheme.parts.items():
         parts[name], at = at, at + ceil(n * size * (columns // per if per else 1), 256) * 256
     memory = device.alloc(within_reach(f"matrix {raw.name}", at))

@@ -5,22 +5,24 @@ Types without functions in pack_types.py are packed by it; of the others it is t
 
 import numpy as np
 
-from numflow.cuda.weights.layout import Scheme
+from numflow.cuda.weights.layout import UNIT, Scheme
 from numflow.quant.layout import PAIR_LEVELS, Fields
-from numflow.quant.stored import GRID, SIGNED, SUPER, SUPER16
+from numflow.quant.stored import FACTORED, GRID, SCALED, SIGNED, SUPER, SUPER16, header_numbers
+from numflow.quant.stored_fields import HALVES_OF_E4M3
 
 
 def planes(scheme: Scheme, codes: np.ndarray, values: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
     """The parts of some rows by name, each bytes u8 [N, ...]. codes: u8 [N, K]."""
     n = len(codes)
-    groups = codes.reshape(n, -1, 8, 4)
+    groups = np.pad(codes, ((0, 0), (0, -codes.shape[1] % UNIT))).reshape(n, -1, 8, 4)
     made = dict(zip(scheme.planes, _planes(scheme, groups, values), strict=True))
     if "head" in scheme.parts:
         made["head"] = _head(scheme, values)
     if "above" in scheme.parts:  # d and e, or d and nothing
         made["above"] = _side_by_side(values[0], values[1] if len(values) == 4 else np.zeros_like(values[0]))
-    if scheme.is_own:
-        made["row"] = _row(Fields(scheme.own, values[0][:, 0], values[1], codes))
+    if "row" in scheme.parts:
+        made["row"] = (_row(Fields(scheme.own, values[0][:, 0], values[1], codes)) if scheme.is_own
+                       else _whole(scheme, values))
     return {name: np.ascontiguousarray(part).reshape(n, -1).view(np.uint8) for name, part in made.items()}
 
 
@@ -55,9 +57,9 @@ def _planes(scheme: Scheme, groups: np.ndarray, values: tuple[np.ndarray, ...]) 
         made.append(_or(nibbles.reshape(n, units, 16, 2), 3, 4) if scheme.book
                     else _or(nibbles.reshape(n, units, 4, 2, 4), 3, 4))
     if "two" in scheme.planes:
-        made.append(_or((groups >> (4 if scheme.bits == 6 else 0) & 3).reshape(n, units, 2, 4, 4), 3, 2))
+        made.append(_or((groups >> (4 if scheme.bits >= 6 else 0) & 3).reshape(n, units, 2, 4, 4), 3, 2))
     if "one" in scheme.planes:
-        made.append(_or(groups >> {1: 1, 3: 2, 5: 4}[scheme.bits] & 1, 2, 1))
+        made.append(_or(groups >> {1: 1, 3: 2, 5: 4, 7: 6}[scheme.bits] & 1, 2, 1))
     return made
 
 
@@ -65,11 +67,30 @@ def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
     """Headers of units: what stands beside each other of a block, one block after the other."""
     if scheme.is_own:
         return values[1] if scheme.header == GRID else values[1].astype(np.uint8)
+    if scheme.header == SCALED:
+        words = [np.ascontiguousarray(value if value.dtype != np.uint8 else value.astype("<u2")) for value in values]
+        made = np.concatenate([word[..., None].view("<u2") for word in words], axis=2)
+        return np.pad(made, ((0, 0), (0, made.shape[1] % 2 if scheme.shared == 16 else 0), (0, 0)))
+    if scheme.header == FACTORED:
+        steps = _CODES_OF_HALVES[values[1]]
+        return np.pad(steps, ((0, 0), (0, steps.shape[1] % 2)))
     if scheme.header == SUPER16:
         return values[2] | values[3] << 4
     if scheme.header == SIGNED:
         return values[1].view(np.uint8).astype(np.uint16)
     return _side_by_side(*(values[2:] if scheme.header == SUPER else values[1:] if "above" in scheme.parts else values))
+
+
+_CODES_OF_HALVES = np.zeros(1 << 16, np.uint8)  # 8-bit floats by the bits of their float16
+_CODES_OF_HALVES[HALVES_OF_E4M3] = np.arange(256)
+
+
+def _whole(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
+    """d and z of each row behind two words of nothing, u32 [N, 4]."""
+    nothing = np.zeros(len(values[0]), np.uint32)
+    d = header_numbers(values[0], scheme)[:, 0]
+    z = header_numbers(values[1], scheme)[:, 0] if scheme.zeros else np.zeros_like(d)
+    return _side_by_side(nothing, nothing, d.view(np.uint32), z.view(np.uint32))
 
 
 def _row(fields: Fields) -> np.ndarray:

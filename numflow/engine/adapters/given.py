@@ -5,10 +5,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from numflow import registry
 from numflow.errors import RequestError, did_you_mean, option, quoted
 from numflow.formats.adapter import open_adapter
 from numflow.formats.checkpoint import Checkpoint
@@ -35,6 +36,14 @@ class GivenAdapter:
         if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
             raise RequestError(f"{where}: the scale should be a number, is {quoted(scale)}")
         return cls(Path(path).expanduser(), float(scale))
+
+    def found(self, offline: bool = False, progress: bool = True) -> "GivenAdapter":
+        """The adapter on this disk: one of the hub (ORG/NAME) is fetched if need be.
+
+        Raises:
+            ModelNotFoundError, DownloadError: the hub does not have it.
+        """
+        return replace(self, path=registry.adapter(self.path, offline, progress))
 
     @classmethod
     def of_text(cls, text: str) -> "GivenAdapter":

@@ -27,12 +27,16 @@ class Adapters(Mapping[str, ChosenAdapter]):
     may have its name.
     """
 
-    def __init__(self, runner: Runner, checkpoint: Checkpoint, spec: Spec):
-        """Raises: RequestError: the program cannot run adapters beside one another."""
+    def __init__(self, runner: Runner, checkpoint: Checkpoint, spec: Spec, offline: bool = False,
+                 progress: bool = True):
+        """offline, progress: of adapters of the hub.
+
+        Raises: RequestError: the program cannot run adapters beside one another."""
         if ADAPT not in runner.program.can:
             raise RequestError(f"{option('adapters')}: requests choose among adapters on one device of the CPU only; "
                                f"merge one instead ({option('merge')})")
         self._runner, self._checkpoint, self._spec = runner, checkpoint, spec
+        self._offline, self._progress = offline, progress
         self._named: dict[str, ChosenAdapter] = {}
         self._alive: weakref.WeakSet[ChosenAdapter] = weakref.WeakSet()
         self._filled: set[int] = set()  # numbers that the program has matrices for
@@ -59,14 +63,15 @@ class Adapters(Mapping[str, ChosenAdapter]):
                                "adapter_not_found", "adapter")
         return found
 
-    def load(self, name: str, adapter: Any) -> None:
-        """Let requests choose an adapter: a folder or file, or (folder, scale).
+    def load(self, name: str, adapter: Any, fetch: bool = True) -> None:
+        """Let requests choose an adapter: a folder or file, or (folder, scale). One of the hub is fetched if it may be.
 
         Raises:
             RequestError: there is one of that name, or some of it cannot be one request's alone.
             ModelNotFoundError, FormatError: it is not there, broken, or for another model.
         """
-        given = GivenAdapter.of(adapter, f"{option('adapters')}[{name!r}]")
+        given = GivenAdapter.of(adapter, f"{option('adapters')}[{name!r}]").found(self._offline or not fetch,
+                                                                                  self._progress)
         with self._lock:
             if name in self._named:
                 raise RequestError(f"there is an adapter {quoted(name)} already: unload it first", "adapter_exists")

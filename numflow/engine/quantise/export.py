@@ -9,7 +9,7 @@ import numpy as np
 
 import numflow
 from numflow import network
-from numflow.engine.quantise.quantize import Row, check_target, step_of
+from numflow.engine.quantise.quantize import Own, Row, check_target, step_of
 from numflow.engine.quantise.report import source_facts, totals_of
 from numflow.engine.tasks.embedding_recipe import read_recipe as read_embedding
 from numflow.errors import RequestError, TokenizerError
@@ -20,7 +20,14 @@ from numflow.formats.writer import TensorEntry
 from numflow.network.gguf.as_gguf import as_gguf
 from numflow.network.gguf.mixes import by_tensor
 from numflow.network.quantise.calibration import Calibration
-from numflow.network.quantise.quantise import check_calibration, matrices, plan_of, renamed, uncalibrated
+from numflow.network.quantise.quantise import (
+    check_calibration,
+    matrices,
+    plan_of,
+    renamed,
+    uncalibrated,
+    wants_calibration,
+)
 from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import Recipe
 from numflow.spec.reader import Spec
@@ -30,14 +37,15 @@ _POOLINGS = ("none", "mean", "cls", "last")  # by GGUF's number
 
 def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Path | None = None,
                 written: Callable[[int, int], None] = lambda done, total: None, replace: bool = False,
-                calibration: Calibration | None = None, threads: int | None = None) -> dict[str, Any]:
+                calibration: Calibration | None = None, threads: int | None = None,
+                own: Own | None = None) -> dict[str, Any]:
     """Write `source` to the GGUF file `target` with its matrices in types of that format.
 
     Metadata of a GGUF file, among it the tokenizer, is copied as it is; that of other sources is made, from the spec
     and the tokenizer's files. The report is returned; the file has no room for one.
 
     recipe: of GGUF types (`gguf_writer.WRITTEN`), or for what it does not name a mix (`gguf_mixes.MIXES`).
-    written, replace: as for `quantize`. calibration: of the source, or by the names of GGUF tensors.
+    written, replace, own: as for `quantize`. calibration: of the source, or by the names of GGUF tensors.
 
     Raises:
         RequestError: GGUF has no word for something of the model; and as `quantize`.
@@ -51,9 +59,11 @@ def export_gguf(source: Checkpoint, target: Path, recipe: Recipe, spec: str | Pa
     plan = plan_of(built, seen, by_tensor(recipe, built, seen, chosen, calibration is not None))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
+    if calibration is None and own is not None and wants_calibration(plan):
+        calibration = own()
     if calibration is not None:
-        own = transposed(source, chosen)
-        calibration = renamed(calibration, matrices(network.build(chosen, own, fuse=False)), plan, seen)
+        turned = transposed(source, chosen)
+        calibration = renamed(calibration, matrices(network.build(chosen, turned, fuse=False)), plan, seen)
         check_calibration(calibration, plan, seen)
     used = {part.tensor for weight in built.weights.values() for part in weight.parts}
     rows = [Row(tensor, plan, calibration, threads, tensor.name in used) for tensor in seen.tensors.values()]

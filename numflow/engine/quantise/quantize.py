@@ -39,6 +39,7 @@ from numflow.network.quantise.quantise import (
     plan_of,
     renamed,
     uncalibrated,
+    wants_calibration,
 )
 from numflow.network.quantise.transposed import transposed
 from numflow.quant.recipe import Recipe
@@ -47,14 +48,16 @@ from numflow.tokenizer.load import named_file
 
 _SLACK = 64  # bytes that a tensor's numbers may need more in the report than zeros do
 Written = Callable[[int, int], None]
+Own = Callable[[], Calibration | None]
 
 
 def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Calibration | None = None,
              spec: str | Path | None = None, threads: int | None = None, written: Written = lambda done, total: None,
-             replace: bool = False) -> dict[str, Any]:
+             replace: bool = False, own: Own | None = None) -> dict[str, Any]:
     """Write `source` to the file `target` with its matrices quantised, and return the report that it carries.
 
     written: called with (bytes so far, bytes in all). replace: write over a file that is there.
+    own: makes a calibration where none is given and one changes much; None of a model that has none.
 
     Raises:
         RequestError: the target exists, is the source, or cannot be written; weights that a scheme cannot hold.
@@ -71,6 +74,8 @@ def quantize(source: Checkpoint, target: Path, recipe: Recipe, calibration: Cali
     plan = plan_of(built, source, by_tensor(recipe, built, original, chosen, calibration is not None))
     if not plan.schemes:
         raise RequestError(f"{source.path}: recipe {recipe.name!r} quantises nothing. {plan.says()}".rstrip())
+    if calibration is None and own is not None and wants_calibration(plan):
+        calibration = own()
     if calibration is not None:
         calibration = renamed(calibration, plan.modules, plan, source)
         check_calibration(calibration, plan, source)

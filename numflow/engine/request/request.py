@@ -23,6 +23,7 @@ from numflow.engine.request.prompt import Prompts
 from numflow.engine.request.settings import Settings
 from numflow.errors import RequestError, TokenizerError, option, quoted
 
+LEAST_SHIFTED = 16  # tokens of a context
 SPECULATIONS = ("ngram", "draft", "off")
 BREAKER_BYTES, BREAKER_LISTS = 64, 16  # of one text that ends a repetition; lists that are remembered
 
@@ -42,6 +43,8 @@ class Request:
     speculate: source of draft tokens: "ngram", "draft" (a model) or "off". draft_tokens: number of them; 0: as many as
                pay.
     adapter:   of the model's adapters, None for the base alone.
+    place:     the engine's slot that remembers the text; None: any.
+    context:   tokens that a text may hold before its older half is dropped; 0: it ends where the context does.
     shared:    keys and values of its text are found again by requests that have the same here, and by no others.
     ignored:   settings that were left out, as they have no effect -> why.
     """
@@ -66,11 +69,14 @@ class Request:
     shared: Hashable = ""
     ignored: Mapping[str, str] = field(default_factory=dict)
     adapter: ChosenAdapter | None = None
+    place: int | None = None
+    context: int = 0
 
     @property
     def reach(self) -> int:
         """Tokens that a text of the decoder may come to hold."""
-        return len(self.prefix) + self.constraints.max_tokens
+        whole = len(self.prefix) + self.constraints.max_tokens
+        return min(whole, self.context) if self.context else whole
 
     def sampler(self, index: int = 0) -> Sampler:
         """Sampler of the request's sample `index` (0 .. samples - 1)."""
@@ -144,7 +150,8 @@ class Requests:
         samples, n = self._samples(settings, beams)
         if max_tokens is None:
             max_tokens = self._room(len(prefix), beams.num_beams if beams else samples)
-        constraints = self._constraints(settings, max_tokens, len(prefix))
+        shifts = self._shifts(settings, beams)
+        constraints = self._constraints(settings, max_tokens, len(prefix), shifts)
         grammar = self._grammar(settings, constraints)
         speculate, draft_tokens = self._speculation(settings, beams)
         idle = {} if speculate != "off" or settings.draft_tokens is None else {
@@ -154,7 +161,9 @@ class Requests:
                        scored=self._scored(settings), echo=self._echo(settings, text, prompt), speculate=speculate,
                        draft_tokens=draft_tokens, shared=_salt(settings.cache_salt),
                        ignored={**settings.ignored, **idle},
-                       adapter=self.chosen(settings.adapter))
+                       adapter=self.chosen(settings.adapter),
+                       place=None if settings.id_slot is None else checked_count("id_slot", settings.id_slot),
+                       context=facts.context if shifts else 0)
 
     def _stops(self, stop) -> tuple[str, ...]:
         stops = (stop,) if isinstance(stop, str) else tuple(_listed("stop", stop, "texts"))
@@ -280,10 +289,25 @@ class Requests:
         room -= prefix if room < self.facts.context else 0
         return room if room > 0 else self.facts.context  # then it cannot run at all, and is told so
 
-    def _constraints(self, settings, max_tokens, prefix) -> Constraints:
+    def _shifts(self, settings, beams) -> bool:
+        """Whether a text goes on that has filled the context."""
+        if not isinstance(settings.context_shift, bool):
+            raise RequestError(f"context_shift should be a switch, is {quoted(settings.context_shift)}")
+        if not settings.context_shift:
+            return False
+        if not self.facts.decoder or beams is not None or self.facts.context < LEAST_SHIFTED:
+            raise RequestError("context_shift is for decoders that write token by token, with a context of "
+                               f"{LEAST_SHIFTED} tokens at least")
+        if settings.speculate == "draft" or (settings.speculate is None and self.has_draft):
+            raise RequestError(f"context_shift does not go with a draft model: add {option('speculate', 'ngram')} or "
+                               f"{option('speculate', 'off')}")
+        return True
+
+    def _constraints(self, settings, max_tokens, prefix, shifts=False) -> Constraints:
         own, ends = self.defaults, frozenset() if settings.ignore_eos else self._end_ids()
         stops = _ids("stop_token_ids", settings.stop_token_ids, self.facts)
-        max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is chosen, not run
+        if not shifts or settings.max_tokens is None:
+            max_tokens = min(max_tokens, self.facts.context - prefix + 1)  # the last token is chosen, not run
         min_tokens, size = settings.min_tokens, settings.no_repeat_ngram
         if min_tokens is None:
             min_tokens = min(max(0, own.min_length - prefix), max_tokens)

@@ -39,6 +39,8 @@ class Settings(Sampling):
     draft_tokens:    tokens guessed at once, at most; None: as many as pay.
     adapter:         name of one of the model's adapters (numflow.load(..., adapters=)); None: the base alone.
     cache_salt:      a text; the prefix cache shares keys and values only between requests that have the same one.
+    context_shift:   where the text fills the context, drop the older half of it and go on: the rest is read again.
+    id_slot:         the engine's slot that remembers the text, to be saved (Engine.save_session); None: any.
 
     None for length_penalty, early_stopping, no_repeat_ngram or min_tokens: as the model's own files say.
 
@@ -70,6 +72,8 @@ class Settings(Sampling):
     draft_tokens: int | None = None
     cache_salt: str | None = None
     adapter: str | None = None
+    context_shift: bool = False
+    id_slot: int | None = None
     ignored: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -98,7 +102,8 @@ class Settings(Sampling):
             own["logit_bias"] = {_id(id): value for id, value in own["logit_bias"].items()}
         elif own.get("logit_bias", 0) is None:
             del own["logit_bias"]
-        own |= {name: off for name, off in (("top_k", 0), ("seed", None)) if own.get(name) == -1}  # none, elsewhere
+        unset = {"top_k": 0, "seed": None, "id_slot": None}  # which are -1 elsewhere
+        own |= {name: off for name, off in unset.items() if own.get(name) == -1}
         values = vars(cls()) | own
         check(values)
         ignored |= {name: why for name, why in _idle(values).items() if name in own}

@@ -12,6 +12,7 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.engine.run.forward_job import ForwardJob
 from numflow.engine.run.job import Job
+from numflow.engine.run.places import KeptText, Places
 from numflow.engine.runner.host_blocks import HostBlocks
 from numflow.engine.runner.kv_memory import MemoryPlan, block_bytes
 from numflow.engine.runner.runner import BatchPart, Runner
@@ -52,7 +53,7 @@ class Core:
         several = len(runner.pools) > 1
         self.hosts = [HostBlocks(runner.program, pool.size, pool.window if several else None) for pool in runner.pools]
         self._open = False
-        self.scheduler = self._scheduler(self._plain(), False)
+        self.scheduler, self.places = self._scheduler(self._plain(), False), Places(1)
 
     def open(self, limits: StepLimits, blocks: int | None = None, keep_up_to: int = 0) -> None:
         """Set what steps and memory may hold, while no request is here.
@@ -85,6 +86,7 @@ class Core:
                     raise OutOfMemoryError(f"no memory for {size} of keys and values ({blocks} KV blocks), which are "
                                            f"reserved at once: give kv_memory less ({error})") from None
             self._set(limits, blocks, keep_up_to)
+            self.places = Places(limits.sequences)
             self._open, self.counts = True, dict(COUNTS)
 
     @property
@@ -151,6 +153,8 @@ class Core:
             RequestError: it could not run even alone.
         """
         self.scheduler.check(job.group)
+        if isinstance(job, Job) and job.request.place is not None:
+            self.places.check(job.request.place)
         if found := self.runner.variant(job.group.limit):
             job.group.root = job.group.root, found  # blocks with other frequencies are never shared
         with self.signal:
@@ -214,6 +218,7 @@ class Core:
                 if parts := [self._part(chunk) for chunk in plan.chunks]:
                     choices = self._choices(plan)
                     rows = runner.sample(parts, choices) if choices else runner.execute(parts, "main", plan.wanted)
+                    self._tell(plan)
                     self._deliver(plan, rows)
                 self._losses = 0
             except BaseException as error:
@@ -333,6 +338,14 @@ class Core:
                     self.jobs[group].take(rows)
                     self._end(self.jobs[group])
 
+    def _tell(self, plan: StepPlan) -> None:
+        """Let drafters that listen know the streams of what has run."""
+        if any(self.jobs[group].listens for group in plan.groups):
+            ends = np.cumsum([chunk.count for chunk in plan.chunks])
+            pieces = np.split(self.runner.program.result("streams"), ends[:-1])
+            for chunk, rows in zip(plan.chunks, pieces, strict=True):
+                self.jobs[chunk.sequence.group].saw(chunk.sequence, chunk.start, rows)
+
     def _deliver(self, plan: StepPlan, result: np.ndarray) -> None:
         """Hand each request its rows; one that cannot use them ends alone."""
         at, rows = 0, dict[SequenceGroup, dict[Sequence, tuple[np.ndarray, list[int]]]]()
@@ -357,9 +370,20 @@ class Core:
         if self.jobs.pop(job.group, None) is None:
             return
         self.scheduler.remove(job.group)
+        if self.scheduler.prefix is not None and error is None and isinstance(job, Job) and (ids := job.text()):
+            self.places.put(job.group.root, ids, job.request.place)
         self.counts["failed" if error else "cancelled" if reason else "finished"] += 1
         job.end(reason, error)
         self._count(job)
+
+    def forget(self, text: KeptText) -> None:
+        """Forget what only this text has in the prefix cache."""
+        prefix = self.scheduler.prefix
+        if prefix is not None:
+            ids, node, at = text.ids.tolist(), text.root, 0
+            while (found := prefix.find(node, ids, at)) is not None and (at + 1) * prefix.block_size <= len(ids):
+                node, at = found[0], at + 1
+            prefix.erase(node)
 
     def _count(self, job: Work) -> None:
         """Add what the job has done since the last time."""

@@ -41,6 +41,11 @@ class ForwardJob:
         self._filled = len(self.result) if end is None else end
         self.result[self._filled - len(rows):self._filled] = rows
 
+    listens = False
+
+    def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
+        """Nothing is drafted."""
+
     def device_choices(self, sequence: Sequence, drafts) -> None:
         """None: the rows themselves are wanted, no tokens."""
 

@@ -19,17 +19,18 @@ from numflow.engine.schedule.sequence import NO_ADAPTER, Sequence, SequenceGroup
 from numflow.engine.speculate.drafters import Drafters
 
 Decoder = Callable[[Request], Any]  # what turns a request's new ids into text, or None without a tokenizer
+SINKS = 4  # first tokens of a text, which attention leans on: they stay where the older half goes
 Sink = Callable[[Piece | None], None]  # told each piece, and None at the end
 
 
 class Sample:
-    """One text of a request, with a sequence for each hypothesis of its search."""
+    """One text of a request, with a sequence for each hypothesis of its search. context: see Request."""
 
-    def __init__(self, search: Search, text: TextStream, timing: Timing, index: int, emit: Sink):
+    def __init__(self, search: Search, text: TextStream, timing: Timing, index: int, emit: Sink, context: int = 0):
         self.search, self.text, self.timing, self.index = search, text, timing, index
         self.generation = Generation()
         self.sequences: list[Sequence] = []
-        self.done = search.done
+        self.done, self._context = search.done, context
         self.drafts = self.accepted = 0
         self._emit = emit
 
@@ -63,6 +64,8 @@ class Sample:
             self.done = self.search.done or self.text.stopped
             if len(drafts) and not self.done:
                 scheduler.accept(sequence, len(new) - 1)
+            if not self.done and self._context and len(sequence.ids) >= self._context:
+                scheduler.shift(sequence, SINKS, (len(sequence.ids) - SINKS) // 2)
         if self.done:
             self.drop(scheduler)
 
@@ -154,7 +157,8 @@ class Job:
         self.encoder_ids, self.types = request.prompt, None
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
-                               sink) for index, search in enumerate(searches(request, count, drafters))]
+                               sink, request.context)
+                        for index, search in enumerate(searches(request, count, drafters))]
         self._others = [Generation() for _ in range(request.n - 1)] if request.beams else []
         prefix = request.prefix.tolist()
         width = request.beams.num_beams if request.beams else count
@@ -163,6 +167,11 @@ class Job:
         self.group = SequenceGroup(prefix, request.reach, width, priority, len(read),
                                    root=(START, request.shared, read, *([] if own is None else [own.serial])),
                                    adapter=NO_ADAPTER if own is None else own.number)
+
+    def text(self) -> list[int]:
+        """Prompt and first sample, as far as they have run, of a text that others may go on from."""
+        ids = [] if self.request.encoder else [*self.group.prompt, *self.samples[0].generation.ids]
+        return [] if self.request.context and len(ids) > self.request.context else ids
 
     def take(self, rows: np.ndarray, end: int | None = None) -> None:
         """An encoder's output is not for it."""
@@ -197,6 +206,18 @@ class Job:
         for sample in self.samples:
             if sample.sequences:
                 sample.propose(self.group.limit)
+
+    @property
+    def listens(self) -> bool:
+        """Whether a sample's drafter wants to be told of the model's streams."""
+        return any(not isinstance(sample.search, BeamSearch) and sample.search.listens for sample in self.samples)
+
+    def saw(self, sequence: Sequence, start: int, rows: np.ndarray) -> None:
+        """Tell the drafters of a sequence's samples, of all before they part; see Drafter.saw."""
+        for sample in self.samples:
+            if not isinstance(sample.search, BeamSearch) and (sequence in sample.sequences or not sample.sequences) \
+                    and not sample.done:
+                sample.search.saw(start, sequence.ids, rows)
 
     def device_choices(self, sequence: Sequence, drafts: Ids[int]) -> list[Choice] | None:
         """Draws for a sequence: one behind its last token and one behind each draft.

@@ -43,6 +43,16 @@ class TokenByToken:
         """The hypothesis as far as generated."""
         return Hypothesis(tuple(self.new), 0.0, self.ended or self.sampler.complete)
 
+    @property
+    def listens(self) -> bool:
+        """Whether its drafter wants to be told of the model's streams."""
+        return self._drafter is not None and self._drafter.listens
+
+    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Tell the drafter; see Drafter.saw."""
+        if self._drafter is not None:
+            self._drafter.saw(start, ids, rows)
+
     def propose(self, limit: int) -> list[int]:
         """At most `limit` tokens that may come next."""
         return self._drafter.propose(self.sampler.ids, limit) if self._drafter is not None and limit > 0 else []

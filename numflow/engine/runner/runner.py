@@ -31,12 +31,14 @@ class BatchPart:
     sequence: an OpenSequence, or what has its length, tables, cross, encoded, reach and adapter (a Sequence of the
     scheduler).
     ids: i32 [n]. rows: i32, which of the n rows are wanted. types: i32 [n] token types, None for zeros.
+    given: rows f32 [n, W] of the network's inputs, by name.
     """
 
     sequence: Any
     ids: np.ndarray
     rows: np.ndarray
     types: np.ndarray | None = None
+    given: dict[str, np.ndarray] | None = None
 
 
 class Runner:
@@ -215,6 +217,13 @@ class Runner:
             self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
             return self.program.trace(self._batch([BatchPart(sequence, ids, np.zeros(1, np.int32))]))
 
+    def walk(self, sequence, ids, first: int = 0, given=None) -> list[tuple[int, list[np.ndarray]]]:
+        """As `run` for one token, with what the steps leave in memory; see Program.walk."""
+        with self.lock:
+            self._reserve(self.pools, [sequence.tables], [sequence.length + len(ids)], [sequence.limit])
+            batch = self._batch([BatchPart(sequence, ids, np.zeros(1, np.int32))])
+            return list(self.program.walk(batch, "main", first, given))
+
     def _batch(self, parts: Ids[BatchPart], tables: Ids[BlockTable] | None = None) -> Batch:
         """The parts side by side, without padding. tables: instead of the sequences' own."""
         counts = [len(part.ids) for part in parts]
@@ -235,6 +244,9 @@ class Runner:
             limits=np.array(counts if tables else [min(s.reach, self.context) for s in sequences], np.int32))
         if any(sequence.adapter >= 0 for sequence in sequences):
             batch.adapters = np.array([sequence.adapter for sequence in sequences], np.int32)
+        given = [part.given for part in parts if part.given]
+        if given:
+            batch.given = {name: np.concatenate([rows[name] for rows in given]) for name in given[0]}
         if self.has_encoder:
             batch.cross_blocks = _rows_of([sequence.cross.blocks for sequence in sequences])
             batch.cross_lengths = np.array([sequence.encoded for sequence in sequences], np.int32)

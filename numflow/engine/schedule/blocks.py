@@ -143,6 +143,15 @@ class BlockAllocator:
             self._stale.pop(block, None)
             heappush(self._free, block)
 
+    def latest(self) -> list[int]:
+        """Free blocks whose content is kept, those that were released last first."""
+        return [*reversed(self._idle), *reversed(self._stale)]
+
+    def drop(self, block: int) -> None:
+        """Lose the content of a block that nobody holds."""
+        if block in self._idle or block in self._stale:
+            heappush(self._free, self.forget(block))
+
     def forget_idle(self) -> None:
         """Lose the content of all free blocks."""
         while self.idle:

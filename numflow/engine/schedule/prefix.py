@@ -1,6 +1,6 @@
 """The prefix cache: full KV blocks found again by the tokens that lead to them. Integers only."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 
 from numflow.engine.schedule.blocks import GONE, BlockAllocator, BlockTable
@@ -26,6 +26,8 @@ class PrefixCache:
     Blocks that nobody holds stay in the tree until their allocator needs them (least recently used first). There is an
     allocator for each pool (common.Pool). Where one has a window, a text can go on from a node if the blocks of the
     last window are there; of the others, all.
+
+    evicted: blocks of the first pool whose content was lost to others.
     """
 
     def __init__(self, allocator: BlockAllocator, block_size: int, *more: BlockAllocator):
@@ -33,13 +35,39 @@ class PrefixCache:
         self._nodes: dict[Key, Node] = {}
         self._by_number: dict[Hashable, Node] = {}
         self._of_block: list[dict[int, Node]] = [{} for _ in self.allocators]
-        self._last = 0
+        self._last = self.evicted = 0
         for pool, own in enumerate(self.allocators):
             own.on_forget = partial(self._forget, pool)
 
     def __len__(self) -> int:
         """Blocks in the tree, of the first pool."""
         return len(self._of_block[0])
+
+    def node(self, block: int) -> Node:
+        """The node of a block of the first pool that is in the tree."""
+        return self._of_block[0][block]
+
+    def parent(self, node: Node) -> Node | None:
+        """The text that a node goes on from; None: the beginning."""
+        return self._by_number.get(node.key[0])
+
+    def erase(self, node: Hashable) -> None:
+        """Forget a text from its end on, as far as nobody holds its blocks and no other text goes on after them."""
+        found = self._by_number.get(node)
+        while found is not None and not found.following:
+            above = self.parent(found)
+            for allocator, block in zip(self.allocators, found.blocks, strict=True):
+                if block != GONE and allocator.holders(block):
+                    return
+            for allocator, block in zip(self.allocators, list(found.blocks), strict=True):
+                if block != GONE:
+                    allocator.drop(block)
+            found = above
+
+    @property
+    def nodes(self) -> Iterable[Node]:
+        """All nodes, each after the one before it."""
+        return self._by_number.values()
 
     def find(self, node: Hashable, ids: Sequence[int], block: int) -> tuple[Hashable, list[int]] | None:
         """(node, KV block of each pool) of the text that goes on after `node` with the tokens of `ids` in place
@@ -83,6 +111,7 @@ class PrefixCache:
 
     def _forget(self, pool: int, block: int) -> None:
         found = self._of_block[pool].pop(block)
+        self.evicted += pool == 0
         found.blocks[pool] = GONE
         node: Node | None = found
         while node is not None and not node.following and set(node.blocks) == {GONE}:  # nothing leads on from it

@@ -48,7 +48,7 @@ class Scheduler:
         self.swap_space = self.swap_spaces[0]
         self.waiting: list[SequenceGroup] = []
         self.running: list[SequenceGroup] = []
-        self.counts = {"preemptions": 0, "swaps": 0, "prefix_tokens": 0, "prompt_tokens": 0}
+        self.counts = {"preemptions": 0, "swaps": 0, "copied_blocks": 0, "prefix_tokens": 0, "prompt_tokens": 0}
         self.reuse = Reuse(prefix, self.pools, block_size, limits, self.counts)
         self._arrivals = 0
         self._last_output = ""
@@ -144,6 +144,13 @@ class Scheduler:
         sequence.group.sequences.append(twin)
         return twin
 
+    def shift(self, sequence: Sequence, keep: int, count: int) -> None:
+        """Forget `count` tokens of a sequence behind the first `keep`: the others have new positions and run again."""
+        del sequence.ids[keep:keep + count]
+        self._release(sequence)
+        sequence.drafts = []
+        self._begin(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         self._release(sequence)
@@ -197,6 +204,7 @@ class Scheduler:
                         copy = table.own(sequence.length, sequence.is_worth(sequence.length))
                     if copy is not None:
                         plan.moves(pool).copies.append(copy)
+                        self.counts["copied_blocks"] += 1
                         self._pin(plan)
                     table.extend(sequence.due(table, self.limits.chunk))
         return True

@@ -24,13 +24,19 @@ from numflow.decoding.speculative import Distribution
 
 
 class Drafter(Protocol):
-    """Proposes the tokens of one text."""
+    """Proposes the tokens of one text. listens: whether it is told of the streams of the model that runs the text."""
+
+    listens: bool
 
     def propose(self, ids: Sequence[int] | np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens that may follow `ids` (prompt and new ones); may be empty."""
 
     def drawn_from(self, place: int) -> Distribution | None:
         """Distribution that the latest proposal at `place` was drawn from; None: compare it with the sampler's pick."""
+
+    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Of the text's `ids`, and drafts behind them, those from `start` on have run; rows float32 [n, W] are the
+        streams of the model that runs them (Network.outputs), where `listens`."""
 
     def accepted(self, proposed: int, accepted: int) -> None:
         """Of so many proposals that ran (0 as well), so many were right: a drafter may adapt how many it makes."""

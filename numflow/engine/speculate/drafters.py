@@ -11,7 +11,7 @@ from numflow.decoding.sampler import Sampler
 from numflow.decoding.select import draw
 from numflow.decoding.speculative import MAX_DRAFTS, Distribution, DraftLength, StepTimes
 from numflow.engine.request.request import Request
-from numflow.engine.runner.runner import Runner
+from numflow.engine.runner.runner import BatchPart, Runner
 from numflow.engine.speculate.draft import Drafter
 from numflow.errors import NumflowError, RequestError
 
@@ -25,6 +25,8 @@ class Paced:
     times: what steps take, shared by all texts. most: always so many drafts; 0: as many as pay.
     draft_s: seconds that a draft takes.
     """
+
+    listens = False
 
     def __init__(self, times: StepTimes, most: int = 0):
         self._times, self._most = times, most
@@ -49,6 +51,9 @@ class Paced:
             self._times.observe(proposed, time.perf_counter() - self._since)
             self._since = None
         self._length.update(proposed, accepted)
+
+    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Most drafters do not listen."""
 
     def draft(self, ids: np.ndarray, limit: int) -> list[int]:
         """At most `limit` tokens."""
@@ -101,6 +106,8 @@ class ModelDrafter(Paced):
         if count <= 0:
             return []
         logits = self._catch_up(ids)
+        if logits is None:
+            return []
         begin, drafts = time.perf_counter(), []
         sampler = self._sampler.copy()
         sampler.settings, sampler.index = replace(sampler.settings, logprobs=None), sampler.index + OWN_NUMBERS
@@ -128,8 +135,8 @@ class ModelDrafter(Paced):
     def drawn_from(self, place: int) -> Distribution | None:
         return self._from[place]
 
-    def _catch_up(self, ids: np.ndarray) -> np.ndarray:
-        """Logits [V] behind `ids`, of which only those run that differ from what the sequence holds."""
+    def _catch_up(self, ids: np.ndarray) -> np.ndarray | None:
+        """Logits [V] behind `ids`, of which only those run that differ from what the sequence holds; None: unknown."""
         common = min(len(ids) - 1, len(self._held))
         differs = np.flatnonzero(ids[:common] != self._held[:common])
         self._held = ids[:self._sequence.rewind(int(differs[0]) if len(differs) else common)]
@@ -148,15 +155,110 @@ class ModelDrafter(Paced):
         self._sequence.close()
 
 
+class BlockDrafter(ModelDrafter):
+    """Drafts with a block that reads the streams of the model (network/build/draft.py).
+
+    Token i + 1 runs with the stream of token i. Drafts behind the first one run with what the block itself knew; when
+    the model has run them, they run again with its streams.
+
+    A text whose beginning the model did not run, as its prefix cache had it, is drafted from there on: exact as ever,
+    with less to go by.
+    """
+
+    listens = True
+
+    def __init__(self, runner: Runner, sampler: Sampler, limit: int, times: StepTimes, most: int = 0):
+        super().__init__(runner, sampler, limit, times, most)
+        self._begin = 0  # token of the text that the sequence begins with
+        self._ran = 0  # of the sequence's rows, those that ran with the model's streams
+        self._waiting = np.zeros((0, 0), np.float32)  # streams of the tokens behind those
+        self._hidden = np.zeros((0, 0), np.float32)  # [1, D]: what the block knew at its last row
+        words = runner.network.facts.get("words")
+        self._words: np.ndarray | None = words
+
+    def saw(self, start: int, ids: Sequence[int], rows: np.ndarray) -> None:
+        """Keep the streams of tokens from `start` on, and run what is more than a chunk."""
+        first = self._begin + self._ran
+        if start > first + len(self._waiting):
+            self._restart(start)
+            first = start
+        if start + len(rows) <= first:
+            return  # a text that made place runs again
+        kept = self._waiting[:max(0, start - first)]
+        rows = rows[max(0, first - start):]
+        self._waiting = np.concatenate([kept, rows]) if len(kept) else np.array(rows)
+        chunk = self._runner.chunk
+        while len(self._waiting) >= chunk and len(ids) > self._begin + self._ran + chunk:
+            self._follow(ids, chunk)
+
+    def _restart(self, begin: int) -> None:
+        self._sequence.rewind(0)
+        self._begin, self._ran, self._waiting = begin, 0, self._waiting[:0]
+
+    def _catch_up(self, ids: np.ndarray) -> np.ndarray | None:
+        known = len(ids) - 1 - self._begin - self._ran
+        self._waiting = self._waiting[:max(0, known)]  # what is behind belongs to drafts that were wrong
+        if not 0 < known == len(self._waiting):
+            return None
+        return self._follow(ids, known)
+
+    def _follow(self, ids: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+        """Run so many rows with the model's streams; logits [V] behind them."""
+        if self._sequence.rewind(self._ran) != self._ran:
+            self._restart(self._begin + self._ran)
+        first, logits = self._begin + self._ran + 1, np.zeros(0, np.float32)
+        for at in range(0, count, self._runner.chunk):
+            rows = self._waiting[at:min(count, at + self._runner.chunk)]
+            tokens = np.asarray(ids[first + at:first + at + len(rows)], np.int32)
+            logits = self._step(tokens, self._reduced(tokens, rows))
+        self._ran, self._waiting = self._ran + count, self._waiting[count:]
+        return logits
+
+    def _reduced(self, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Streams as what the block reads."""
+        if "reduce" not in self._runner.network.entries:
+            return rows
+        with self._runner.lock:
+            part = BatchPart(self._sequence, ids, np.zeros(0, np.int32), given={"streams": rows})
+            return np.array(self._runner.execute([part], "reduce", "reduced"))
+
+    def _run(self, ids) -> np.ndarray:
+        return self._step(np.asarray(ids, np.int32), self._hidden)
+
+    def _step(self, ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+        with self._runner.lock:
+            last = np.array([len(ids) - 1], np.int32)
+            logits = self._runner.run([BatchPart(self._sequence, ids, last, given={"hidden": hidden})], "logits")[0]
+            self._hidden = self._runner.program.result("hidden")
+        if self._words is None:
+            return logits[:self._runner.vocabulary]
+        found = np.full(self._runner.vocabulary, -np.inf, np.float32)
+        found[self._words] = logits
+        return found
+
+
 class Drafters:
     """Makes the drafters of a model's requests.
 
-    times: seconds of the model's steps, shared by all texts. runner: of a draft model, None without one.
+    times: seconds of the model's steps, shared by all texts. runner: of a draft model, or of a block that drafts by the
+    model's streams (block); None without one.
     """
 
     def __init__(self) -> None:
         self.times = StepTimes()
         self.runner: Runner | None = None
+        self.block = False
+
+    def use(self, runner: Runner | None, block: bool = False) -> None:
+        """Draft with a model's runner, or with a block's."""
+        self.close()
+        self.runner, self.block = runner, block
+
+    def close(self) -> None:
+        """Drop a block; a draft model belongs to others."""
+        if self.block and self.runner is not None:
+            self.runner.program.close()
+            self.runner, self.block = None, False
 
     def make(self, request: Request, sampler: Sampler) -> Drafter | None:
         """A drafter of the text that a sampler picks; None: the request wants none."""
@@ -165,7 +267,8 @@ class Drafters:
         if request.speculate == "off":
             return None
         assert self.runner is not None  # else the request was refused
-        return ModelDrafter(self.runner, sampler, request.reach, self.times, request.draft_tokens)
+        kind = BlockDrafter if self.block else ModelDrafter
+        return kind(self.runner, sampler, request.reach, self.times, request.draft_tokens)
 
 
 def check_draft(model, draft) -> None:

@@ -8,13 +8,15 @@ from numflow.decoding.settings import is_count
 from numflow.engine.request.prompt import SHRINKS, check_size
 from numflow.engine.run.forward import Text, outputs
 from numflow.engine.tasks.embedding_recipe import POOLINGS, Dense, EmbeddingRecipe
-from numflow.errors import RequestError, did_you_mean, quoted
+from numflow.errors import RequestError, did_you_mean, option, quoted
+
+_INSTRUCT = "Instruct: "  # how prompts with an instruction begin, which a line ends
 
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
 def embed(model, recipe: EmbeddingRecipe, texts: Texts, normalize: bool | None, pooling: str | None, truncate: bool,
-          prompt: str | None) -> np.ndarray:
+          prompt: str | None, dimensions: int | None, instruction: str | None) -> np.ndarray:
     """See Model.embed."""
     single = isinstance(texts, str) or (len(texts) > 0 and all(map(is_count, texts)))
     several: Sequence = [texts] if single else texts
@@ -22,21 +24,39 @@ def embed(model, recipe: EmbeddingRecipe, texts: Texts, normalize: bool | None, 
         raise RequestError(f"embed needs a text or a list of texts, or ids or a list of such, has {quoted(texts)}")
     modes = poolings(model.network.name, recipe, pooling)
     layers = _layers(recipe, normalize)
-    before = _prompt(model, recipe, prompt) if isinstance(next(iter(several), ""), str) else _no_prompt(prompt)
+    output = "encoder_hidden" if model.runner.has_encoder else "hidden"
+    width = _checked_width(model, recipe, len(modes) * model.network.outputs[output].width, dimensions)
+    before = _prompt(model, recipe, prompt, instruction) if isinstance(next(iter(several), ""), str) else _no_prompt(
+        prompt, instruction)
     skipped = 0 if recipe.pool_prompt or not before else _prompt_tokens(model, recipe, before)
     ids = _ids(model, recipe, several, before, truncate)
-    output = "encoder_hidden" if model.runner.has_encoder else "hidden"
     vectors = []
     for hidden in outputs(model.core, map(Text, ids), output):
         vector = np.concatenate([pool(hidden, mode, skipped) for mode in modes])
         for layer in layers:
             vector = layer(vector)
+        if width < len(vector):
+            vector = unit(vector[:width]) if layers[-1:] == [unit] else vector[:width]
         vectors.append(vector.astype(np.float32))
-    if single:
-        return vectors[0]
-    width = len(modes) * model.network.outputs[output].width
-    width = next((len(layer.weight) for layer in reversed(layers) if isinstance(layer, Dense)), width)
-    return np.array(vectors, np.float32).reshape(len(vectors), width)
+    return vectors[0] if single else np.array(vectors, np.float32).reshape(len(vectors), width)
+
+
+def _checked_width(model, recipe: EmbeddingRecipe, pooled: int, dimensions: int | None) -> int:
+    """Numbers of an embedding: all, or the first ones where that is asked for.
+
+    Raises:
+        RequestError: so many cannot be.
+    """
+    width = next((len(layer.weight) for layer in reversed(recipe.layers) if isinstance(layer, Dense)), pooled)
+    if dimensions is None:
+        return width
+    if not (type(dimensions) is int and 1 <= dimensions <= width):
+        raise RequestError(f"{option('dimensions')} should be a number from 1 to {width}, as many as embeddings of "
+                           f"{model.network.name} have, is {quoted(dimensions)}", None, "dimensions")
+    if recipe.dimensions and dimensions not in (*recipe.dimensions, width):
+        raise RequestError(f"{option('dimensions')}: embeddings of {model.network.name} may have "
+                           f"{', '.join(map(str, recipe.dimensions))} numbers, not {dimensions}", None, "dimensions")
+    return dimensions
 
 
 def pool(hidden: np.ndarray, mode: str, skipped: int = 0) -> np.ndarray:
@@ -86,19 +106,32 @@ def _layers(recipe, normalize) -> list:
     return [*layers, unit] if normalize and layers[-1:] != [unit] else layers
 
 
-def _prompt(model, recipe, prompt) -> str:
+def _prompt(model, recipe, prompt, instruction) -> str:
     """The text to put in front."""
-    if prompt is None:
-        return "" if recipe.prompt is None else recipe.prompts[recipe.prompt]
-    if prompt not in recipe.prompts:
+    if prompt is not None and prompt not in recipe.prompts:
         raise RequestError(f"{model.network.name} has no prompt {quoted(prompt)}{did_you_mean(prompt, recipe.prompts)}")
-    return recipe.prompts[prompt]
+    if instruction is not None:
+        return _instructed(model.network.name, recipe, prompt, instruction)
+    name = recipe.prompt if prompt is None else prompt
+    return "" if name is None else recipe.prompts[name]
 
 
-def _no_prompt(prompt) -> str:
+def _instructed(name: str, recipe, prompt: str | None, instruction: str) -> str:
+    """A prompt with another instruction: the one that is named, else the first that has any."""
+    wanted = recipe.prompts if prompt is None else [prompt]
+    for text in (recipe.prompts[key] for key in wanted):
+        start, line, rest = text.partition("\n")
+        if start.startswith(_INSTRUCT) and line:
+            return f"{_INSTRUCT}{instruction}\n{rest}"
+    which = f"prompt {quoted(prompt)} of {name} does not begin" if prompt else f"{name} has no prompt that begins"
+    raise RequestError(f"{option('instruction')}: {which} with {_INSTRUCT.strip()!r}", None, "instruction")
+
+
+def _no_prompt(prompt, instruction) -> str:
     """Ids run as they are: nothing is put in front."""
-    if prompt is not None:
-        raise RequestError(f"prompt {quoted(prompt)} is for texts: ids run as they are")
+    for name, said in (("prompt", prompt), ("instruction", instruction)):
+        if said is not None:
+            raise RequestError(f"{name} {quoted(said)} is for texts: ids run as they are")
     return ""
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class EmbeddingRecipe:
     limit_from:  the file that says so.
     prompts:     texts to put in front, by name. prompt: the name of the one that is used by default.
     pool_prompt: whether the prompt's own tokens are pooled too.
+    dimensions:  numbers that embeddings may be cut to; empty if the files name none.
     lower:       texts are lower-cased first. strip: white space around them is dropped.
     """
 
@@ -57,20 +58,30 @@ class EmbeddingRecipe:
     prompts: Mapping[str, str] = field(default_factory=dict)
     prompt: str | None = None
     pool_prompt: bool = True
+    dimensions: tuple[int, ...] = ()
     lower: bool = False
     strip: bool = False
 
 
-def read_recipe(files: Mapping[str, Any], default: str = "none") -> EmbeddingRecipe:
+def read_recipe(files: Mapping[str, Any], default: str = "none", config: Mapping[str, Any] | None = None,
+                ) -> EmbeddingRecipe:
     """The recipe of a model folder.
 
     files:   Checkpoint.files, of which "modules" (modules.json) or else "pooling" decides.
     default: pooling as the specification has it, for models without these files; "none" for none.
+    config:  the model's config.json, whose matryoshka_dimensions are heeded.
 
     Raises:
         FormatError: a file is broken, or has values that make no sense.
         RequestError: a module that numflow does not have.
     """
+    said = (config or {}).get("matryoshka_dimensions") or ()
+    if not isinstance(said, list | tuple) or not all(type(size) is int and size > 0 for size in said):
+        raise FormatError(f"matryoshka_dimensions of the configuration should be a list of numbers, is {said!r:.80}")
+    return replace(_of_files(files, default), dimensions=tuple(said))
+
+
+def _of_files(files: Mapping[str, Any], default: str) -> EmbeddingRecipe:
     if "modules" not in files:
         if "pooling" not in files:
             return EmbeddingRecipe(() if default == "none" else (default,))

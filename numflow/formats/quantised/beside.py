@@ -70,10 +70,11 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, z
         table = to_f32(np.arange(256, dtype=np.uint8)[None], tensor.type.name)[0]
         return CodedMatrix(name, tensor.shape, floats8, 8, kind, grid.group, None, table,
                            tensor.type.name.lower().removeprefix("f8_"), sources=(tensor,))
-    zero_grid = None
+    zero_grid, zero_type = None, "U8"
     if zeros is not None and zeros.shape == scale.shape and zeros.type.name in ("I8", "I32", *SCALES):
         own = (lambda tensor: integers(tensor).astype(np.float32)) if zeros.type.name[0] == "I" else scale_values
         zero_grid = scale_grid(parts, zeros, tensor.shape, own) if own(zeros).any() else None
+        zero_type = _type_of(own(zeros) + np.float32(128))
     elif zeros is not None:
         raise parts.fail(zeros.name, f"is {zeros.type.name} {show(list(zeros.shape))}, expected I8 {list(scale.shape)}")
 
@@ -83,7 +84,7 @@ def eight_bits(parts: StoredParts, name: str, tensor: Tensor, scale_name: str, z
                          None if zero_grid is None else zero_grid.rows(begin, end) + np.float32(128))
 
     return CodedMatrix(name, tensor.shape, integers8, 8, kind, grid.group, 128 if zero_grid is None else None,
-                       sources=(tensor,))
+                       zero_type=zero_type, sources=(tensor,))
 
 
 def torchao(parts: StoredParts, name: str) -> CodedMatrix:
@@ -124,7 +125,13 @@ def packed(parts: StoredParts, name: str) -> CodedMatrix:
                          None if zeros is None else zeros[begin:end])
 
     return CodedMatrix(plain, (n, k), rows, bits, scale.type.name, grid.group,
-                       1 << bits - 1 if zeros is None else None, order=order, turned=True, sources=(words,))
+                       1 << bits - 1 if zeros is None else None, order=order, turned=True, sources=(words,),
+                       zero_type="" if zeros is None else _type_of(zeros))
+
+
+def _type_of(zeros: np.ndarray) -> str:
+    """The type that zeros fit, as of CodedMatrix."""
+    return "U8" if bool(((zeros >= 0) & (zeros <= 255) & (zeros == np.floor(zeros))).all()) else "F32"
 
 
 def _packed_zeros(parts: StoredParts, plain: str, scale: Tensor, bits: int,

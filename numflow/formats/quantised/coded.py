@@ -7,7 +7,7 @@ where g is the group of column k. The type is one that holds these numbers exact
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from numflow.formats.checkpoint import OrderedTensor, Tensor
 from numflow.formats.mapped import release_pages
 from numflow.formats.types import tensor_type
-from numflow.quant.hub_types import HUB_TYPES, TABLES, HubType
+from numflow.quant.bits import pack_planes
+from numflow.quant.hub_types import HUB_TYPES, TABLES, UNIT, HubType
 
 _AT_ONCE = 1 << 20  # weights that are made at a time
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -43,7 +44,7 @@ class CodedMatrix:
     bits:   of a code. scale: type that all scales fit, "E8M0" for powers of two, "F8_E4M3" where rows have steps.
     group:  columns that share a scale, where groups are side by side.
     zero:   the code that stands for 0, None where rows have zeros of their own or a table has the numbers.
-    zero_type: type that zeros of rows fit, "" for the one of scales.
+    zero_type: type that zeros of rows fit, "U8" for whole numbers up to 255.
     table:  numbers of the codes. book: its name, such as "e2m1", where it is one that types have.
     order:  the group of each column, where columns of a group lie apart; else None. As a tensor such a matrix is
             float32, and has its columns in the order of groups beside that.
@@ -60,7 +61,7 @@ class CodedMatrix:
     zero: int | None = None
     table: np.ndarray | None = None
     book: str = ""
-    zero_type: str = ""
+    zero_type: str = "U8"
     order: Callable[[], np.ndarray] | None = None
     turned: bool = False
     sources: tuple[Tensor, ...] = ()
@@ -108,33 +109,39 @@ class CodedMatrix:
 
 def _stored_as(matrix: CodedMatrix) -> tuple[str, Callable[[CodedMatrix, CodedRows], np.ndarray]]:
     """The tensor type, and the function that makes its rows."""
-    if matrix.scale == "F8_E4M3" and matrix.shape[-1] % 64 == 0:
-        hub = HUB_TYPES["E2M1_64" if matrix.shape[-1] % 128 else "E2M1_128"]
-        return hub.name, functools.partial(_blocks, hub)
-    if matrix.order is None and matrix.shape[-1] % 32 == 0 and matrix.group % 32 == 0:
-        if (matrix.book, matrix.scale) == ("e2m1", "E8M0"):
+    if matrix.order is None and matrix.shape[-1] % UNIT == 0:
+        if (matrix.book, matrix.scale) == ("e2m1", "E8M0") and matrix.shape[-1] % 32 == 0 and matrix.group % 32 == 0:
             return "MXFP4", _mxfp4
-        whole = 64 if matrix.shape[-1] % 64 == 0 and matrix.group % 64 == 0 else 32
-        for hub in _fitting(matrix):
-            if whole % hub.block == 0:
-                return hub.name, functools.partial(_blocks, hub)
+        for wider in (False, True):
+            for hub in _of_blocks(matrix.group, matrix.shape[-1]):
+                if _fits(hub, matrix, wider):
+                    return hub.name, functools.partial(_ggml if hub in _OF_GGML else _blocks, hub)
     return "F32", lambda matrix, rows: floats(matrix, rows).view(np.uint8)
 
 
-def _fitting(matrix: CodedMatrix) -> Iterable[HubType]:
-    """Types that hold the numbers exactly, smallest first, whatever their block."""
-    bits = 4 if matrix.bits <= 4 else 8
-    for hub in (*HUB_TYPES.values(), *_OF_GGML):
-        if hub.by_16:
-            fits = False
-        elif matrix.table is not None or hub.table:
-            fits = bool(hub.table) and matrix.book == hub.table
-        elif matrix.zero is None:
-            fits = hub.zero and hub.bits == bits and hub.scale == matrix.scale and matrix.zero_type in ("", hub.scale)
-        else:
-            fits = not hub.zero and hub.scale == matrix.scale and (hub.bits == bits or hub.scale == "F32")
-        if fits:
-            yield hub
+@functools.cache
+def _of_blocks(group: int, columns: int) -> list[HubType]:
+    """Types whose headers are for whole groups, or parts of them, smallest first."""
+    if group == columns:
+        return [hub for hub in HUB_TYPES.values() if not hub.block]
+    fitting = [hub for hub in HUB_TYPES.values() if hub.by_16 or (hub.block and group % hub.block == 0)]
+    return [*_OF_GGML, *fitting] if group == 32 else fitting
+
+
+def _fits(hub: HubType, matrix: CodedMatrix, wider: bool) -> bool:
+    """Whether a type holds the numbers exactly, whatever its block. wider: codes may have more bits there."""
+    if hub.by_16 or matrix.scale == "F8_E4M3":
+        return hub.by_16 and matrix.scale == "F8_E4M3" and matrix.group == UNIT
+    if matrix.table is not None or hub.table:
+        return bool(hub.table) and matrix.book == hub.table
+    zeros = "" if matrix.zero is not None else matrix.zero_type
+    return (hub.bits > matrix.bits if wider else hub.bits == matrix.bits) and _holds(hub.scale, matrix.scale) and (
+        hub.zeros == zeros or bool(hub.zeros and zeros and _holds(hub.zeros, zeros)))
+
+
+def _holds(kind: str, other: str) -> bool:
+    """Whether a type has all numbers of another one."""
+    return kind == other or (kind == "F32" and other != "") or (kind in ("F16", "BF16") and other == "U8")
 
 
 def floats(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
@@ -157,28 +164,39 @@ def floats(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
 
 
 def _blocks(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
-    """Rows as blocks of a type: a header, then codes."""
-    count, columns = rows.codes.shape
-    shape = count, columns // hub.block
-    zeros = np.zeros_like(rows.scales) if rows.zeros is None else rows.zeros
-    header = [_bytes(np.repeat(values, shape[1] // values.shape[1], axis=1), hub.scale)
-              for values in (rows.scales, zeros)[:2 if hub.zero else 1]]
+    """Rows as a type has them: headers, codes in planes."""
+    (n, columns), scales, zeros = rows.codes.shape, rows.scales, rows.zeros
+    count = columns // hub.block if hub.block else 1
     if rows.steps is not None:
-        header[0] = _bytes(np.repeat(rows.scales / 2, shape[1], axis=1), "F32")  # numbers of codes are doubled
-        header.append(rows.steps.reshape(*shape, -1))
-    codes = rows.codes
-    if matrix.zero is not None and not hub.zero:  # codes that stand for zero are 8 and 128 in types without zeros
+        scales = scales / 2  # numbers of codes are doubled
+    header = [_bytes(scales, count, hub.scale)]
+    codes = rows.codes << 1 if hub.bits == 1 else rows.codes
+    if hub.zeros:
+        assert zeros is not None
+        header.append(_bytes(zeros * 2 if hub.bits == 1 else zeros, count, hub.zeros))
+    elif matrix.zero is not None:
         codes = codes + np.uint8((1 << hub.bits - 1) - matrix.zero)
-    data = _nibbles(codes) if hub.bits == 4 else codes if hub.zero or hub.table else codes ^ 128
-    return np.concatenate([*header, data.reshape(*shape, -1)], axis=2).reshape(count, -1)
+    units = pack_planes(codes.reshape(n, -1, UNIT), hub.planes)
+    if rows.steps is not None:
+        units = np.concatenate([rows.steps.reshape(n, -1, 1), units], axis=2)
+    return np.concatenate([*header, units.reshape(n, count, -1)], axis=2).reshape(n, -1)
 
 
-def _bytes(values: np.ndarray, kind: str) -> np.ndarray:
-    """float32 [n, m] as numbers of a type that holds them, u8 [n, m, bytes]."""
+def _ggml(hub: HubType, matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
+    """Rows as blocks of 32 columns of GGML's."""
+    n, columns = rows.codes.shape
+    data = _nibbles(rows.codes) if hub.bits == 4 else rows.codes ^ 128
+    return np.concatenate([_bytes(rows.scales, columns // 32, "F16"), data.reshape(n, columns // 32, -1)],
+                          axis=2).reshape(n, -1)
+
+
+def _bytes(values: np.ndarray, count: int, kind: str) -> np.ndarray:
+    """float32 [n, m] as `count` numbers of a type that holds them, u8 [n, count, bytes]."""
+    values = np.repeat(values, count // values.shape[1], axis=1)
     if kind == "BF16":
         stored: np.ndarray = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype("<u2")
     else:
-        stored = np.ascontiguousarray(values, {"F16": "<f2", "F32": "<f4"}[kind])
+        stored = np.ascontiguousarray(values, {"U8": "u1", "F16": "<f2", "F32": "<f4"}[kind])
     return stored[..., None].view(np.uint8)
 
 
@@ -196,4 +214,4 @@ def _mxfp4(matrix: CodedMatrix, rows: CodedRows) -> np.ndarray:
 
 
 # Types of GGML's that have blocks of the same form.
-_OF_GGML = (HubType("Q4_0", "b4_scale", 4, 32, "F16"), HubType("Q8_0", "b8_scale", 8, 32, "F16"))
+_OF_GGML = (HubType("Q4_0", 4, 32, "F16"), HubType("Q8_0", 8, 32, "F16"))

@@ -6,6 +6,9 @@ AWQ packs both along the outputs, qweight [K, N / 8], each word's columns in an 
 for a part of a group: K is a whole number of them, but of GPTQ's the last may be short.
 """
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from numflow.formats.checkpoint import Tensor
@@ -67,19 +70,22 @@ def _gptq(parts: StoredParts, stem: str, words: Tensor, scales: Tensor) -> Coded
                                          f"{groups - 1}, as scales {list(scales.shape)} have")
         return found
 
+    in_order = index is None or bool((order() == np.arange(k) // size).all())
+    each = math.gcd(size, k)  # less than a group where the last one is short
+
+    def by_group(values: np.ndarray, begin: int, end: int) -> np.ndarray:
+        found = _columns(values, begin, end)
+        return found[:, np.arange(k // each) * each // size] if in_order and k % size else found
+
     def rows(begin: int, end: int) -> CodedRows:
         some = np.ascontiguousarray(integers(words)[:, begin:end].T)
-        codes = (unpacked_stream if stream else unpacked)(some, bits, k)
-        return CodedRows(codes, _columns(scale_values(scales), begin, end), _columns(
-            (unpacked_stream if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n),
-            begin, end) + one)
+        packed = (unpacked_stream if zeros.columns * 32 == n * bits else unpacked)(integers(zeros), bits, n)
+        return CodedRows((unpacked_stream if stream else unpacked)(some, bits, k),
+                         by_group(scale_values(scales), begin, end), by_group(packed, begin, end) + one)
 
-    in_order = index is None or bool((order() == np.arange(k) // size).all())
-    if not in_order or k % size:
-        by = order if index is not None else lambda: np.arange(k) // size
-        return CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, 1, order=by, turned=True,
-                           sources=(words,))
-    return CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, size, turned=True, sources=(words,))
+    matrix = CodedMatrix(f"{stem}.weight", (n, k), rows, bits, scales.type.name, each, turned=True, sources=(words,),
+                         zero_type="U8" if bits < 8 else scales.type.name)  # of 8 bits up to 256
+    return matrix if in_order else replace(matrix, group=1, order=order)
 
 
 def _size(parts: StoredParts, words: Tensor, zeros: Tensor, index: Tensor | None, groups: int,
@@ -111,7 +117,7 @@ def _group_size(parts: StoredParts, scales: Tensor, groups: int, k: int) -> int:
     if size < 1 or -(-k // size) != groups:
         raise parts.fail(scales.name, f"has {groups} groups, expected {-(-k // size) if size > 0 else '1 or more'}: "
                                       f"{k} inputs in groups of {said}")
-    return size
+    return min(size, k)
 
 
 def _columns(values: np.ndarray, begin: int, end: int) -> np.ndarray:

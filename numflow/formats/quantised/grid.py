@@ -32,6 +32,9 @@ def scale_grid(parts: StoredParts, scale: Tensor, shape: tuple[int, ...], values
     """
     *lead, n, k = shape
     count, found = math.prod(lead), scale.shape
+    if not (n and k):
+        raise parts.fail(scale.name, f"is {scale.type.name} {show(list(found))}, for {list(shape)} weights: there are "
+                                     "none")
     block, said = parts.method.block, parts.method.strategies
     if block and scale.name.endswith("_scale_inv"):
         return _in_blocks(parts, scale, values, shape, block)

@@ -4,7 +4,7 @@ import numpy as np
 
 from numflow.learn.cases.build import CaseBuilder as Builder
 
-SCHEDULE = (((0, 3), (1, 1), (2, 9)), ((2, 2), (0, 7)), ((1, 1), (0, 1)))
+SCHEDULE = (((0, 3), (1, 1), (2, 19)), ((2, 14), (0, 14)), ((1, 1), (0, 1)))  # across borders of blocks of 16
 
 
 def recurrent_cases():

@@ -11,9 +11,10 @@ import numpy as np
 
 from numflow.errors import RequestError, option
 from numflow.formats.adapter import Adapter, LowRank
-from numflow.formats.checkpoint import Checkpoint
-from numflow.network.adapters.fit import Fitted, tied_table
+from numflow.formats.checkpoint import Checkpoint, Tensor
+from numflow.network.adapters.fit import Fitted, as_stored, tied_table
 from numflow.network.adapters.parts import AdaptedPart, AdaptedParts
+from numflow.network.weights.source import WeightSource
 from numflow.ops import Network, Part, Step, View, param
 
 
@@ -21,7 +22,8 @@ from numflow.ops import Network, Part, Step, View, param
 class _Place:
     """Tensors that a step of ops.ADAPTING is for: those of its experts, or its only one.
 
-    head: whether it is the output matrix. scale: that look-ups are multiplied by.
+    head: whether it is the output matrix. scale: that look-ups are multiplied by. bias: weight that products add, ""
+    for none, and the first of its numbers that are for these tensors.
     """
 
     step: Step
@@ -29,6 +31,7 @@ class _Place:
     experts: int = 1
     head: bool = False
     scale: float = 1.0
+    bias: tuple[str, int] = ("", 0)
 
 
 def adaptable(network: Network, checkpoint: Checkpoint) -> Network:
@@ -49,12 +52,14 @@ def _places(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_P
                              label=f"{step.label}.adapter"), weight.parts, scale=param(step, "scale"))
     elif step.op == "expert_linear":
         (x, ids), y = step.inputs, step.outputs[0]
-        yield _Place(_step(step, weight.name, (x, y, ids), y), weight.parts, weight.groups)
+        yield _Place(_step(step, weight.name, (x, y, ids), y), weight.parts, weight.groups,
+                     bias=(step.weights.get("bias", ""), 0))
     elif step.op == "linear":
         head, at, y = step.outputs[0] == network.outputs.get("logits"), 0, step.outputs[0]
         for number, part in enumerate(weight.parts):
             own = View(y.buffer, y.start + at, _rows(part, weight.shape[1], checkpoint))
-            yield _Place(_step(step, f"{weight.name}[{number}]", (step.inputs[0], own), own), (part,), head=head)
+            yield _Place(_step(step, f"{weight.name}[{number}]", (step.inputs[0], own), own), (part,), head=head,
+                         bias=(step.weights.get("bias", ""), at))
             at += own.width
 
 
@@ -73,27 +78,126 @@ def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float
     Raises:
         RequestError: some of the adapter cannot be one request's alone, by name.
     """
-    own, found, done = fit.adapter, dict[str, list[AdaptedPart | None]](), set[str]()
-    for name in own.replaced:
-        raise _merge_it(own, name, "it is a tensor in place of the base's (modules_to_save)")
-    for name, change in own.added.items():
-        if change.magnitude is not None:
-            raise _merge_it(own, name, "DoRA changes the length of the base's rows")
-    tied = tied_table(network)
-    places = [place for steps in network.entries.values() for step in steps
-              for place in _places(step, network, checkpoint)]
-    for place in places:
-        names = [_name(part, place, fit, tied) for part in place.parts]
-        some = [_adapted(own, name, part, place, scale, checkpoint)
-                for name, part in zip(names, place.parts, strict=True)]
-        some = _by_expert(some[0], place.experts) if len(some) < place.experts else some
-        if any(part is not None for part in some):
-            found[place.step.params["part"]] = some
-        done.update(names)
+    own, found = fit.adapter, dict[str, list[AdaptedPart | None]]()
+    parts = _Parts(network, checkpoint, fit, scale)
+    for steps in network.entries.values():
+        for step in steps:
+            for place in _places(step, network, checkpoint):
+                some = parts.of(place)
+                if any(part is not None for part in some):
+                    found[place.step.params["part"]] = some
     for name in own.added:
-        if name not in done:
+        if name not in parts.done:
             raise _merge_it(own, name, "the network does not multiply with it as it is stored")
+    for name in own.replaced:
+        if name not in parts.done:
+            raise _merge_it(own, name, "it is in place of a tensor that no product or look-up has")
     return found
+
+
+class _Parts:
+    """Matrices of an adapter for places of a network. done: names of what has been used."""
+
+    def __init__(self, network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float):
+        self.done = set[str]()
+        self._network, self._checkpoint, self._fit, self._scale = network, checkpoint, fit, scale
+        self._tied = tied_table(network)
+        biases = {name: tensor for name, tensor in fit.adapter.replaced.items() if name.endswith(".bias")}
+        self._changed = replace(checkpoint, tensors={**checkpoint.tensors, **biases}) if biases else None
+
+    def of(self, place: _Place) -> list[AdaptedPart | None]:
+        """A part for each expert, or one; None for no change."""
+        names = [_name(part, place, self._fit, self._tied) for part in place.parts]
+        some = [self._part(name, part, place, number)
+                for number, (name, part) in enumerate(zip(names, place.parts, strict=True))]
+        if len(some) < place.experts:
+            if some[0] is not None and some[0].scale is not None:
+                raise _merge_it(self._fit.adapter, names[0], "DoRA of experts in one tensor")
+            some = _by_expert(some[0], place.experts)
+        self.done.update(names)
+        return some
+
+    def _part(self, name: str, part: Part, place: _Place, number: int) -> AdaptedPart | None:
+        own = self._fit.adapter
+        if name in own.replaced:
+            return self._in_place(name, part, place)
+        change, bias = own.added.get(name), self._bias(name, part, place, number)
+        if change is None:
+            return None if bias is None else AdaptedPart(np.zeros((1, place.step.inputs[0].width), np.float32),
+                                                         np.zeros((len(bias), 1), np.float32), bias)
+        a, b = change.matrices()
+        factor = np.float32(change.factor * self._scale)
+        if place.step.op == "adapt_rows":
+            if change.magnitude is not None:
+                raise _merge_it(own, name, "DoRA of an embedding table")
+            return AdaptedPart(_chosen(b, part), a.T * (factor * np.float32(place.scale)))
+        a, b = self._ordered(a, part), _chosen(_flat(b, change), part) * factor
+        if change.magnitude is None:
+            return AdaptedPart(a, b, bias)
+        if len(place.parts) < place.experts:
+            return AdaptedPart(a, b, bias, b[:, 0])  # refused by `of`
+        lengths = _chosen(self._lengths(name, change), part)
+        old = self._base_bias(place, number, len(lengths), self._checkpoint)
+        still = None if old is None else (1 - lengths) * old
+        return AdaptedPart(a, b * lengths[:, None], bias if still is None else still if bias is None else still + bias,
+                           lengths)
+
+    def _lengths(self, name: str, change: LowRank) -> np.ndarray:
+        """Of each row of the sum, as long as the magnitude says, by the length that it has: f32 [N]."""
+        assert change.magnitude is not None
+        a, b = change.matrices()
+        rows = self._weight(self._fit.checkpoint.tensors[name], name) + np.float32(
+            change.factor * self._scale) * (b @ a)
+        norms = np.linalg.norm(rows, axis=-1)
+        return (change.magnitude.f32().reshape(-1) / np.where(norms > 0, norms, 1)).astype(np.float32)
+
+    def _in_place(self, name: str, part: Part, place: _Place) -> AdaptedPart:
+        """A tensor in place of the base's: what it has more, times each input."""
+        if place.experts > 1:
+            raise _merge_it(self._fit.adapter, name, "it is in place of experts")
+        base = self._fit.checkpoint.tensors[name]
+        tensor = as_stored(self._fit.adapter.replaced[name], base)
+        more = _chosen(self._weight(tensor, name) - self._weight(base, name), part)
+        if place.step.op == "adapt_rows":
+            return AdaptedPart(more, np.eye(more.shape[1], dtype=np.float32) * np.float32(place.scale))
+        every = self._ordered(np.eye(more.shape[1], dtype=np.float32), part)
+        return AdaptedPart(every, more, self._bias(name, part, place, 0))
+
+    def _weight(self, tensor: Tensor, name: str) -> np.ndarray:
+        """[N, K]"""
+        values = np.asarray(tensor.f32(), np.float32)
+        return np.swapaxes(values, -1, -2) if name in self._fit.transposed else values
+
+    def _ordered(self, a: np.ndarray, part: Part) -> np.ndarray:
+        """A for x in the order of the matrix's stored columns."""
+        ordered = self._checkpoint.tensors[part.tensor].ordered if part.ordered else None
+        return a if ordered is None else a[..., ordered.order]
+
+    def _bias(self, name: str, part: Part, place: _Place, number: int) -> np.ndarray | None:
+        """Added to the product: an offset, and what a bias in place of the base's has more."""
+        own, found = self._fit.adapter, None
+        if name in own.offsets:
+            vector, offset = own.offsets[name]
+            found = _chosen(vector.f32() * np.float32(offset * self._scale), part)
+        beside = f"{name.removesuffix('.weight')}.bias"
+        if beside in own.replaced and place.step.op == "adapt":
+            self.done.add(beside)
+            if place.bias[0] and self._changed is not None:
+                width = place.step.outputs[0].width
+                changed, before = (self._base_bias(place, number, width, each)
+                                   for each in (self._changed, self._checkpoint))
+                assert changed is not None and before is not None  # the place has one
+                more = changed - before
+            else:
+                more = _chosen(own.replaced[beside].f32().reshape(-1), part)
+            found = more if found is None else found + more
+        return found
+
+    def _base_bias(self, place: _Place, number: int, width: int, checkpoint: Checkpoint) -> np.ndarray | None:
+        name, first = place.bias
+        if not name:
+            return None
+        return WeightSource(self._network, checkpoint).f32(name).reshape(-1)[first + number * width:][:width]
 
 
 def _merge_it(own: Adapter, name: str, why: str) -> RequestError:
@@ -106,25 +210,6 @@ def _name(part: Part, place: _Place, fit: Fitted, tied: str | None) -> str:
     if place.head and part.tensor == tied and not fit.adapter.head_too:
         return fit.head or ""
     return part.tensor
-
-
-def _adapted(own: Adapter, name: str, part: Part, place: _Place, scale: float,
-             checkpoint: Checkpoint) -> AdaptedPart | None:
-    change = own.added.get(name)
-    if change is None:
-        return None
-    a, b = change.matrices()
-    ordered = checkpoint.tensors[part.tensor].ordered if part.ordered else None
-    if ordered is not None:  # x is in the order of the matrix's stored columns
-        a = a[..., ordered.order]
-    factor = np.float32(change.factor * scale)
-    if place.step.op == "adapt_rows":
-        return AdaptedPart(_chosen(b, part), a.T * (factor * np.float32(place.scale)))
-    bias = None
-    if name in own.offsets:
-        vector, offset = own.offsets[name]
-        bias = _chosen(vector.f32() * np.float32(offset * scale), part)
-    return AdaptedPart(a, _chosen(_flat(b, change), part) * factor, bias)
 
 
 def _flat(b: np.ndarray, change: LowRank) -> np.ndarray:

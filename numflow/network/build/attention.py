@@ -10,6 +10,8 @@ from numflow.network.build.rope import Rotary, alibi_slopes, check_rotary, rotar
 from numflow.ops import Cache, View
 from numflow.spec.schema import SECTIONS
 
+_MOST_INDEXED = 1 << 22  # positions; each row of a batch has a bit for every one of them
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -21,8 +23,9 @@ class Heads:
     value_dim: int
 
 
-def self_attention(b: Builder, x: View) -> View:
-    """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, D]."""
+def self_attention(b: Builder, x: View, width: int = 0) -> View:
+    """Attention over the sequence itself; x [T, D] is normalised already where the model does so. Returns [T, width],
+    0: as wide as x."""
     shape = Heads(*(b.option("attention", key) for key in ("heads", "kv_heads", "head_dim", "value_dim")))
     if shape.heads % shape.kv_heads:
         raise SpecError(f"{b.where}: attention.heads: expected a multiple of attention.kv_heads {shape.kv_heads}, "
@@ -38,7 +41,7 @@ def self_attention(b: Builder, x: View) -> View:
         b.emit("act_mul", (gate, y), (y,), "attn_gated", kind="sigmoid")
     if b.option("attention", "sub_norm"):
         b.norm("attn_sub_norm", y, y)
-    found = b.linear("attn_output", y, b.view("branch", x.width))
+    found = b.linear("attn_output", y, b.view("branch", width or x.width))
     return _times(b, "out_scale", found, found)
 
 
@@ -307,7 +310,10 @@ def index(b: Builder, x: View, low_query: View) -> tuple[View]:
     """
     heads, size = b.option("indexer", "heads"), b.option("indexer", "head_dim")
     rope_dim = b.option("latent", "rope_dim")
-    chosen = b.view("chosen", -(-b.option("stack", "context") // 32), dtype="i32")
+    if (context := b.option("stack", "context")) > _MOST_INDEXED:
+        raise SpecError(f"{b.where}: stack.context: an index of keys has up to {_MOST_INDEXED} positions, "
+                        f"found {context}")
+    chosen = b.view("chosen", -(-context // 32), dtype="i32")
     if not b.option("indexer", "own"):
         if not any(step.op == "index_select" for step in b.entries[b.entry]):
             raise SpecError(f"{b.where}: indexer.own: the first layer needs an index of its own")

@@ -1,14 +1,14 @@
 """The hand that writes a network: makes buffers and weights, and appends steps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from numflow.errors import SpecError
 from numflow.formats.checkpoint import Checkpoint, Tensor
-from numflow.network.build.names import TensorNames
+from numflow.network.build.names import STACK_PREFIX, TensorNames
 from numflow.ops import Buffer, Cache, Network, Part, State, Step, View, Weight
 from numflow.spec.resolve import Resolved
 
@@ -24,13 +24,15 @@ class Builder:
         self.states: dict[str, State] = {}
         self.entries: dict[str, list[Step]] = {}
         self.outputs: dict[str, View] = {}
+        self.inputs: dict[str, View] = {}
+        self.taps: Sequence[int] | None = None  # see streams.py
         self.entry = "main"
         self._whole: dict[tuple, str] = {}
         naming = resolved.spec.section(checkpoint.naming)
         transposed = naming.get("transposed", resolved.spec.table.get("transposed", []))
         self.transposed = {transposed} if isinstance(transposed, str) else set(transposed)
 
-    # Where we stand: entry, stack ("", "encoder", "decoder") and layer are set by the stack being built.
+    # Where we stand: entry, stack (of STACK_PREFIX) and layer are set by the stack being built.
     stack: str = ""
     layer: int | None = None
 
@@ -41,7 +43,7 @@ class Builder:
 
     def prefix_of(self, layer: int | None) -> str:
         """The same of another layer of this stack."""
-        stack = {"": "", "encoder": "enc.", "decoder": "dec."}[self.stack]
+        stack = STACK_PREFIX[self.stack]
         return stack if layer is None else f"{stack}blk.{layer}."
 
     @property
@@ -62,9 +64,14 @@ class Builder:
         self.buffers[name] = Buffer(name, rows, max(width, old.width if old else 0), dtype)
         return View(name, 0, width)
 
-    def state(self, label: str, *shape: int, axis: int = 0) -> str:
+    def given(self, name: str, width: int) -> View:
+        """Rows that the batch brings."""
+        view = self.inputs[name] = self.view(f"given.{name}", width)
+        return view
+
+    def state(self, label: str, *shape: int, axis: int = 0, dtype: str = "f32") -> str:
         """Memory of a recurrent step that stands here; its name."""
-        state = State(f"{self.prefix}{label}", shape, axis)
+        state = State(f"{self.prefix}{label}", shape, axis, dtype)
         self.states[state.name] = state
         return state.name
 
@@ -229,7 +236,7 @@ class Builder:
 
     def network(self, name: str, facts: Mapping[str, Any]) -> Network:
         return Network(name, {key: tuple(steps) for key, steps in self.entries.items()}, self.buffers, self.weights,
-                       self.caches, self.outputs, dict(facts), self.states)
+                       self.caches, self.outputs, dict(facts), self.states, self.inputs)
 
 
 def _covers(stored: int, rows: int, select: Any) -> bool:

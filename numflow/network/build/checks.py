@@ -28,7 +28,7 @@ def verify(network: Network) -> None:
         NetworkError: naming the step, what was expected and what was found.
     """
     for entry, steps in network.entries.items():
-        written: dict[str, set[tuple[int, int]]] = {}
+        written = {x.buffer: {(x.start, x.start + x.width)} for x in network.inputs.values()}
         for step in steps:
             check_step(step, network)
             for view in step.inputs:

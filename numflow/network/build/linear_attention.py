@@ -26,7 +26,7 @@ def delta_rule(b: Builder, x: View) -> View:
     beta, steps = _strengths(b, x, heads, key_heads, key_dim)
     y = b.view("recurrent", heads * value_dim)
     b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rates(b, heads)},
-           state=b.state("delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
+           state=matrix(b, "delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
            tiled=b.option("recurrent", "tiled"))
     gated(b, y, z, heads, value_dim)
     return b.linear("ssm_out", y, b.view("branch", x.width))
@@ -50,7 +50,7 @@ def decaying_attention(b: Builder, x: View) -> View:
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads) * (1 - b.layer / (last + 1e-5) + 1e-5)
     rate = b.constant(f"{b.prefix}rate", -slopes.astype(np.float32))
     b.emit("linear_attention", tuple(parts), (y,), "linear_attention", {"rate": rate},
-           state=b.state("linear", heads, key_dim, value_dim), heads=heads, key_heads=heads)
+           state=matrix(b, "linear", heads, key_dim, value_dim), heads=heads, key_heads=heads)
     gated(b, y, b.linear("attn_gate", x, b.view("recurrent_gate", y.width)), 1, y.width)
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
@@ -66,6 +66,18 @@ def sizes(b: Builder) -> tuple[int, int, int, int]:
         raise SpecError(f"{b.where}: recurrent.heads: expected a multiple of recurrent.key_heads {key_heads}, "
                         f"found {heads}")
     return heads, key_heads, *dims
+
+
+def matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> str:
+    """The state of all heads, stored as the spec says.
+
+    Raises:
+        SpecError: heads of one column are stored as float32 alone.
+    """
+    dtype = b.option("recurrent", "state_type")
+    if value_dim == 1 and dtype != "f32":
+        raise SpecError(f"{b.where}: recurrent.state_type: expected f32 where heads have one column, found {dtype}")
+    return b.state(label, heads, key_dim, value_dim, dtype=dtype)
 
 
 def rates(b: Builder, count: int) -> str:

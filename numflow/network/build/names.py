@@ -9,7 +9,7 @@ from numflow.spec.reader import Spec
 
 # Ends of tensor names by role; the empty one is for patterns that are whole names already.
 SUFFIXES = {"weight": (".weight", ".gamma", ""), "bias": (".bias", ".beta", "_bias")}
-_STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec."}
+STACK_PREFIX = {"": "", "encoder": "enc.", "decoder": "dec.", "draft": "draft."}
 
 
 class TensorNames:
@@ -25,13 +25,16 @@ class TensorNames:
         prefixes = naming.get("prefix", spec.table.get("prefix", []))
         self.prefixes = [*([prefixes] if isinstance(prefixes, str) else prefixes), ""]
         self.ignored = [*spec.table.get("ignore", []), *naming.get("ignore", [])]
+        self.draft_layer = naming.get("draft_layer", "layers.{layer}")
         self.used: set[str] = set()
 
     def candidates(self, module: str, role: str, layer: int | None, stack: str,
                    expert: int | None = None) -> Iterator[str]:
         """Every stored name that `module` could have, best first."""
-        patterns = self.patterns.get(_STACK_PREFIX[stack] + module, self.patterns.get(module, []))
+        patterns = self.patterns.get(STACK_PREFIX[stack] + module, self.patterns.get(module, []))
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            if stack == "draft":
+                pattern = pattern.replace("layers.{layer}", self.draft_layer)
             per_layer, per_expert = "{layer}" in pattern, "{expert}" in pattern
             if not pattern or (per_layer and layer is None) or per_expert != (expert is not None):
                 continue

@@ -10,6 +10,7 @@ from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
 from numflow.network.build.rope import sinusoids
 from numflow.network.build.state_space import selective_scan, state_space, state_space_beside_attention
+from numflow.network.build.streams import tap, tap_last
 from numflow.ops import View
 
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
@@ -27,12 +28,14 @@ def decoder_or_encoder(b: Builder) -> None:
     for layer in range(b.option("stack", "layers")):
         b.layer = layer
         if streams is None:
+            tap(b, x)
             x = transformer_layer(b, x)
         else:
             altup_layer(b, streams, x, lambda x: _residual_branch(b, x, "ffn", feed_forward))
     b.layer = None
     if streams is not None:
         end_streams(b, streams, x)
+    tap_last(b, x)
     head(b, x)
 
 
@@ -147,12 +150,12 @@ def _parallel_layer(b: Builder, x: View) -> View:
     return x
 
 
-def head(b: Builder, x: View) -> None:
+def head(b: Builder, x: View, norm: str = "output_norm") -> None:
     """Rows that are wanted, final norm, output matrix; outputs "hidden" and "logits"."""
     hidden = b.view("hidden", x.width, "logits")
     b.emit("select_rows", (x,), (hidden,), "select_rows")
     if b.option("head", "norm"):
-        b.norm("output_norm", hidden, hidden)
+        b.norm(norm, hidden, hidden)
     b.outputs["hidden"] = hidden
     if b.option("head", "scores"):  # made of one pooled row, behind the network
         for module in ("score_dense", "score_norm", "score_output"):
@@ -173,10 +176,11 @@ def head(b: Builder, x: View) -> None:
         scaled = b.view("head_scaled", h.width, "logits")
         b.emit("scale", (h,), (scaled,), "head_scale", scale=b.option("head", "scale"))
         h = scaled
-    _logits(b, h)
+    logits_of(b, h)
 
 
-def _logits(b: Builder, h: View) -> None:
+def logits_of(b: Builder, h: View) -> None:
+    """Output matrix and cap; output "logits"."""
     tied = b.option("head", "tied")
     module = "token_embd" if tied else "output"
     if tied and b.has("output.weight"):

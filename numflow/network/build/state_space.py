@@ -2,7 +2,7 @@
 
 from numflow.network.build.attention import self_attention
 from numflow.network.build.builder import Builder
-from numflow.network.build.linear_attention import gated, rates, sizes, softplus
+from numflow.network.build.linear_attention import gated, matrix, rates, sizes, softplus
 from numflow.network.build.recurrent import convolution
 from numflow.ops import View
 
@@ -57,7 +57,7 @@ def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups
     y, size = b.view("recurrent", v.width), q.width // groups
     weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True)}
     b.emit("linear_attention", (q, k, v, steps), (y,), "scan", weights, heads=heads, key_heads=groups, scaled=True,
-           state=b.state("ssm", heads, size, v.width // heads))
+           state=matrix(b, "ssm", heads, size, v.width // heads))
     return y
 
 

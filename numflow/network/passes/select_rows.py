@@ -16,16 +16,17 @@ def select_early(network: Network) -> Network:
     """The network with `select_rows` moved forward in every entry."""
     buffers, entries = dict(network.buffers), {}
     for name, steps in network.entries.items():
-        entries[name] = _moved(steps, buffers)
+        entries[name] = _moved(steps, buffers, tuple(network.outputs.values()))
     return replace(network, entries=entries, buffers=buffers)
 
 
-def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer]) -> tuple[Step, ...]:
+def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer], kept: tuple[View, ...]) -> tuple[Step, ...]:
+    """kept: outputs of the network; a step that makes one of all rows goes on doing so."""
     at = [i for i, step in enumerate(steps) if step.op == "select_rows"]
     if len(at) != 1:
         return steps
     end = begin = at[0]
-    while begin > 0 and _is_alone(steps[begin - 1], buffers):
+    while begin > 0 and _is_alone(steps[begin - 1], buffers, kept):
         begin -= 1
     select, alone = steps[end], steps[begin:end]
     later = {view.buffer for step in steps[end + 1:] for view in step.inputs}
@@ -46,10 +47,11 @@ def _moved(steps: tuple[Step, ...], buffers: dict[str, Buffer]) -> tuple[Step, .
     return (*steps[:begin], *selects, *on_rows, last, *steps[end + 1:])
 
 
-def _is_alone(step: Step, buffers: dict[str, Buffer]) -> bool:
+def _is_alone(step: Step, buffers: dict[str, Buffer], kept: tuple[View, ...]) -> bool:
     """Whether a row of the step's outputs depends on that row only. Not heads: their ops stand beside attention."""
     views = (*step.inputs, *step.outputs)
-    return local(step) in ("elements", "rows") and all(buffers[view.buffer].rows == "tokens" for view in views)
+    return local(step) in ("elements", "rows") and all(buffers[view.buffer].rows == "tokens" for view in views) \
+        and not any(view.overlaps(y) for y in kept for view in step.outputs)
 
 
 def _read_first(steps: tuple[Step, ...]) -> list[View]:

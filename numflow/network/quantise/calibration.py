@@ -9,7 +9,8 @@ and its metadata says which model, which text, and how many tokens. GGML's imatr
 """
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,32 @@ class Calibration:
                    (("importance", self.importances), ("moment", self.moments)) for name, value in table.items()]
         write(path, entries, {"kind": KIND, "facts": json.dumps(dict(self.facts)), "moments": json.dumps(
             dict(self.shared))})
+
+
+class LaterCalibration:
+    """A calibration that is made when something is first asked of it, by whichever thread asks.
+
+    make: makes it.
+    """
+
+    def __init__(self, make: Callable[[], Calibration]):
+        self._make, self._lock = make, threading.Lock()
+        self._made: Calibration | None = None
+
+    def made(self) -> Calibration:
+        """The calibration itself."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def importance(self, tensor: str) -> np.ndarray | None:
+        """As Calibration.importance."""
+        return self.made().importance(tensor)
+
+    def moment(self, tensor: str) -> np.ndarray | None:
+        """As Calibration.moment."""
+        return self.made().moment(tensor)
 
 
 def is_calibration(path: Path) -> bool:

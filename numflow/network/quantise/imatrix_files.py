@@ -15,7 +15,7 @@ import numpy as np
 from numflow.errors import FormatError
 from numflow.formats import gguf, gguf_writer
 from numflow.formats.gguf_pairs import encode_pairs
-from numflow.formats.mapped import MappedFile
+from numflow.formats.mapped import MappedFile, show
 from numflow.formats.writer import TensorEntry, write_whole
 from numflow.network.quantise.calibration import Calibration
 
@@ -64,12 +64,17 @@ def _read_gguf(path: Path) -> Calibration:
     for name in (name.removesuffix(_SUMS) for name in tensors if name.endswith(_SUMS)):
         sums, counts = tensors[name + _SUMS], tensors.get(name + _COUNTS)
         if counts is None or sums.type.name != "F32" or counts.type.name != "F32":
-            raise FormatError(f"{path}: {name}: expected {_SUMS} and {_COUNTS}, both F32")
-        means = _means(sums.f32().reshape(sums.rows, sums.columns), counts.f32().reshape(-1), f"{path}: {name}")
+            raise FormatError(f"{path}: {_shown(name)}: expected {_SUMS} and {_COUNTS}, both F32")
+        means = _means(sums.f32().reshape(sums.rows, sums.columns), counts.f32().reshape(-1), f"{path}: {_shown(name)}")
         found[name] = means if len(means) > 1 else means[0]
     chunks, size = (metadata.get(f"imatrix.{key}", 0) for key in ("chunk_count", "chunk_size"))
     tokens = chunks * size if type(chunks) is int and type(size) is int else 0
     return Calibration(_checked(found, path), facts={"model": path.name, "tokens": tokens})
+
+
+def _shown(name: str) -> str:
+    """A matrix's name, fit for one line."""
+    return name if name.isprintable() and len(name) <= 200 else show(name)
 
 
 def _means(sums: np.ndarray, counts: np.ndarray, where: str) -> np.ndarray:
@@ -89,7 +94,7 @@ def _checked(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
         raise FormatError(f"{path}: an imatrix of no matrices")
     for name, values in found.items():
         if not (values.size and values.min() >= 0 and np.isfinite(values.max())):
-            raise FormatError(f"{path}: {name}: mean squares should be finite and not negative")
+            raise FormatError(f"{path}: {_shown(name)}: mean squares should be finite and not negative")
     return found
 
 
@@ -115,8 +120,8 @@ def _read_old(path: Path) -> Calibration:
 
     for index in range(number("the number of matrices")):
         name = take(number(f"matrix {index}"), f"the name of matrix {index}").decode(errors="replace")
-        calls, count = number(f"{name}: calls"), number(f"{name}: count")
-        values = np.frombuffer(take(4 * count, name), "<f4")
+        calls, count = number(f"{_shown(name)}: calls"), number(f"{_shown(name)}: count")
+        values = np.frombuffer(take(4 * count, _shown(name)), "<f4")
         found[name] = values / np.float32(max(calls, 1))
     return Calibration(_checked(found, path), facts={"model": path.name, "tokens": 0})
 

@@ -35,16 +35,17 @@ class KeptTensors:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, imatrix: Path | None, nbytes: int) -> "KeptTensors | None":
+    def open(cls, checkpoint: Checkpoint, imatrix: Path | None, nbytes: int,
+             method: str = "") -> "KeptTensors | None":
         """Those of a model that is quantised to `nbytes` bytes; None where nothing is to be kept.
 
-        imatrix: the calibration file.
+        imatrix: the calibration file. method: of a calibration without a file, "" where there is none.
         """
         if not kept.is_on() or nbytes < SMALLEST:
             return None
         try:
             state = kept.state_of(checkpoint.files.get("weights", [checkpoint.path]))
-            calibration = "" if imatrix is None else kept.state_of([imatrix])
+            calibration = method if imatrix is None else kept.state_of([imatrix])
         except OSError:  # not made of files
             return None
         if not trust.usable(folder(), "quantised weights"):

@@ -15,7 +15,7 @@ from numflow.errors import RequestError
 from numflow.formats import gguf_writer
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import tensor_type
-from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.calibration import Calibration, LaterCalibration
 from numflow.network.quantise.imatrix_files import for_tensors
 from numflow.network.quantise.kept import KeptTensors
 from numflow.ops import Network
@@ -23,6 +23,7 @@ from numflow.quant import encode, find, takes_calibration
 from numflow.quant.recipe import KEEP, Recipe
 
 _PRODUCTS = ("linear", "expert_linear", "head_linear")
+FINE, _LONG = 6, 4096  # bits; columns of the row whose bits are counted
 SMALLEST = 4096  # weights below which a matrix stays as it is: its bytes do not count, its precision may
 
 
@@ -137,6 +138,12 @@ def _takes_calibration(scheme: str) -> bool:
     return takes_calibration(find(scheme))
 
 
+def wants_calibration(plan: QuantisePlan) -> bool:
+    """Whether a calibration changes much: with schemes of less than FINE bits for a weight that it is of use for."""
+    return any(_takes_calibration(scheme) and 8 * tensor_type(scheme).row_bytes(_LONG) < FINE * _LONG
+               for scheme in set(plan.schemes.values()))
+
+
 def renamed(calibration: Calibration, own: Mapping[str, tuple[str, ...]], plan: QuantisePlan,
             checkpoint: Checkpoint) -> Calibration:
     """A calibration, or an imatrix of GGML's programs, by the names of the plan's tensors.
@@ -175,7 +182,7 @@ def uncalibrated(calibration: Calibration | None, plan: QuantisePlan) -> str:
     return f"{len(names)} of {len(plan.schemes)} matrices are unknown to the calibration, such as {names[0]}"
 
 
-def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibration | None = None,
+def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibration | LaterCalibration | None = None,
               threads: int | None = None, kept: KeptTensors | None = None,
               told: Callable[[Tensor, bool], None] = lambda tensor, there: None) -> Checkpoint:
     """The checkpoint with the tensors of `plan` in other types.
@@ -212,7 +219,7 @@ def quantised(checkpoint: Checkpoint, plan: QuantisePlan, calibration: Calibrati
     return replace(checkpoint, tensors=tensors)
 
 
-def encoded(tensor: Tensor, scheme: str, calibration: Calibration | None = None,
+def encoded(tensor: Tensor, scheme: str, calibration: Calibration | LaterCalibration | None = None,
             threads: int | None = None) -> np.ndarray:
     """A tensor quantised, to a scheme or a GGUF type: uint8 [rows, row_bytes], with all that the calibration knows of
     it where that is of use.

@@ -10,6 +10,7 @@ from numflow.distribution import install
 from numflow.errors import DeviceError
 
 CONNECT_S = 5.0
+_TRIES, _LATE = 3, "timed out during startup"
 # Read by Ray as it is imported; named for other systems. Without it, one's own cluster listens on all addresses.
 _OF_SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -18,7 +19,7 @@ def connected() -> Any:
     """The module ray, connected to the cluster.
 
     Raises:
-        DeviceError: ray is not installed, or no cluster answers at RAY_ADDRESS.
+        DeviceError: ray is not installed, no cluster answers at RAY_ADDRESS, or one's own does not start.
     """
     address = os.environ.get("RAY_ADDRESS")
     if not address:
@@ -32,10 +33,28 @@ def connected() -> Any:
         where = {"address": address} if address else {"include_dashboard": False}
         _check(address or "")
         try:
-            ray.init(**where, log_to_driver=False, configure_logging=False)
+            _start(ray, where)
         except (ConnectionError, ValueError) as error:
             raise DeviceError(f"no Ray cluster at RAY_ADDRESS={address}: {' '.join(str(error).split())}") from None
     return ray
+
+
+def _start(ray: Any, where: dict[str, Any]) -> None:
+    """Ray gives a machine 30 seconds to start and has no setting for it: a busy one is asked again.
+
+    Raises:
+        DeviceError: it never starts in time.
+    """
+    for _ in range(_TRIES):
+        try:
+            ray.init(**where, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # of no class of its own
+            if _LATE not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
+    raise DeviceError(f"Ray did not start on this machine in {_TRIES} times 30 s: something else takes its processors")
 
 
 def _check(address: str) -> None:

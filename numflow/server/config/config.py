@@ -107,6 +107,8 @@ def make_config(tables: Mapping[str, Any], source: str = "configuration", servic
     except RequestError as error:
         raise RequestError(f"{source}: {error}") from None
     whole = {name: option.default for name, option in SERVICE.items()} | chosen
+    if whole["replicas"] and whole["slot_folder"]:
+        raise RequestError(f"{source}: slot_folder is for one process, whose slots are its own: leave out replicas")
     if whole["load_adapters"]:  # also where there are none yet
         made = tuple(replace(model, load=MappingProxyType({"adapters": {}, **model.load})) for model in made)
     budget = Budget(**{limit.name: whole[limit.name] for limit in fields(Budget)})

@@ -22,6 +22,7 @@ from numflow.engine.options import (
 )
 from numflow.engine.request.budget import Budget
 from numflow.errors import RequestError
+from numflow.server.messages.overflow import POLICIES
 from numflow.server.messages.tool_formats import find_format
 from numflow.sizes import parse_bytes
 
@@ -104,6 +105,13 @@ SERVICE = {
     "max_body": Option(_bytes, 4 * 2**20, "Bytes of a request's body."),
     "max_connections": Option(COUNT, 1024, "Connections at a time; more get 503."),
     "max_queue": Option(COUNT, 256, "Requests that may wait; more get 429.", ("max_waiting",)),
+    "requests_per_minute": Option(FROM_ZERO, 0, "POST requests that each key has in a minute, without keys all clients "
+                                  "together; more get 429. 0: any number."),
+    "tokens_per_minute": Option(FROM_ZERO, 0, "Tokens of prompts and answers that each key has in a minute; an answer "
+                                "may owe some. 0: any number."),
+    "tokens_per_day": Option(FROM_ZERO, 0, "The same for a day."),
+    "unload_after": Option(FROM_ZERO, 0, "Seconds without requests after which a model is unloaded, to be loaded again "
+                           "by the next one; Ollama's keep_alive says otherwise for its model. 0: models stay."),
     "max_prompt_tokens": Option(FROM_ZERO, 0, "Tokens of a prompt; 0: as the model's context."),
     "max_choices": Option(COUNT, Budget.max_choices, "Answers of one request: prompts times n (or best_of)."),
     "max_beams": Option(COUNT, Budget.max_beams, "Beams of one search (num_beams)."),
@@ -116,6 +124,9 @@ SERVICE = {
     "max_responses": Option(FROM_ZERO, 1000, "Answers of /v1/responses that are kept, for previous_response_id; 0: "
                             "none. Replicas keep none."),
     "responses_memory": Option(_bytes, 64 * 2**20, "Bytes of kept answers and their conversations together."),
+    "slot_folder": Option(TEXT, None, "Folder of the files that POST /slots/{id} saves and restores, of each key in "
+                          "one of its own; without it none are.", ("slot_save_path",)),
+    "slot_disk": Option(_bytes, 16 * 2**30, "Bytes of files there, from which on no more are saved."),
     "deletable": Option(FLAG, False, "DELETE /api/delete may delete the files of models that numflow has fetched."),
     "request_timeout": Option(_seconds, 600, "Seconds that a request may take, waiting included."),
     "body_timeout": Option(_seconds, 30, "Seconds for a request to arrive."),
@@ -137,7 +148,7 @@ SERVICE = {
     "log_file": Option(_any_text, "", "Where the log goes; \"\": standard error."),
     "log_level": Option(one_of("error", "warning", "info", "debug"), "info", "What is logged."),
     "log_prompts": Option(FLAG, False, "Also log texts of prompts."),
-    "page": Option(FLAG, True, "Serve the chat page."),
+    "page": Option(FLAG, True, "Serve the chat page, and the page that looks inside the engine."),
     "replicas": Option(COUNT, None, "Copies of the service behind Ray Serve; each has all models."),
 }
 
@@ -158,6 +169,9 @@ MODEL = {
                                "prompt"),
     "system_prompt": Option(_any_text, "", "Of conversations that have none.", (), "prompt"),
     "chat_template": Option(_file, None, "File with a Jinja chat template, instead of the model's own.", (), "prompt"),
+    "overflow": Option(one_of(*POLICIES), "refuse", "Conversations that the context cannot hold: refuse them, drop "
+                       "their oldest turns, or drop them and go on also where an answer fills the context (shift). "
+                       "A request may say otherwise.", (), "prompt"),
     "tool_format": Option(_tool_format, None, "How the model writes tool calls (see Tools); default: seen from its "
                           "chat template, else plain_json.", (), "prompt"),
 }

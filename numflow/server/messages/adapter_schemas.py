@@ -10,7 +10,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class LoadAdapterRequest(Strict):
-    """lora_path: a folder or file where the service runs. scale: of the adapter's own factor. model: the base.
+    """lora_path: a folder or file where the service runs, or ORG/NAME that it has fetched.
+
+    scale: of the adapter's own factor. model: the base.
 
     load_inplace: in place of an adapter of that name."""
 

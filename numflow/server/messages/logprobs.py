@@ -21,10 +21,11 @@ def token_text(tokenizer, id: int) -> tuple[str, list[int]]:
 
 
 def chat_entries(tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """choices[].logprobs.content of a chat."""
+    """choices[].logprobs.content of a chat. special: the token is none of the text's, such as the one that ends it."""
     def shown(id: int, logprob: float) -> dict[str, Any]:
         text, raw = token_text(tokenizer, id)
-        return {"token": text, "logprob": finite(logprob), "bytes": raw}
+        special = tokenizer is not None and id in tokenizer.special_ids
+        return {"token": text, "logprob": finite(logprob), "bytes": raw, **({"special": True} if special else {})}
 
     return [{**shown(entry.id, entry.logprob), "top_logprobs": [shown(id, logprob) for id, logprob in entry.top]}
             for entry in entries]

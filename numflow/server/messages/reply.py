@@ -1,12 +1,26 @@
 """A model's text cut into answer, thinking and tool calls as it comes; streamed and whole replies use the same code."""
 
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from numflow.decoding.stops import held_back
 from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
 THINK, END_THINK = "<think>", "</think>"
+
+
+def special_marks(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
+    """Marks among these that are special tokens, which decoding leaves out: id -> text."""
+    wanted = set(texts)
+    return {id: text for id in tokenizer.special_ids if (text := tokenizer.token_text(id)) in wanted}
+
+
+def opens_thinking(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether a prompt ends within thinking, as some chat templates end it."""
+    end = tokenizer.decode(list(ids[-8:]), skip_special=False).rstrip()
+    return end.endswith(THINK) and not end.endswith(END_THINK)
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,8 @@ class ChatRequest(GeneratingBody):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    overflow: Literal["refuse", "drop", "shift"] | None = None
 
 
 class CompletionRequest(GeneratingBody):
@@ -262,6 +264,7 @@ class EmbeddingRequest(Without):
     normalize: bool | None = None
     truncate: bool | None = None
     prompt: str | None = None
+    instruction: str | None = None
 
 
 Texts = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=2048)]
@@ -306,6 +309,13 @@ class ClassifyRequest(Strict):
     model: str | None = None
     input: Texts
     truncate: bool | None = None
+
+
+class SlotRequest(Strict):
+    """POST /slots/{id}."""
+
+    model: str | None = None
+    filename: str | None = None
 
 
 class TokenizeRequest(Strict):

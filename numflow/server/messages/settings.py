@@ -91,6 +91,8 @@ def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], ignored: Ignor
     settings = generating(body, defaults, ignored, talks=True)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     settings["max_tokens"] = _least(limits) if limits else defaults.get("max_tokens")
+    if (body.overflow or defaults.get("overflow")) == "shift":
+        settings["context_shift"] = True
     if body.top_logprobs is not None and not body.logprobs:
         ignored.add("top_logprobs", "top_logprobs has no effect without logprobs: true")
     if body.logprobs:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from numflow import syntax
 from numflow.errors import RequestError, did_you_mean
 
 
@@ -182,7 +183,7 @@ def _python_calls(body: str) -> list[ToolCall]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a model's text may have escapes that Python doubts
-            tree = ast.parse(body.strip(), mode="eval").body
+            tree = syntax.parse(body.strip(), "eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else [tree]
         return [_python_call(node) for node in nodes]
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:

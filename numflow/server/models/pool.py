@@ -55,6 +55,7 @@ class _Slot:
         self.served: Served | None = None
         self.gone: Served | None = None  # a lost one, still to be closed
         self.users, self.used, self.size = 0, 0.0, 0
+        self.keep: float | None = None  # seconds that it stays unused, as a request has said; None: as the option
         self.failed: Exception | None = None
         self.loading: asyncio.Task | None = None
         self.losses, self.next, self.since, self.is_lost = 0, 0.0, 0.0, False
@@ -176,10 +177,24 @@ class ModelPool:
             for slot in self._slots.values():
                 if slot.served is not None and (why := slot.served.failure):
                     self._lose(slot, why)
+                elif self._is_idle(slot):
+                    log.info({"model": slot.config.name, "unloaded_after_s": round(time.monotonic() - slot.used, 1)})
+                    slot.gone, slot.served = slot.served, None
+                    await self._bury(slot)
                 if slot.is_lost and slot.loading is None and time.monotonic() >= slot.next:
                     await asyncio.wait([self._begin(slot)])
                     if isinstance(slot.failed, DeviceFaultError) and slot.served is None:
                         raise slot.failed
+
+    def keep(self, name: str, seconds: float | None) -> None:
+        """Let a model, by its own name, stay for so long after its last use; None: as the configuration has it."""
+        self._slots[name].keep = seconds
+
+    def _is_idle(self, slot: _Slot) -> bool:
+        """Whether a model has been of no use for as long as it is to stay."""
+        after = self._config.unload_after or float("inf") if slot.keep is None else slot.keep
+        return slot.served is not None and not slot.users and slot.loading is None \
+            and time.monotonic() - slot.used > after
 
     def _lose(self, slot: _Slot, why: str) -> None:
         """A model is of no use any more: the next one to ask for it gets a new one, or an error while it cannot be
@@ -230,6 +245,7 @@ class ModelPool:
                 if slot.is_lost:
                     log.warning({"model": slot.config.name, "loaded_again": True})
                 slot.failed, slot.size, slot.is_lost, slot.since = None, slot.served.nbytes, False, time.monotonic()
+                slot.used = slot.since
         except Exception as error:
             slot.failed = error
             slot.losses += slot.is_lost

@@ -18,7 +18,7 @@ from numflow.errors import NumflowError, RequestError
 from numflow.server.config.config import ModelConfig
 from numflow.server.http.errors import ApiError, bad_request
 from numflow.server.http.ignored import Ignored
-from numflow.server.messages.reply import END_THINK, THINK
+from numflow.server.messages.reply import END_THINK, THINK, special_marks
 from numflow.server.messages.settings import with_defaults
 from numflow.server.messages.tool_formats import GENERIC, find_format
 from numflow.server.models.facts import weight_files
@@ -38,6 +38,8 @@ class Served:
     def __init__(self, config: ModelConfig, queue: int):
         self.config, self.name = config, config.name
         self.created = int(time.time())
+        self.last_request = (0, 0)  # tokens of its prompt, and new ones
+        self.limits: Any = None  # of this machine, once they have been measured
         try:
             self.model = numflow.load(config.path, **config.load)
         except NumflowError as error:
@@ -147,8 +149,7 @@ class Served:
     @cached_property
     def marks(self) -> dict[int, str]:
         """Special tokens that are part of how calls and thinking are written, id -> text."""
-        texts = {THINK, END_THINK, *self.tool_format.marks}
-        return {id: text for id in self.tokenizer.special_ids if (text := self.tokenizer.token_text(id)) in texts}
+        return special_marks(self.tokenizer, (THINK, END_THINK, *self.tool_format.marks))
 
     def need_engine(self) -> Engine:
         """The engine.

@@ -9,8 +9,9 @@ from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import quoted
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
-from numflow.server.messages.reply import END_THINK, THINK, Splitter
-from numflow.server.messages.schemas import ChatRequest, Message
+from numflow.server.messages.overflow import fitting
+from numflow.server.messages.reply import END_THINK, Splitter, opens_thinking
+from numflow.server.messages.schemas import ChatRequest, Message, Tool
 from numflow.server.models.served import Served
 from numflow.server.protocols.tools import call_grammar, call_schema, render, wanted
 
@@ -33,11 +34,12 @@ class ChatPrompt:
         return Splitter(**self.splitter)
 
 
-def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored, begun: str = "") -> ChatPrompt:
+def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored, begun: str = "",
+            most: int = 0) -> ChatPrompt:
     """The prompt of a chat request.
 
     thinking: text between <think> marks is told apart. ignored: takes what the template does not know. begun: text that
-    the answer goes on from.
+    the answer goes on from. most: tokens that a prompt may have; 0: as the context.
 
     Raises:
         ApiError: messages or tools that the model cannot take. TokenizerError: the template refuses the messages.
@@ -47,20 +49,34 @@ def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored,
         variables["reasoning_effort"] = body.reasoning_effort
     settings: dict[str, Any] = {}
     tools, forced = wanted(body)
-    ids = render(served, messages_of(body.messages), tools, variables)
+    ids = _rendered(served, body, tools, variables, ignored, min(most or served.model.context, served.model.context))
     if forced and begun:
         raise bad_request("an answer that is begun already cannot be a call that has to be made: leave out the last "
                           "message or tool_choice", "tool_choice")
+    if begun and opens_thinking(served.tokenizer, ids):
+        begun = f"\n{END_THINK}\n\n{begun}"  # what is begun is the answer
     if opening := served.tool_format.opening if forced else begun:
         ids = ConversationIds([*ids, *served.tokenizer.encode(opening, add_special=False)])
     if forced:
         settings["json_schema"] = call_schema(forced)
-    end = served.tokenizer.decode(ids[-8:], skip_special=False).rstrip()
     return ChatPrompt(ids, settings, {
         "tools": served.tool_format if tools and not forced else None, "forced": bool(forced),
         "names": frozenset(tool.function.name for tool in tools), "thinking": thinking and not forced,
-        "inside": end.endswith(THINK) and not end.endswith(END_THINK), "single": body.parallel_tool_calls is False},
+        "inside": opens_thinking(served.tokenizer, ids), "single": body.parallel_tool_calls is False},
         {} if forced else call_grammar(served, tools, body.parallel_tool_calls is not False))
+
+
+def _rendered(served: Served, body: ChatRequest, tools: Sequence[Tool], variables: Mapping[str, Any],
+              ignored: Ignored, most: int) -> ConversationIds:
+    """Ids of the conversation; without its oldest turns where it is too long and that is wanted."""
+    messages = messages_of(body.messages)
+    if (body.overflow or served.defaults.get("overflow")) in (None, "refuse"):
+        return render(served, messages, tools, variables)
+    answer = body.max_completion_tokens or body.max_tokens or served.defaults.get("max_tokens")
+    ids, dropped = fitting(messages, lambda some: render(served, some, tools, variables), most, answer)
+    if dropped:
+        ignored.why["messages"] = f"the oldest {dropped} turns are dropped: the conversation is longer than the context"
+    return ids
 
 
 def template_variables(served: Served, given: Mapping[str, Any] | None, ignored: Ignored) -> dict[str, Any]:

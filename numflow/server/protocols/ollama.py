@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from numflow.engine.request.prompt import ConversationIds
+from numflow.errors import quoted
 from numflow.server.http.errors import bad_request
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages.constraints import FIELDS, refuse
@@ -27,12 +29,14 @@ from numflow.server.service.service import Answer, Generating, Service
 
 NANOSECONDS = 1e9
 NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}  # options of other names -> ours
-OFF = ("0", "0s", "0m", "0h", 0)  # values of keep_alive that end a model
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SPAN = re.compile(r"(-?)((?:[0-9]{1,9}(?:\.[0-9]{0,9})?(?:ns|us|µs|ms|s|m|h))+)")
 
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
     body = await service.read(request, OllamaChat)
+    _keep(service, body)
     if not body.messages:
         return await _load(service, request, body, {"message": {"role": "assistant", "content": ""}})
     return await service.answered(request, body, _Chat)
@@ -41,6 +45,7 @@ async def chat(service: Service, request: Request) -> Response:
 async def generate(service: Service, request: Request) -> Response:
     """Answer a prompt."""
     body = await service.read(request, OllamaGenerate)
+    _keep(service, body)
     if not body.prompt and not body.suffix:
         return await _load(service, request, body, {"response": ""})
     return await service.answered(request, body, _Generate)
@@ -48,13 +53,41 @@ async def generate(service: Service, request: Request) -> Response:
 
 async def _load(service: Service, request: Request, body: OllamaSettled, empty: Mapping[str, Any]) -> Json:
     """Without a prompt a model is loaded, or with a keep_alive of 0 unloaded."""
-    name = service.pool.find(body.model)
-    if body.keep_alive in OFF:
+    name, ends = service.pool.find(body.model), seconds_of(body.keep_alive) == 0
+    if ends:
         await service.pool.unload(name)
     else:
         (await service.leased(request, name)).release()
     return Json({"model": name, "created_at": now(), **empty, "done": True,
-                 "done_reason": "unload" if body.keep_alive in OFF else "load"})
+                 "done_reason": "unload" if ends else "load"})
+
+
+def _keep(service: Service, body: OllamaSettled) -> None:
+    """Let the model stay for as long as a request says."""
+    if body.keep_alive is not None:
+        service.pool.keep(service.pool.find(body.model), seconds_of(body.keep_alive))
+
+
+def seconds_of(span: str | float | None) -> float | None:
+    """Seconds of a keep_alive: a number of them, or text such as "5m" or "1h30m"; below 0 is for ever.
+
+    Raises:
+        ApiError: it is none.
+    """
+    if span is None:
+        return None
+    if isinstance(span, str):
+        if found := _SPAN.fullmatch(span):
+            parts = re.findall(r"([0-9.]+)(ns|us|µs|ms|s|m|h)", found[2])
+            span = (-1 if found[1] else 1) * sum(float(count) * _UNITS[unit] for count, unit in parts)
+        elif re.fullmatch(r"-?[0-9]{1,9}", span):
+            span = float(span)
+        else:
+            raise bad_request(f'keep_alive should be seconds, or text such as "5m", is {quoted(span)}', "keep_alive",
+                              "invalid_value")
+    if span != span:
+        raise bad_request("keep_alive is no number", "keep_alive", "invalid_value")
+    return float("inf") if span < 0 else float(span)
 
 
 def now() -> str:

@@ -105,10 +105,7 @@ async def embed(service: Service, request: Request) -> Json:
         raise bad_request("input has an empty text", "input")
 
     def work(served: Served) -> bytes:
-        vectors, tokens = _vectors(served, texts, body.truncate is not False) if texts else ([], 0)
-        if texts and body.dimensions not in (None, 0, len(vectors[0])):
-            raise bad_request(f"dimensions should be {len(vectors[0])}: embeddings of {served.name} cannot be cut",
-                              "dimensions", "unsupported")
+        vectors, tokens = _vectors(served, texts, body.truncate is not False, body.dimensions) if texts else ([], 0)
         return dump_long({"model": served.name, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": tokens,
                           "total_duration": int((time.perf_counter() - begin) * 1e9)})
 
@@ -125,9 +122,10 @@ async def embeddings(service: Service, request: Request) -> Json:
     return Json(await service.in_thread(request, body.model, work, computes=True))
 
 
-def _vectors(served: Served, texts: Sequence[str], truncate: bool) -> tuple[list[list[float]], int]:
-    """Embeddings, and the tokens of all texts."""
-    vectors = served.model.embed(list(texts), truncate=truncate)
+def _vectors(served: Served, texts: Sequence[str], truncate: bool,
+             dimensions: int | None = None) -> tuple[list[list[float]], int]:
+    """Embeddings, and the tokens of all texts. dimensions: 0 or None for all."""
+    vectors = served.model.embed(list(texts), truncate=truncate, dimensions=dimensions or None)
     return vectors.tolist(), sum(len(served.tokenizer.encode(text)) for text in texts)
 
 

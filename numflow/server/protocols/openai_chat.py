@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from numflow.decoding.logprobs import TokenLogprob
 from numflow.engine.run.generation import Generation
+from numflow.server.http.errors import bad_request
 from numflow.server.messages.logprobs import chat_entries
 from numflow.server.messages.reply import Reply, ReplyPart
 from numflow.server.messages.schemas import ChatRequest
@@ -28,7 +29,10 @@ class _Answer(Answer):
 
     def __init__(self, service: Service, running: Generating, body: ChatRequest):
         self._running, self._body, self._served = running, body, running.served
-        self._talk = Talk(service, running, body)
+        begun = ""
+        if body.continue_final_message:
+            body, begun = _begun(body)
+        self._talk = Talk(service, running, body, begun)
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}
@@ -81,6 +85,19 @@ class _Answer(Answer):
         usage = {"usage": None} if self._body.stream_options and self._body.stream_options.include_usage else {}
         return event({**self._envelope, "choices": [{"index": index, "delta": delta, "logprobs": logprobs,
                                                      "finish_reason": finish}], **usage})
+
+
+def _begun(body: ChatRequest) -> tuple[ChatRequest, str]:
+    """The request without its last message, and the text of it, which the answer goes on from.
+
+    Raises:
+        ApiError: the last message is no text of the assistant, or there is no other.
+    """
+    *others, last = body.messages
+    if last.role != "assistant" or not isinstance(last.content, str) or last.tool_calls or not others:
+        raise bad_request("continue_final_message goes on from a last message of the assistant that is text, after "
+                          "others", "continue_final_message", "invalid_value")
+    return body.model_copy(update={"messages": others}), last.content
 
 
 def _message(reply: Reply) -> dict[str, Any]:

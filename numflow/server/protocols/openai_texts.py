@@ -33,10 +33,8 @@ async def embeddings(service: Service, request: Request) -> Json:
 
     def work(served: Served):
         vectors = served.model.embed(texts, normalize=True if body.normalize is None else body.normalize,
-                                     pooling=body.pooling, truncate=bool(body.truncate), prompt=body.prompt)
-        if body.dimensions not in (None, vectors.shape[1]):
-            raise bad_request(f"dimensions should be {vectors.shape[1]}: embeddings of {served.name} cannot be cut",
-                              "dimensions", "unsupported")
+                                     pooling=body.pooling, truncate=bool(body.truncate), prompt=body.prompt,
+                                     dimensions=body.dimensions, instruction=body.instruction)
         shown = _base64 if body.encoding_format == "base64" else _plain
         tokens = sum(len(served.tokenizer.encode(text) if isinstance(text, str) else text) for text in texts)
         return dump_long({"object": "list", "model": served.name,

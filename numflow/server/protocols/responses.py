@@ -135,14 +135,13 @@ def _fields(body: ResponsesInput, items: Sequence[dict[str, Any]], tools: Tools,
         ignored.add("reasoning.summary", "reasoning.summary: thinking is told as it is, without a summary")
     if body.text is not None and body.text.verbosity is not None:
         ignored.add("text.verbosity", "text.verbosity has no effect on models here")
-    if body.truncation == "auto":
-        ignored.add("truncation", "truncation: a conversation that is too long is refused, and never cut")
     shape = None
     if form is not None and form.type != "text":
         content = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         shape = {"type": form.type, **({"json_schema": content} if form.type == "json_schema" else {})}
     return {"messages": messages, "tools": tools.functions or None, "tool_choice": tools.choice,
             "parallel_tool_calls": body.parallel_tool_calls, "response_format": shape,
+            "overflow": {"auto": "drop", "disabled": "refuse"}.get(body.truncation or ""),
             "reasoning_effort": reasoning.effort if reasoning else None}
 
 

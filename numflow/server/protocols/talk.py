@@ -25,7 +25,7 @@ from numflow.server.service.service import Generating, Service
 
 # Fields of a chat request that mean the same in other protocols, where they are no field of those.
 SHARED = {"temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias",
-          "chat_template_kwargs", "reasoning_effort"}
+          "chat_template_kwargs", "reasoning_effort", "overflow"}
 
 
 def chat_request(body: Settled, ignored: Ignored, fields: Mapping[str, Any]) -> ChatRequest:
@@ -96,11 +96,12 @@ class Talk:
                  make: Callable[[], ChatPrompt] | None = None):
         self.running, self.body, self.served = running, body, running.served
         self._thinking, self._begun = service.config.reasoning == "separate", begun
+        self._most = service.config.max_prompt_tokens
         self._make, self._prompt = make or self._rendered, ChatPrompt(ConversationIds(), {}, {})
         self._choices: list[ReplyChoice] = []
 
     def _rendered(self) -> ChatPrompt:
-        return prepare(self.served, self.body, self._thinking, self.running.ignored, self._begun)
+        return prepare(self.served, self.body, self._thinking, self.running.ignored, self._begun, self._most)
 
     async def start(self) -> None:
         """Check the request and queue it."""

@@ -13,6 +13,7 @@ from numflow.partition.cluster.connect import connected
 from numflow.server import listen
 from numflow.server.app import ENDPOINTS, Endpoint, Handler, page, schema
 from numflow.server.config.config import Config
+from numflow.server.explore import routes as explore
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages.wire import Json, read_body
 from numflow.server.replicas.merge import merged
@@ -46,8 +47,8 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
         return Response(merged(service.metrics.text().decode(), await replicas.all("metrics")),
                         media_type=service.metrics.content_type)
 
-    own: dict[Any, Handler] = {status.health: status.health, status.status: all_status, status.metrics: all_metrics,
-                               page: page, schema: schema}
+    own: dict[Any, Handler] = {status.health: status.health, status.live: status.live, status.status: all_status,
+                               status.metrics: all_metrics, page: page, explore.page: explore.page, schema: schema}
     return [replace(endpoint, handler=own.get(endpoint.handler, hand_on)) for endpoint in ENDPOINTS]
 
 

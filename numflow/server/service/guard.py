@@ -9,6 +9,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Sequence
+from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,7 +25,8 @@ from numflow.server.service.service import Service
 log = logging.getLogger("numflow.server")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OWN_NAMES = (*LOOPBACK, "host.docker.internal", "host.containers.internal")  # the last two: as containers say it
-OPEN = ("/health",)  # the only routes that ask for no key, and answer while the service ends
+# The only routes that ask for no key, and answer while the service ends.
+OPEN = ("/health", "/health/live", "/health/ready")
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -42,6 +44,7 @@ class Guard:
     def __init__(self, app, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str], service: Service):
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._owners = [f"key {blake2b(key, digest_size=6).hexdigest()}" for key in self._keys]  # also after a restart
         self._hosts, self._origins, self._service = tuple(hosts), tuple(origins), service
 
     async def __call__(self, scope, receive, send) -> None:
@@ -101,6 +104,8 @@ class Guard:
         scope["state"]["owner"] = owner  # clients with different keys share no keys and values (prefix cache)
         if self._service.draining:
             raise shutting_down()
+        if scope["method"] == "POST":
+            self._service.limits.request(owner)
 
     def _owner(self, headers: Headers) -> str | None:
         """A name for the key that was given, which tells nothing of it; None if it is none of ours."""
@@ -116,7 +121,7 @@ class Guard:
         elif kind.lower() != "bearer":
             return None
         equal = [hmac.compare_digest(given, key) for key in self._keys]  # each one, so that time tells nothing
-        return f"key {equal.index(True)}" if any(equal) else None
+        return self._owners[equal.index(True)] if any(equal) else None
 
     def _record(self, scope, sent, seconds: float) -> None:
         """A line of the log. It has no text of prompts unless the service is told so."""

@@ -23,6 +23,7 @@ from numflow.server.http.jobs import Jobs
 from numflow.server.messages.wire import EventStream, Json, dump_long, error_part, parse, read_body
 from numflow.server.models.pool import Lease, ModelPool
 from numflow.server.models.served import Served
+from numflow.server.service.limits import Limits
 from numflow.server.service.metrics import Metrics, Watch
 from numflow.server.service.store import ResponseStore
 
@@ -47,6 +48,7 @@ class Service:
         self.jobs = Jobs(config.request_timeout)
         self.metrics = Metrics(self.pool)
         self.responses = ResponseStore(0 if config.replicas else config.max_responses, config.responses_memory)
+        self.limits = Limits(config.requests_per_minute, config.tokens_per_minute, config.tokens_per_day)
         self.started = time.time()
         self.draining = False
         self.failure: BaseException | None = None
@@ -205,7 +207,7 @@ class Generating:
         self.service, self.request, self.lease, self.served = service, request, lease, lease.served
         self.ignored: Ignored = request.state.ignored
         self.runs: list[Run] = []
-        self.prompt_tokens = 0
+        self.prompt_tokens = self._counted = 0
         self._watch = Watch(service.metrics, self.served.name)
 
     async def start(self, make: Callable[[Engine], Sequence[Checked]], priority: int = 0) -> None:
@@ -226,6 +228,7 @@ class Generating:
         for checked in requests:
             self.runs.append(Run(self.service.hub, engine, checked, checked.samples, priority, retry))
             self.prompt_tokens += len(checked.prompt)
+        self.service.limits.tokens(owner, self.prompt_tokens)
 
     def check_count(self, answers: int) -> None:
         """Refuse a request for more answers than one request may ask for.
@@ -274,7 +277,11 @@ class Generating:
         """Stop what still runs, count, and let the model go."""
         for run in self.runs:
             run.cancel()
+        new = sum(run.new_tokens for run in self.runs)
+        self.service.limits.tokens(getattr(self.request.state, "owner", ""), new - self._counted)
+        self._counted = new
         self._watch.end(self.prompt_tokens, self.runs)
-        self.request.state.facts = {"model": self.served.name, "prompt_tokens": self.prompt_tokens,
-                                    "new_tokens": sum(run.new_tokens for run in self.runs)}
+        new = sum(run.new_tokens for run in self.runs)
+        self.served.last_request = (self.prompt_tokens, new)
+        self.request.state.facts = {"model": self.served.name, "prompt_tokens": self.prompt_tokens, "new_tokens": new}
         self.lease.release()

@@ -32,6 +32,11 @@ async def health(service: Service, request: Request) -> Json:
     return Json({"status": "ok"})
 
 
+async def live(service: Service, request: Request) -> Json:
+    """GET /health/live: 200 as long as this process answers, whatever becomes of its models."""
+    return Json({"status": "ok"})
+
+
 async def status(service: Service, request: Request) -> Json:
     """GET /status."""
     return Json(status_of(service))
@@ -97,27 +102,17 @@ async def _entry(service: Service, name: str) -> dict[str, Any]:
 
 async def props(service: Service, request: Request) -> Json:
     """GET /props: the first model, or the one that the query names."""
-    served = await _loaded(service, request)
+    served = await loaded(service, request)
     texts = served.tokenizer.special_texts()
     return Json({"default_generation_settings": {"n_ctx": served.model.context, "params": dict(served.sampling)},
-                 "total_slots": len(_slots(served)), "model_alias": served.name, "model_path": str(served.config.path),
+                 "total_slots": served.config.engine.get("max_batch", EngineOptions.max_batch),
+                 "model_alias": served.name, "model_path": str(served.config.path),
                  "chat_template": served.chat_template or "", "bos_token": texts.get("bos_token", ""),
                  "eos_token": texts.get("eos_token", ""), "modalities": {"vision": False, "audio": False},
                  "build_info": f"numflow {numflow.__version__}", "is_sleeping": False})
 
 
-async def slots(service: Service, request: Request) -> Json:
-    """GET /slots: places for sequences that run side by side, of which the first ones are taken."""
-    return Json(_slots(await _loaded(service, request)))
-
-
-def _slots(served: Served) -> list[dict[str, Any]]:
-    engine = served.need_engine()
-    running, places = engine.stats["sequences"], served.config.engine.get("max_batch", EngineOptions.max_batch)
-    return [{"id": at, "n_ctx": served.model.context, "is_processing": at < running} for at in range(places)]
-
-
-async def _loaded(service: Service, request: Request) -> Served:
+async def loaded(service: Service, request: Request) -> Served:
     """The first model, or the one that the query names, if it writes text and is loaded."""
     name = service.pool.find(request.query_params.get("model"))
     served = next(found for config, found, _ in service.pool.listing() if config.name == name)

@@ -1,0 +1,79 @@
+"""Recurrent state: speed and memory of models that keep a state, beside llama.cpp on the same files.
+
+Blocks of tokens against tokens one by one, in one op; prompts and decoding of whole models with random weights (their
+speed does not depend on them), by the length of the text; memory of a text; the effect of fewer bits for states. Both
+engines compute logits and choose nothing; they take turns, run by run, and rates are medians of the rounds. At a
+position of a text numflow decodes without having read the tokens before it: keys and values there are zeros, which cost
+the same. llama.cpp's llama-bench is looked for in the folder named by the option `llama_cpp` (or $NUMFLOW_LLAMA_CPP);
+what is not there is left out and said so. Files are written into a folder of their own, and removed.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from . import kernels, memory, models, show, speed
+
+PARTS = "kernels,models,positions,types,memory"
+# Lists have commas between. parts: which of the measurements; the report keeps what it had of the others. positions: of
+# the tokens that are decoded.
+OPTIONS = {"parts": PARTS, "rounds": 5, "threads": "1,2", "prompts": "512,4096",
+           "positions": "32,4096,32768", "tokens": 64, "models": "qwen35,lfm2,granite",
+           "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", "")}
+
+
+def run(lab):
+    if lab.quick:
+        lab.options |= {"rounds": 1, "threads": "1", "prompts": "40", "positions": "32,256", "tokens": 4}
+    options, quick = lab.options, lab.quick
+    peer = speed.Peer(options["llama_cpp"])
+    options["llama_cpp"] = "llama-bench" if peer else ""
+    parts, rounds = options["parts"].split(","), options["rounds"]
+    threads, prompts, positions = (list(map(int, options[key].split(","))) for key in ("threads", "prompts",
+                                                                                      "positions"))
+    made = [getattr(models, name)(quick) for name in options["models"].split(",")]
+    found = lab.results
+    found["load_average"] = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        if "kernels" in parts:
+            lab.say("one op")
+            found["kernels"] = kernels.rates(rounds, quick)
+        if "models" in parts:
+            found["models"] = {}
+            for one in made:
+                path = one.write(Path(folder) / "model.gguf")
+                for count in threads:
+                    lab.say(f"{one.name}, {count} threads")
+                    found["models"][f"{one.name}|{count}"] = speed.beside(peer, path, count, prompts, positions[0],
+                                                                          options["tokens"], rounds)
+                path.unlink()
+        if "positions" in parts:
+            found["positions"] = {}
+            for one in (models.qwen35(quick, pure=True), models.qwen35(quick)):
+                lab.say(f"{one.name}, by position")
+                path = one.write(Path(folder) / "model.gguf")
+                found["positions"][one.name] = speed.by_position(path, threads[0], positions, options["tokens"], rounds)
+                path.unlink()
+        if "types" in parts:
+            lab.say("types of states")
+            path = models.qwen35(quick, pure=True).write(Path(folder) / "model.gguf")
+            found["types"] = speed.by_type(path, threads[-1], 64 if quick else 1024, positions[0], options["tokens"])
+            path.unlink()
+    if "memory" in parts:
+        found["memory"] = memory.table([models.qwen35(False), models.gemma3(), models.deepseek()])
+    found["load_average"].append(os.getloadavg()[0])
+    for part in PARTS.split(","):
+        keep(lab, part, part in parts)
+    show.report(lab, found)
+
+
+def keep(lab, part: str, measured: bool) -> None:
+    """What the report had before of a part that is not measured now; of models, those that are not."""
+    before = {} if lab.quick else lab.before().get("results", {})
+    if measured:
+        lab.measured(part)
+    elif part in before:
+        lab.results[part] = before[part]
+        lab.kept(part)
+    if part == "models" and part in lab.results:
+        lab.results[part] = before.get(part, {}) | lab.results[part]

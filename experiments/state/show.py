@@ -1,0 +1,98 @@
+"""Tables and figures of the report."""
+
+
+from statistics import median
+
+
+def report(lab, found) -> None:
+    """Write what was found."""
+    before, after = found["load_average"]
+    lab.text(f"The machine's load average was {before:.1f} when it began and {after:.1f} when it ended: where it is "
+             "above the number of threads, other programs took part of the cores, and only ratios mean something. "
+             + ("" if lab.options["llama_cpp"] else "llama.cpp's llama-bench was not found."))
+    for part, show in (("kernels", _kernels), ("models", _models), ("positions", _positions), ("types", _types),
+                       ("memory", _memory)):
+        if part in found:
+            show(lab, found[part])
+
+
+def _kernels(lab, found) -> None:
+    lab.heading("Blocks against single tokens")
+    peak, pieces = found["peak"], found["pieces"]
+    lab.text("Linear attention alone, one thread, in pieces of so many tokens in the middle of a text: 10^9 operations "
+             f"per second, counted as the recurrence has them, of {peak:.0f} that the machine reaches with "
+             "multiply-adds of float32. Pieces of a block are counted together, with the "
+             "work at its end.")
+    lab.table(["form", *(f"{n} tokens" for n in pieces), "of the peak"],
+              [[name, *rates, f"{100 * max(rates) / peak:.0f} %"] for name, rates in found["forms"].items()])
+    best = max(found["forms"]["gated delta rule"])
+    lab.claim(f"The gated delta rule in blocks reaches {100 * best / peak:.0f} % of the peak.", best >= 0.4 * peak,
+              f"The gated delta rule in blocks reaches {100 * best / peak:.0f} % of the peak, not 40 %.")
+    plt = lab.pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for name, rates in found["forms"].items():
+        axes.plot(pieces, [rate / peak for rate in rates], marker="o", label=name)
+    axes.set(xlabel="tokens at a time", ylabel="share of the float32 peak", xscale="log", ylim=(0, None))
+    axes.set_xticks(pieces, list(map(str, pieces)))
+    axes.legend()
+    lab.figure(figure, "blocks", "The same op in pieces of so many tokens; a block has 16.")
+
+
+def _models(lab, found) -> None:
+    lab.heading("Whole models")
+    lab.text("Tokens per second, medians; in brackets the slowest and fastest round; ratios of medians, and of the "
+             "fastest rounds, which other work on the machine disturbs least. Matrices are Q4_0 in the file.")
+    rows = []
+    for name, one in found.items():
+        for work, values in one["samples"].items():
+            if work.startswith("llama.cpp"):
+                continue
+            other = one["samples"].get(f"llama.cpp {work}")
+            row = [*name.split("|"), work, _spread(values)]
+            rows.append([*row, _spread(other), median(values) / median(other), max(values) / max(other)]
+                        if other else [*row, "-", "-", "-"])
+    lab.table(["model", "threads", "work", "numflow", "llama.cpp", "ratio", "of the best"], rows)
+
+
+def _spread(values) -> str:
+    return f"{median(values):.4g} ({min(values):.4g} .. {max(values):.4g})"
+
+
+def _positions(lab, found) -> None:
+    lab.heading("Decoding along a text")
+    pure, positions = next(iter(found.values())), list(map(int, next(iter(found.values()))))
+    lab.table(["model", *(f"at {n}" for n in positions), "last against first"],
+              [[name, *(_spread(own["samples"]) for own in one.values()), _last(one)] for name, one in found.items()])
+    lab.claim(f"Without attention a token at {positions[-1]} takes as long as one at {positions[0]}, within 5 %.",
+              abs(_last(pure) - 1) <= 0.05)
+    plt = lab.pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for name, one in found.items():
+        axes.plot(positions, [own["tok_s"] for own in one.values()], marker="o", label=name)
+    axes.set(xlabel="position", ylabel="tokens per second", xscale="log", ylim=(0, None))
+    axes.legend()
+    lab.figure(figure, "positions", "Decoding by the position in the text.")
+
+
+def _last(one) -> float:
+    rates = [own["tok_s"] for own in one.values()]
+    return rates[-1] / rates[0]
+
+
+def _types(lab, found) -> None:
+    lab.heading("Types of states")
+    lab.text("The model without attention: by how much the logits after a text differ from those with float32 states, "
+             "in standard deviations of the logits. States fade by 1.3 % with each token. Weights are random, so this "
+             "is the error of arithmetic, not of a model's answers.")
+    lab.table(["type", "MB per text", "root mean square", "largest", "decode tok/s"],
+              [[row["type"], row["bytes"] / 1e6, row["rms"], row["largest"], row["tok_s"]] for row in found])
+
+
+def _memory(lab, found) -> None:
+    lab.heading("Memory of a text")
+    lab.text("Counted in MB, with 16-bit keys and values and float32 states: what numflow reserves for a text, with "
+             "the block that is under way and the tokens that run at once; the least that the model's idea needs; and "
+             "what plain attention of all heads in all layers would keep.")
+    lab.table(["model", "tokens", "numflow", "least", "ratio", "plain attention"],
+              [[row["name"], row["tokens"], row["kept"] / 1e6, row["least"] / 1e6, row["kept"] / row["least"],
+                row["expanded"] / 1e6] for row in found])

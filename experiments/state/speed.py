@@ -1,0 +1,111 @@
+"""Whole models: prompts, and decoding at positions of a text."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from numflow.network.windows import CHUNK, STATE
+from numflow.ops import Batch
+from numflow.quant.state import STATE_TYPES
+
+GAP = 64  # tokens before the first that is counted
+
+
+class Peer:
+    """llama.cpp's llama-bench in a folder; false where there is none."""
+
+    def __init__(self, folder: str):
+        self._program = Path(folder) / "llama-bench" if folder else None
+
+    def __bool__(self) -> bool:
+        return self._program is not None and self._program.exists()
+
+    def rate(self, path: Path, threads: int, *words: object) -> float:
+        """tokens/s of one run."""
+        run = subprocess.run(list(map(str, (self._program, "-m", path, "-t", threads, "-r", 1, "-o", "json", *words))),
+                             capture_output=True, text=True, check=True)
+        return json.loads(run.stdout)[0]["avg_ts"]
+
+
+class Runner:
+    """One text in a program, without an engine around it."""
+
+    def __init__(self, path: Path, threads: int, tokens: int, **options):
+        import numflow
+
+        self.model = numflow.load(path, threads=threads, **options)
+        self.program = self.model.program
+        blocks = -(-tokens // self.program.block_size)
+        self.program.reserve(blocks, windows={STATE: 1})
+        self._table = np.arange(blocks, dtype=np.int32)[None]
+        self._ids = np.random.default_rng(0).integers(0, self.model.vocabulary, tokens, np.int32)
+
+    def run(self, first: int, count: int) -> np.ndarray:
+        """Logits of the last of `count` tokens from a position on."""
+        positions = np.arange(first, first + count, dtype=np.int32)
+        return self.program.run(Batch(self._ids[positions], positions, np.array([0, count], np.int32), self._table,
+                                      np.array([count - 1], np.int32), slots=np.array([0], np.int32)))
+
+    def prefill(self, tokens: int) -> float:
+        """Tokens per second of a prompt."""
+        begin = time.perf_counter()
+        for at in range(0, tokens, CHUNK):
+            self.run(at, min(CHUNK, tokens - at))
+        return tokens / (time.perf_counter() - begin)
+
+    def decode(self, position: int, tokens: int) -> float:
+        """Tokens per second from a position on."""
+        self.run(position - 1, 1)
+        begin = time.perf_counter()
+        for at in range(tokens):
+            self.run(position + at, 1)
+        return tokens / (time.perf_counter() - begin)
+
+
+def beside(peer: Peer, path: Path, threads: int, prompts: list[int], position: int, tokens: int, rounds: int) -> dict:
+    """Samples of prompts and of decoding, tokens per second; the engines take turns."""
+    own = Runner(path, threads, max(*prompts, position + tokens) + 1)
+    work = {f"prefill {n}": (lambda n=n: own.prefill(n), ("-p", n, "-n", 0)) for n in prompts}
+    work["decode"] = (lambda: own.decode(position, tokens), ("-p", 0, "-n", tokens, "-d", position))
+    own.run(0, 16)
+    samples: dict = {}
+    for _ in range(rounds):
+        for name, (ours, words) in work.items():
+            samples.setdefault(name, []).append(ours())
+            if peer:
+                samples.setdefault(f"llama.cpp {name}", []).append(peer.rate(path, threads, *words))
+    weights = own.program.weights_bytes
+    own.model.close()
+    return {"samples": samples, "weights_bytes": weights}
+
+
+def by_position(path: Path, threads: int, positions: list[int], tokens: int, rounds: int) -> dict:
+    """Tokens per second at each position, which take turns: the median of rounds."""
+    own = Runner(path, threads, max(positions) + tokens)
+    samples = {position: [] for position in positions}
+    for _ in range(rounds):
+        for position, values in samples.items():
+            values.append(own.decode(position, tokens))
+    own.model.close()
+    return {str(position): {"tok_s": median(values), "samples": values} for position, values in samples.items()}
+
+
+def by_type(path: Path, threads: int, text: int, position: int, tokens: int) -> list[dict]:
+    """Of each type: bytes of a slot, what changes in the logits after a text, in their standard deviations, and the
+    rate of decoding."""
+    found, exact = [], None
+    for dtype in STATE_TYPES:
+        own = Runner(path, threads, max(text, position) + tokens, state_type=dtype)
+        own.prefill(text - 1)
+        logits = np.array(own.run(text - 1, 1), np.float64)
+        exact = logits if exact is None else exact
+        off = logits - exact
+        found.append({"type": dtype, "bytes": own.program.window_bytes[STATE],
+                      "rms": float(np.sqrt((off ** 2).mean()) / exact.std()),
+                      "largest": float(np.abs(off).max() / exact.std()), "tok_s": own.decode(position, tokens)})
+        own.model.close()
+    return found

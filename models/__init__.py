@@ -1,0 +1,1 @@
+"""Models of our own: their text, their training, and what came out."""

@@ -1,0 +1,73 @@
+"""Texts that a conversation is made of and kept in: files of conversations, and files that go with a question."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from numflow.cli.inputs import read_text
+from numflow.errors import RequestError
+
+ROLES = ("system", "user", "assistant")
+LARGEST = 1_000_000  # bytes of a file that goes with a question
+
+
+def write_conversation(path: Path, messages: list[dict[str, str]]) -> None:
+    """Write messages to a file, over another conversation but not over anything else.
+
+    Raises:
+        RequestError: it cannot be written, or holds something else.
+    """
+    if path.exists():
+        read_conversation(path)
+    try:
+        path.write_text(json.dumps({"messages": messages}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from None
+
+
+def read_conversation(path: Path) -> tuple[str | None, list[tuple[str, str]]]:
+    """System message and turns of a file.
+
+    Raises:
+        RequestError: it is no conversation that `write_conversation` writes.
+    """
+    try:
+        return turns_of(json.loads(read_text(path)), path)
+    except ValueError as error:
+        raise RequestError(f"{path}: not JSON ({error})") from None
+
+
+def turns_of(found: Any, path: Path) -> tuple[str | None, list[tuple[str, str]]]:
+    """System message and turns of the content of a file.
+
+    Raises:
+        RequestError: it is no conversation.
+    """
+    messages = found.get("messages") if isinstance(found, dict) else found
+    if not isinstance(messages, list) or not all(
+            isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str)
+            for one in messages):
+        raise RequestError(f"{path}: no conversation: expected \"messages\", each with a role "
+                           f"({', '.join(ROLES)}) and a content")
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    if [one["role"] for one in messages] != ["user", "assistant"] * (len(messages) // 2):
+        raise RequestError(f"{path}: messages should be of user and assistant in turns, after a system message at most")
+    texts = [one["content"] for one in messages]
+    return system, list(zip(texts[::2], texts[1::2]))
+
+
+def attachment(path: Path) -> str:
+    """A text file under its name, in a fence that its text does not close.
+
+    Raises:
+        RequestError: it is no file, too large, or not UTF-8.
+    """
+    if path.exists() and not path.is_file():
+        raise RequestError(f"{path}: not a file")
+    if path.exists() and path.stat().st_size > LARGEST:
+        raise RequestError(f"{path}: {path.stat().st_size} bytes, a file that goes with a question has {LARGEST} at "
+                           "most")
+    text, fence = read_text(path).removesuffix("\n"), "```"
+    while fence in text:
+        fence += "`"
+    return f"{path.name}:\n{fence}\n{text}\n{fence}"

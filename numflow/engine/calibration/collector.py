@@ -1,0 +1,148 @@
+"""Statistics of the inputs of matrices, from a model of the reference executor that reads windows of token ids."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from numflow.decoding.sampler import NOT_FINITE
+from numflow.errors import RequestError
+from numflow.network.quantise.calibration import Calibration
+from numflow.network.quantise.quantise import matrices
+from numflow.ops import Network, Step, View
+
+SAMPLE = 256   # tokens of each of two windows that are kept, for measuring sensitivity
+WIDEST = 8192  # columns up to which second moments are kept: one takes 4 bytes times their square
+
+
+class Collector:
+    """Sums over the inputs of matrices; call it as a program's observer.
+
+    network: as the program runs it. widest: columns of inputs of which second moments are kept too.
+    """
+
+    def __init__(self, network: Network, widest: int):
+        self._network, self._widest = network, widest
+        self._wanted = matrices(network)
+        self._squares: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
+        self._products: dict[str, np.ndarray] = {}
+        self._shared: dict[str, str] = {}
+        self._holders: dict[View, str] = {}  # input whose moment was just taken -> the tensor it is kept under
+        self._expanding = _expanding(network)
+
+    def __call__(self, step: Step, inputs: list[np.ndarray]) -> None:
+        """A step is about to run on these inputs."""
+        if step.op == "linear":
+            self.linear(step, inputs[0])
+        elif step.op == "expert_linear":
+            self._experts(step, *inputs)
+        elif step.op == "head_linear":
+            self._heads(step, inputs[0])
+        elif step.op == "cache_write" and step.params["cache"] in self._expanding:
+            k, prefix = step.inputs[0], self._network.caches[step.params["cache"]].prefix
+            self._dense(self._expanding[step.params["cache"]], View(k.buffer, k.start, prefix), inputs[0][:, :prefix])
+        for view in [held for held in self._holders if any(held.overlaps(written) for written in step.outputs)]:
+            del self._holders[view]
+
+    def linear(self, step: Step, x: np.ndarray) -> None:
+        """x float32 [rows, K] is what the step multiplies its matrix with."""
+        self._dense([name for name in self._tensors(step) if name in self._wanted], step.inputs[0], x)
+
+    def _dense(self, tensors: list[str], view: View, x: np.ndarray) -> None:
+        if not tensors:
+            return
+        squares = np.einsum("tk,tk->k", x, x, dtype=np.float64)
+        for name in tensors:
+            self._add(name, squares, np.full(1, len(x)))
+        if x.shape[1] > self._widest:
+            return
+        holder = self._holders.get(view)
+        if holder is None:
+            holder = self._holders[view] = self._shared.get(tensors[0], tensors[0])
+            self._products.setdefault(holder, np.zeros((x.shape[1],) * 2, np.float32))
+            self._products[holder] += x.T @ x
+        for name in tensors:
+            self._shared[name] = holder
+
+    def _experts(self, step: Step, x: np.ndarray, ids: np.ndarray) -> None:
+        """x float32 [T or T * S, K], ids i32 [T, S]."""
+        weight = self._network.weights[step.weights["weight"]]
+        tensors, routes = self._tensors(step), ids.ravel()
+        rows = x if len(x) == len(routes) else np.repeat(x, ids.shape[1], axis=0)
+        squares, counts = np.zeros((weight.groups, x.shape[1])), np.bincount(routes, minlength=weight.groups)
+        np.add.at(squares, routes, np.square(rows, dtype=np.float64))
+        if len(tensors) == weight.groups > 1:  # a tensor for each expert
+            for expert, name in enumerate(tensors):
+                self._add(name, squares[expert], counts[expert:expert + 1])
+        else:
+            for name in tensors:
+                self._add(name, squares, counts)
+
+    def _heads(self, step: Step, x: np.ndarray) -> None:
+        """x float32 [T, H * K]; of tensors whose input is what is stored of a token, that counts (_expanding)."""
+        weight, known = self._network.weights[step.weights["weight"]], set().union(*self._expanding.values())
+        squares = np.square(x.reshape(len(x), weight.groups, -1), dtype=np.float64).sum(axis=0)
+        for name in [name for name in self._tensors(step) if name not in known]:
+            self._add(name, squares, np.full(weight.groups, len(x)))
+
+    def _tensors(self, step: Step) -> list[str]:
+        parts = self._network.weights[step.weights["weight"]].parts
+        return list(dict.fromkeys(part.tensor for part in parts))
+
+    def _add(self, name: str, squares: np.ndarray, counts: np.ndarray) -> None:
+        self._squares[name] = self._squares.get(name, 0) + squares
+        self._counts[name] = self._counts.get(name, 0) + counts
+
+    def calibration(self, facts: dict) -> Calibration:
+        """Means of everything seen. Experts that no token reached get the mean of the others."""
+        importances = {}
+        for name, squares in self._squares.items():
+            counts = self._counts[name]
+            means = squares / np.maximum(counts, 1)[:, None] if squares.ndim == 2 else squares / max(counts[0], 1)
+            if squares.ndim == 2 and not counts.all():
+                means[counts == 0] = squares.sum(axis=0) / max(counts.sum(), 1)
+            importances[name] = means.astype(np.float32)
+        moments = {name: product / np.float32(self._counts[name][0]) for name, product in self._products.items()}
+        return Calibration(importances, moments, dict(self._shared), facts)
+
+
+def _expanding(network: Network) -> dict[str, list[str]]:
+    """By cache, tensors that expand what it stores, as the file has them: queries meet rows of them turned around."""
+    found: dict[str, list[str]] = {}
+    for steps in network.entries.values():
+        cache = ""
+        for step in steps:
+            cache = step.params["cache"] if step.op == "cache_write" else cache
+            parts = network.weights[step.weights["weight"]].parts if step.op == "head_linear" else ()
+            if any(part.turned for part in parts):
+                found[cache] = list(dict.fromkeys(part.tensor for part in parts))
+    return found
+
+
+def over_windows(model: Any, windows: Sequence[Sequence[int]], widest: int,
+                 progress: Callable[[int, int], None] | None = None) -> Calibration:
+    """The calibration of a model (engine.model.Model) of the reference executor that reads windows of token ids, with
+    second moments of inputs of up to `widest` columns.
+
+    Raises:
+        RequestError: the model computes NaN, or has no matrices.
+    """
+    collector = Collector(model.network, widest)
+    linears = [step for step in model.network.entries["main"] if step.op == "linear"]
+    head = [step for step in linears if step.inputs[0] == model.network.outputs["hidden"]]
+    deep = bool(head) and linears[-1] not in head  # as a masked-LM head is: what follows has to be computed
+    model.program.observer = collector
+    for done, window in enumerate(windows, 1):
+        encoder_ids = window if model.runner.has_encoder else None
+        result = (model.logits if deep else model.hidden)(window, encoder_ids=encoder_ids)
+        for step in () if deep else head:  # logits, which nobody needs, are not computed
+            collector.linear(step, result)
+        if np.isnan(result).any():
+            raise RequestError(NOT_FINITE)
+        if progress is not None:
+            progress(done, len(windows))
+    if not collector._squares:
+        raise RequestError(f"{model.network.name} has no matrices that could be calibrated")
+    samples = [list(window[:SAMPLE]) for window in windows[::max(1, len(windows) // 2)][:2]]
+    return collector.calibration({"model": model.network.name, "tokens": sum(map(len, windows)), "sample": samples})

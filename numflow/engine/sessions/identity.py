@@ -1,0 +1,47 @@
+"""The identity of a model, as it computes here: keys and values belong to it."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import numflow
+from numflow.errors import RequestError
+from numflow.quant.state import STATE_BLOCK
+
+PROBE = STATE_BLOCK + 1  # tokens that are run to tell models apart: also by how states are stored after a block
+_ABOUT = {"name": "model", "vocabulary": "vocabulary", "numflow": "numflow", "executor": "executor",
+          "block": "tokens of a block", "bytes": "bytes of a block (the types of keys and values)"}
+
+
+def identity(model) -> dict[str, Any]:
+    """Facts of a numflow.engine.model.Model which keys and values depend on, fit for JSON.
+
+    probe: a checksum of the logits of a few tokens: equal bits mean equal weights, quantisation and arithmetic.
+    """
+    network, program = model.network, model.program
+    ids = [(1 + 7919 * at) % model.vocabulary for at in range(min(PROBE, model.context))]
+    with model.runner.open(len(ids)) as sequence:
+        logits = np.ascontiguousarray(sequence.last(ids), np.float32)
+    return {"name": network.name, "numflow": numflow.__version__, "executor": type(program).__module__,
+            "vocabulary": model.vocabulary, "block": program.block_size,
+            "bytes": {str(pool.window): pool.size for pool in model.runner.pools},
+            "probe": zlib.crc32(logits.tobytes())}
+
+
+def check_same(path, found: Any, own: Mapping[str, Any]) -> None:
+    """Refuse a file of another model.
+
+    Raises:
+        RequestError: the message names the file and the first fact that differs.
+    """
+    if not isinstance(found, dict):
+        raise RequestError(f"{path}: damaged: it does not say which model it is of")
+    for key, about in _ABOUT.items():
+        if found.get(key) != own[key]:
+            raise RequestError(f"{path}: a session of another model: its {about} is {str(found.get(key))[:80]}, here "
+                               f"it is {str(own[key])[:80]}")
+    if found.get("probe") != own["probe"]:
+        raise RequestError(f"{path}: a session of another model: {own['name']} computes other numbers here (other "
+                           "weights, quantisation, activations, types of keys, values or states, or another machine)")

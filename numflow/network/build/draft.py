@@ -1,0 +1,95 @@
+"""Blocks that draft for a model: its own that predicts a further token (MTP), or one of another checkpoint (EAGLE-3).
+
+Both are a network of their own with one layer. Row i of a batch has the token at i + 1 and, as input "hidden", what the
+model knew at i; its logits are those of the token at i + 2. Output "hidden" takes the place of the input for the token
+after that. Entry "reduce" of an EAGLE-3 draft makes rows of "hidden" of the model's "streams".
+"""
+
+import numpy as np
+
+from numflow.errors import SpecError
+from numflow.network.build.attention import self_attention
+from numflow.network.build.builder import Builder
+from numflow.network.build.feed_forward import feed_forward
+from numflow.network.build.stack import head, logits_of, transformer_layer
+from numflow.ops import View
+
+
+def further_block(b: Builder) -> None:
+    """The first block behind the last layer: x = W [norm(embedding); norm(hidden)], a layer, a norm, the model's head
+    (arXiv 2412.19437, section 2.2)."""
+    width = b.option("stack", "width")
+    b.stack = "draft"
+    b.layer = b.option("stack", "layers")
+    hidden = b.given("hidden", width)
+    both = b.view("both", 2 * width)
+    token, known = View(both.buffer, 0, width), View(both.buffer, width, width)
+    _embed(b, token)
+    b.norm("mtp_embd_norm", token, token)
+    b.norm("mtp_hidden_norm", hidden, known)
+    x = transformer_layer(b, b.linear("mtp_proj", both, b.view("x", width)))
+    head(b, x, "mtp_norm")
+
+
+def eagle_block(b: Builder, streams: int) -> None:
+    """A layer whose attention reads [norm(embedding); norm(hidden)], and a head of its own (arXiv 2503.01840).
+
+    streams: columns of the streams that the model hands over.
+    """
+    width = b.option("stack", "width")
+    _reduce(b, streams, width)
+    b.layer = 0
+    hidden = b.given("hidden", width)
+    both = b.view("both", 2 * width)
+    token, known = View(both.buffer, 0, width), View(both.buffer, width, width)
+    _embed(b, token)
+    b.norm("attn_norm", token, token)
+    b.norm("eagle_hidden_norm", hidden, known)
+    x = b.view("x", width)
+    b.emit("copy", (known if b.option("eagle", "norm_before_residual") else hidden,), (x,), "residual")
+    b.emit("add", (x, self_attention(b, both, width)), (x,), "attn_add")
+    y = feed_forward(b, b.norm("ffn_norm", x, b.view("normed", width)))
+    b.emit("add", (x, y), (x,), "ffn_add")
+    b.layer = None
+    last = b.outputs["hidden"] = b.view("hidden", width, "logits")
+    b.emit("select_rows", (x,), (last,), "select_rows")
+    logits_of(b, b.norm("output_norm", last, b.view("last_normed", width, "logits")))
+
+
+def draft_words(b: Builder, vocabulary: int) -> np.ndarray | None:
+    """The model's id of each word of the draft, int64 [words]; None where they are the same.
+
+    Raises:
+        SpecError: there are not as many as logits, or one is no id of the model.
+    """
+    count, tensor = b.outputs["logits"].width, b.names.find("eagle_words")
+    if tensor is None:
+        if count != vocabulary:
+            raise SpecError(f"{b.where}: a draft of {count} words for a model of {vocabulary}: expected a tensor "
+                            "eagle_words that tells which of them it has")
+        return None
+    if tensor.shape != (count,) or tensor.type.name not in ("I64", "I32"):
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r} is {tensor.type.name} {list(tensor.shape)}, "
+                        f"expected I64 [{count}]")
+    words = tensor.raw().reshape(-1).view("<i8" if tensor.type.name == "I64" else "<i4").astype(np.int64)
+    words = words + np.arange(count) if b.option("eagle", "offsets") else words
+    if wrong := words[(words < 0) | (words >= vocabulary)].tolist():
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: word {wrong[0]} is no id of the model, "
+                        f"0 .. {vocabulary - 1}")
+    if len(set(words.tolist())) < count:
+        raise SpecError(f"{b.checkpoint.path}: tensor {tensor.name!r}: two words of the draft are one of the model")
+    return words
+
+
+def _reduce(b: Builder, streams: int, width: int) -> None:
+    b.entry = "reduce"
+    given = b.given("streams", streams)
+    if b.option("eagle", "norm_before_fc"):
+        given = b.norm("eagle_norm", given, b.view("streams_normed", streams))
+    b.outputs["reduced"] = b.linear("eagle_proj", given, b.view("reduced", width))
+    b.entry = "main"
+
+
+def _embed(b: Builder, y: View) -> None:
+    """Plain rows of the table."""
+    b.emit("embed", (), (y,), "token_embd", {"table": b.matrix("token_embd", None, y.width)})

@@ -1,0 +1,47 @@
+"""States of recurrent steps: which of them are matrices, whose type can be chosen."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from numflow.errors import RequestError, option
+from numflow.ops import Network, State, Step, param
+from numflow.quant.state import STATE_TYPES
+
+
+def is_scan(step: Step) -> bool:
+    """Whether a `linear_attention` has heads of one column that share their keys, and so no matrices."""
+    v, *others = step.inputs[2:]
+    return v.width == param(step, "heads") and param(step, "key_heads") == 1 and \
+        [view.width for view in others] in ([], [v.width])
+
+
+def matrix_states(network: Network) -> set[str]:
+    """Names of states [heads, dk, dv] that tokens meet in blocks; the others are numbers of single channels."""
+    return _states(network, False)
+
+
+def scan_states(network: Network) -> set[str]:
+    """Names of states [heads, dk, 1] of heads that share their keys."""
+    return _states(network, True)
+
+
+def _states(network: Network, scans: bool) -> set[str]:
+    return {param(step, "state") for steps in network.entries.values() for step in steps
+            if step.op == "linear_attention" and is_scan(step) == scans}
+
+
+def stored_states(network: Network, dtype: str) -> Mapping[str, State]:
+    """The network's states, the matrices of a type: of quant.state.STATE_TYPES, or "auto" for what the network says.
+
+    Raises:
+        RequestError: no such type, or there are no matrices.
+    """
+    if dtype not in (known := ("auto", *STATE_TYPES)):
+        raise RequestError(f"{option('state_type')} should be one of {', '.join(known)}, is {dtype!r}")
+    if dtype == "auto":
+        return network.states
+    chosen = matrix_states(network)
+    if not chosen and dtype != "f32":
+        raise RequestError(f"{option('state_type', dtype)} is for states of heads that are matrices; {network.name} "
+                           "has none")
+    return {name: replace(state, dtype=dtype) if name in chosen else state for name, state in network.states.items()}

@@ -1,0 +1,12 @@
+"""numflow's commands with a model that answers the first argument, whatever it is asked."""
+
+import sys
+
+import numflow
+from numflow.cli import main
+from tests.cli.conftest import Loader
+
+loader = Loader()
+loader.answer = sys.argv.pop(1).encode()
+numflow.load = loader
+main()

@@ -1,0 +1,44 @@
+"""Ollama's client."""
+
+import json
+from importlib.metadata import version
+
+import ollama
+from checks import ASKED, MODEL, PLACE, QUESTION, TOLD, URL, WEATHER, is_call, is_place, tell
+
+client = ollama.Client(host=URL, timeout=300)
+MORE = {"model": MODEL, "options": {"num_predict": 60, "temperature": 0}}
+
+
+def conversation():
+    messages = [{"role": "user", "content": QUESTION}]
+    first = client.chat(messages=messages, **MORE).message
+    assert client.chat(messages=[*messages, first, {"role": "user", "content": "And goodbye."}], **MORE).message.content
+
+
+def stream():
+    messages = [{"role": "user", "content": QUESTION}]
+    parts = [part.message.content for part in client.chat(messages=messages, stream=True, **MORE)]
+    assert len(parts) > 2 and "".join(parts) == client.chat(messages=messages, **MORE).message.content
+
+
+def tool():
+    tools, messages = [{"type": "function", "function": WEATHER}], [{"role": "user", "content": ASKED}]
+    first = client.chat(messages=messages, tools=tools, **MORE).message  # nothing forces a call here
+    calls = first.tool_calls or []
+    for call in calls:
+        is_call(call.function.name, dict(call.function.arguments))
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    messages += [{"role": "assistant", "content": "", "tool_calls": [call]},
+                 {"role": "tool", "tool_name": "weather", "content": TOLD}]
+    assert client.chat(messages=messages, **MORE).message.content
+    return "yes" if calls else "result yes; the model made no call, and nothing can force one"
+
+
+def structured():
+    is_place(json.loads(client.chat(messages=[{"role": "user", "content": "Name a city."}], format=PLACE,
+                                    **MORE).message.content))
+
+
+tell(version("ollama"), conversation=conversation, stream=stream, tool_call_with_result=tool,
+     structured_answer=structured)

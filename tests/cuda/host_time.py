@@ -1,0 +1,57 @@
+"""The host's time of a token, without a GPU: `python -m tests.cuda.host_time [LAYERS] [WEIGHTS]`.
+
+numflow's runtime over cuda.bindings as they are published, over a driver of C that does nothing, with recorded graphs.
+A decoder of toy width with the layers of an 8B model; the median processor time of `Program.sample`, greedy and drawn.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+TOKENS = 200
+
+
+def main(layers: int, weights: str) -> None:
+    """Print microseconds of a token."""
+    from numflow.cuda.compiler import compat
+    from numflow.cuda.compiler.compile import Binary
+    from numflow.cuda.device.gpu import Gpu
+    from numflow.cuda.program import Program
+    from numflow.decoding.choice import Choice
+    from numflow.lab.shapes import Shape, random_network
+    from numflow.network import WeightSource
+    from numflow.ops import Batch
+
+    network, checkpoint = random_network(Shape(layers, 512, 4, 2, 512, 97, 4096), weights)
+    gpu = Gpu(compat.driver(), 0, lambda kernel, capability: Binary(kernel.name, "probe", b"image", 1, 0, 0, 0))
+    program = Program(network, WeightSource(network, checkpoint), gpu=gpu)
+    program.reserve(64)
+    table = np.arange(64)[None]
+    for name, choice in {"greedy": Choice(), "drawn": Choice(0.8, 0.5, (("top_p", 0.9),))}.items():
+        times = []
+        for position in range(TOKENS):
+            batch = Batch(np.array([7]), np.array([position]), np.array([0, 1]), table, np.array([0]))
+            begun = time.process_time_ns()
+            program.sample(batch, [choice])
+            times.append((time.process_time_ns() - begun) / 1e3)
+        print(f"{layers} layers, {weights}, {name}: {statistics.median(times[TOKENS // 4:]):.0f} us a token")
+    program.close()
+
+
+if __name__ == "__main__":
+    given = [*sys.argv[1:], *("32", "q4")[len(sys.argv) - 1:]]
+    if "NUMFLOW_STUB" in os.environ:
+        main(int(given[0]), given[1])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(__file__).with_name("stub_driver.c")
+            subprocess.run(["cc", "-shared", "-fPIC", "-w", "-O2", "-DQUIET", "-o", f"{folder}/libcuda.so.1", source,
+                            "-ldl"], check=True)
+            sys.exit(subprocess.run([sys.executable, "-m", "tests.cuda.host_time", *given], check=False, env={
+                **os.environ, "LD_LIBRARY_PATH": folder, "NUMFLOW_STUB": "1"}).returncode)

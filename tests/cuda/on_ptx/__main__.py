@@ -1,0 +1,90 @@
+"""Run kernels from their PTX: `python -m tests.cuda.on_ptx [PATTERN]`, which `make ptx [KERNELS=PATTERN]` does.
+
+A line for each job that found something, then `K kernels, F findings`: kernels that ran, and what is wrong with them.
+Without a pattern, a kernel of the compile gate that never ran is a finding too. PATTERN is as in a shell: `gemm_q4*`.
+"""
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from fnmatch import fnmatch
+
+from numflow.cuda.survey import Notebook
+from tests.cuda.on_ptx.cases import Failure, Job, jobs
+from tests.cuda.on_ptx.device import PtxDevice
+from tests.cuda.ptx.findings import Fault
+
+
+def main() -> int:
+    """The command; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda.on_ptx", description=__doc__.partition("\n")[0])
+    parser.add_argument("pattern", nargs="?", default="*", help="kernels, as in a shell: gemm_q4*")
+    parser.add_argument("--jobs", default="*", help="only jobs of such a name: linear-q4*")
+    parser.add_argument("--seed", type=int, default=0, help="a random order of warps; 0: the lowest block first")
+    parser.add_argument("--every", type=int, default=1, help="only one job of so many")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    names = [job.name for job in jobs() if fnmatch(job.name, options.jobs)][::options.every]
+    ran, findings, begun = {}, 0, time.perf_counter()
+    with ProcessPoolExecutor(options.processes) as pool:
+        waiting = [pool.submit(run, name, options.pattern, options.seed) for name in names]
+        for done, future in enumerate(as_completed(waiting), 1):
+            name, kernels, found = future.result()
+            for kernel, launches in kernels.items():
+                ran[kernel] = ran.get(kernel, 0) + launches
+            findings += len(found)
+            for text in found:
+                print(f"{name}: {text}", flush=True)
+            if done % 50 == 0:
+                seconds = time.perf_counter() - begun
+                print(f"  {done} of {len(names)} jobs, {len(ran)} kernels, {seconds:.0f} s", flush=True)
+    ran = {name: count for name, count in ran.items() if fnmatch(name, options.pattern)}
+    if options.pattern == options.jobs == "*" and options.every == 1:
+        from tests.cuda.kernels import all_kernels
+
+        missing = sorted(set(all_kernels()) - set(ran))
+        findings += len(missing)
+        if missing:
+            print(f"{len(missing)} kernels never ran: {', '.join(missing)}")
+    if not ran:
+        print(f"no kernel is called {options.pattern}")
+    print(f"{len(ran)} kernels, {findings} findings")
+    return int(bool(findings) or not ran)
+
+
+_JOBS: dict[str, Job] = {}
+
+
+def run(name: str, pattern: str = "*", seed: int = 0) -> tuple[str, dict[str, int], list[str]]:
+    """A job by its name, if it launches a kernel of the pattern: (name, launches, findings)."""
+    if not _JOBS:
+        _JOBS.update({job.name: job for job in jobs()})
+    job = _JOBS[name]
+    if pattern != "*" and not any(fnmatch(kernel, pattern) for kernel in would_launch(job)):
+        return name, {}, []
+    device, found = PtxDevice(seed=seed), []
+    try:
+        job.run(device)
+    except (Fault, Failure) as problem:
+        found.append(str(problem))
+    except Exception as problem:
+        found.append(f"{type(problem).__name__}: {problem}")
+    found += [f"{text} ({count} times)" for text, count in sorted(device.checks.notes.items())]
+    return name, dict(device.launched), found
+
+
+def would_launch(job: Job) -> set[str]:
+    """Names of the kernels of a job."""
+    if job.whole:
+        return set(job.kernels)
+    device = Notebook()
+    with suppress(Failure):
+        job.run(device)
+    return {work.kernel.name for work in device.launches}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What runs on the machine: the cases of the tests, decoders of every type of weights, and whole test functions.
+
+A job runs on any device. On one that only keeps launches (survey.Notebook), it tells which kernels it would run.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+
+from numflow.cuda.program import Program
+from numflow.lab.shapes import Shape
+from numflow.learn.cases.build import error, run_case
+from numflow.ops import Batch
+from numflow.quant import SCHEMES
+from numflow.quant.kv import CODED
+from numflow.reference.program import Program as Reference
+from tests.cuda.attention_shapes import FORMS, attention_case, latent_case
+from tests.cuda.kernels import APART, EVERY, GROUPED, decoder
+from tests.cuda.matrices import QUANTISED, embed_case, experts_case, heads_case, linear_case, stored
+from tests.cuda.small import CASES
+
+HALF, INT8, MODEL = 6e-3, 0.05, 0.2     # bounds: 11 bits (8 of bfloat16 are MODEL's), int8 activations, whole models
+ROWS = (1, 3, 5, 9, 17, 65)             # tokens: a kernel for each, of products on tensor cores the three tiles
+GROUPS = (((0, 1),), ((0, 3),), ((0, 40),), ((0, 160),), ((0, 300),))
+WIDTHS = ((512, 256), (2048, 256))     # of decoders, and their feed-forward width; norms of 1024 threads from 2048 on
+
+
+class Failure(Exception):
+    """A result that is not the reference's."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to run on a device. run raises what is wrong with the result."""
+
+    name: str
+    run: Callable
+    whole: bool = False      # a test function, which no Notebook can stand in for: kernels says what it launches
+    kernels: tuple[str, ...] = ()
+
+
+def jobs() -> Iterator[Job]:
+    """All of them."""
+    for case in CASES:
+        for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
+            bound = case.bound if kv_type == "f32" else max(case.bound, HALF)
+            yield _case(f"op-{case}-{kv_type}", case, bound, activations="f32", kv_type=kv_type)
+    yield from _attention()
+    for kind in (*EVERY, *APART):
+        yield from _matrices(kind)
+        for width, ffn in WIDTHS:
+            for units in (True, False):
+                yield Job(f"model-{kind}-{width}{'-units' * units}", partial(_model, kind, width, ffn, units))
+    for kind in (*GROUPED, APART[0]):
+        yield _case(f"experts-{kind}", replace(experts_case(kind, 64, 512, 2, 1), schedule=GROUPS), MODEL)
+    yield from _functions()
+
+
+def _case(name: str, case, bound: float, **options) -> Job:
+    return Job(name, partial(_compare, case, bound, options))
+
+
+def _compare(case, bound: float, options: dict, device) -> None:
+    """A case of the tests beside the reference."""
+    actual = run_case(case, Program, gpu=device, **options)
+    if not hasattr(device, "checks"):
+        return
+    kinds = dict.fromkeys(("kv_k", "kv_v"), options["kv_type"]) if "kv_type" in options else {
+        name: options[name] for name in ("kv_k", "kv_v") if name in options}
+    expected = run_case(case, Reference, **{name: kind for name, kind in kinds.items() if kind not in ("f32", "f16")})
+    _judge(max(error(a, e) for a, e in zip(actual, expected, strict=True)), bound)
+
+
+def _judge(worst: float, bound: float) -> None:
+    if not worst < bound:
+        raise Failure(f"off by {worst:.2g} of the reference, allowed {bound:g}")
+
+
+def _attention() -> Iterator[Job]:
+    """Usual, wide and latent heads with every type of keys and values: few tokens, many, long enough for parts."""
+    usual = attention_case(4, 1, 128, 128, (((0, 70),), ((0, 1), (1, 5)), ((0, 1), (1, 1)), ((0, 3), (1, 1))))
+    for kind in ("f16", *CODED):
+        yield _case(f"attention-{kind}", usual, HALF, kv_type=kind)
+    for kind in FORMS:
+        yield _case(f"attention-{kind}-f32", usual, HALF, kv_type=kind, activations="f32")
+    wide, odd = (attention_case(heads, kv, k, v, (((0, 40),), ((0, 1),))) for heads, kv, k, v in (
+        (4, 1, 256, 256), (4, 4, 192, 128)))
+    for kind in ("f16", "q3h"):
+        yield _case(f"attention-wide-{kind}", wide, HALF, kv_type=kind)
+    yield _case("attention-192", odd, HALF, kv_k="q5", kv_v="f16")
+    latent = latent_case(16, 576, 512, (((0, 20),), ((0, 1),)))
+    for kind in ("f16", *FORMS):
+        for activations in ("int8", "f32"):
+            yield _case(f"attention-latent-{kind}-{activations}", latent, HALF, kv_type=kind, activations=activations)
+    narrow = attention_case(4, 1, 64, 64, (((0, 40), (1, 3)), ((0, 1), (1, 1))))
+    yield _case("attention-64", narrow, HALF, kv_type="f16")
+
+
+def _matrices(kind: str) -> Iterator[Job]:
+    """Products, rows of tables, products by head."""
+    schedule, bound = tuple(((0, rows),) for rows in ROWS), INT8 if kind in QUANTISED or kind in APART else HALF * 3
+    for k in (512, 2048):
+        case = replace(linear_case(kind, 40, k, 1, bias=True), schedule=schedule if k == 512 else schedule[:3])
+        yield _case(f"linear-{kind}-{k}", case, bound)
+        if k == 512:
+            few = replace(case, schedule=schedule[:3])
+            yield _case(f"linear-{kind}-{k}-f32", few, 3e-5, activations="f32")
+    yield _case(f"embed-{kind}", embed_case(kind, 512), 1e-5)
+    yield _case(f"heads-{kind}", replace(heads_case(kind, 21, 256, 3, 2), schedule=(((0, 2),), ((0, 9),))), 3e-5)
+
+
+def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
+    """A decoder of one layer: one token, a few, a prompt; steps that kernels do together."""
+    network, weights = decoder(Shape(1, width, 4, 2, ffn, 40, 64), kind, None if _is_made(kind) else stored)
+    programs = [Program(network, weights, gpu=device, units=units)]
+    if hasattr(device, "checks"):
+        programs.append(Reference(network, weights))
+    try:
+        for program in programs:
+            program.reserve(6)
+        for sequences, count in ((1, 1), (3, 1), (5, 1), (1, 12)):
+            table = np.arange(sequences)[:, None]
+            batch = Batch(np.arange(sequences * count, dtype=np.int32) % 40, np.tile(np.arange(count), sequences),
+                          np.arange(sequences + 1) * count, table, np.arange(1, sequences + 1) * count - 1)
+            found = [program.run(batch) for program in programs]
+            if len(found) > 1:
+                _judge(error(*found), MODEL)
+    finally:
+        for program in programs:
+            program.close()
+
+
+def _is_made(kind: str) -> bool:
+    """Whether random_checkpoint makes matrices of this type by itself."""
+    return kind in SCHEMES or kind.endswith("%") or kind in ("F16", "BF16")
+
+
+def _functions() -> Iterator[Job]:
+    """Tests that launch kernels by hand and know their results."""
+    from tests.cuda import test_moe, test_sample
+
+    for width in (33, 700):
+        yield _function(test_sample, f"sample-{width}", ("sample",), "test_the_same_tokens_as_on_the_host", width)
+    yield _function(test_sample, "sample-pieces", ("sample",), "test_a_vocabulary_in_several_pieces")
+    yield _function(test_sample, "sample-equal", ("sample",), "test_equal_logits")
+    yield _function(test_sample, "sample-unlikely", ("sample",), "test_unlikely_and_impossible_tokens")
+    for values in ((1, 1, 1, 0, 16), (150, 2, 7, 0, 16), (40, 3, 4, 2, 64), (5, 4, 40, 0, 16)):
+        yield _function(test_moe, f"groups-{values[0]}", ("expert_groups",), "test_routes_in_the_order_of_experts",
+                        *values)
+
+
+def _function(module: ModuleType, name: str, kernels: tuple[str, ...], function: str, *values) -> Job:
+    def run(device):
+        before = module.Simulated
+        module.Simulated = lambda index=0, seed=0: device
+        try:
+            getattr(module, function)(*values)
+        except AssertionError as problem:
+            raise Failure(f"{function}: {problem}"[:300]) from problem
+        finally:
+            module.Simulated = before
+
+    return Job(name, run, True, kernels)

@@ -1,0 +1,126 @@
+"""Bugs planted in compiled kernels of numflow: each barrier and wait taken out, each kind of access shifted.
+
+    python -m tests.cuda.on_ptx.planted [KERNEL]
+
+A line for each kernel: changes that were noticed, by a fault, a note or a wrong result, and those that were not.
+NEEDLESS names orders that change nothing in that kernel's case, and says why.
+"""
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+from numflow.cuda.lang.kernel import Kernel
+from numflow.cuda.program import Program
+from numflow.learn.cases.build import error, run_case
+from tests.cuda.attention_shapes import attention_case
+from tests.cuda.matrices import linear_case
+from tests.cuda.on_ptx.device import PtxDevice, assembly
+from tests.cuda.ptx.findings import Checks, Fault
+from tests.cuda.ptx.parse import parse
+from tests.cuda.small import CASES
+
+ORDERS = r"bar(?:rier)?\.sync[^;]*;|bar\.warp\.sync[^;]*;|cp\.async\.wait_group[^;]*;"
+# Kernel: removed orders, by their number in the text, that its case can do without, and why.
+NEEDLESS: dict[str, dict[int, str]] = {
+    "attention_few_f16_64_f16_64_8": {4: "the next turn writes the sums' memory behind the barrier of its queries"},
+    "rms_norm_weight_256": {0: "block_sum begins with a barrier for the sake of an earlier sum; here is one sum alone"}}
+
+
+def cases() -> dict[str, tuple]:
+    """(case, options) by the kernel that is changed."""
+    tokens = attention_case(8, 2, 128, 128, (((0, 70),), ((0, 1), (1, 5))))
+    turns = attention_case(16, 1, 128, 128, (((0, 40), (1, 3)), ((0, 1), (1, 1))))  # two of 8 rows for each token
+    return {"gemv_q4_int8_1_split4": (linear_case("q4", 20, 4608, 1, bias=True), {}),
+            "gemm_q4_64": (linear_case("q4", 130, 512, 17, bias=True), {}),
+            "gemm_f16_16": (linear_case("F16", 130, 512, 9, bias=True), {}),
+            "attention_many_f16_64_f16_64": (tokens, {"kv_type": "f16"}),
+            "attention_few_f16_64_f16_64_8": (turns, {"kv_type": "f16"}),
+            "rms_norm_weight_256": (next(case for case in CASES if case.name == "rms_norm-wide"),
+                                    {"activations": "f32"})}
+
+
+def changes(text: str) -> Iterator[tuple[str, str]]:
+    """(what, PTX with that change): each order taken out; all accesses of a kind shifted a little, or far away."""
+    for number, found in enumerate(re.finditer(ORDERS, text)):
+        yield f"{number} without {found[0]}", text[:found.start()] + text[found.end():]
+    accesses = r"((?:ld|st)\.(?:global|shared)[\w.:]*)(?=\s)[^;\[]*\[[%\w]+(?:\+\d+)?(?=\])"
+    for access in sorted({found[1] for found in re.finditer(accesses, text)}):
+        shifts = {"misaligned": _size(access) // 2, "far away": (1 << 28) * (".global" in access)}
+        for what, shift in shifts.items():
+            if shift:
+                yield f"{access} {what}", re.sub(accesses, functools.partial(_shifted, access, shift), text)
+
+
+def _shifted(access: str, by: int, found: re.Match) -> str:
+    if found[1] != access:
+        return found[0]
+    base, _, offset = found[0].rpartition("+") if re.search(r"\+\d+$", found[0]) else (found[0], "", "0")
+    return f"{base}+{int(offset) + by}"
+
+
+def _size(access: str) -> int:
+    """Bytes of a lane."""
+    count = re.search(r"\.v(\d)", access)
+    return int(re.search(r"\.[a-z]+(\d+)$", access)[1]) // 8 * int(count[1] if count else 1)
+
+
+def launched(name: str, case, options: dict) -> tuple[Kernel, list]:
+    """The kernel of this name among those of a case, and the case's right results."""
+    found = {}
+
+    class Remembering(PtxDevice):
+        """Keeps the kernels."""
+
+        def launch(self, work):
+            if hasattr(work, "kernel"):
+                found[work.kernel.name] = work.kernel
+            super().launch(work)
+
+    results = run_case(case, Program, gpu=Remembering(), **options)
+    return found[name], results
+
+
+def is_noticed(name: str, case, options: dict, text: str, expected: list) -> bool:
+    """Whether a changed kernel gives a fault, a note or another result."""
+    device = PtxDevice(checks=Checks(steps=100_000))
+    device.changed[name] = parse(text)
+    try:
+        actual = run_case(case, Program, gpu=device, **options)
+    except Fault:
+        return True
+    return bool(device.checks.notes) or any(error(a, e) != 0 for a, e in zip(actual, expected))
+
+
+def unnoticed(name: str) -> tuple[int, list[str]]:
+    """Number of changes of a kernel, and those that nothing notices though something should."""
+    case, options = cases()[name]
+    kernel, expected = launched(name, case, options)
+    missed, count = [], 0
+    for what, text in changes(assembly(kernel)):
+        number = int(what.split()[0]) if what[0].isdigit() else -1
+        if number in NEEDLESS.get(name, {}):
+            continue
+        count += 1
+        if not is_noticed(name, case, options, text, expected):
+            missed.append(what)
+    return count, missed
+
+
+def main() -> int:
+    """The command; its exit status."""
+    pattern, total, lost = sys.argv[1] if len(sys.argv) > 1 else "*", 0, 0
+    for name in cases():
+        if fnmatch(name, pattern):
+            count, missed = unnoticed(name)
+            total, lost = total + count, lost + len(missed)
+            print(f"{name}: {count} changes, {count - len(missed)} noticed"
+                  + (f"; not: {', '.join(missed)}" if missed else ""), flush=True)
+    print(f"{total} planted bugs, {total - lost} found")
+    return int(bool(lost) or not total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Predicted times of a model's launches on a card: `python -m tests.cuda.on_ptx.predict [--weights q4 ...]`.
+
+The kernels of one layer of an 8B model at a number of tokens and a context, from their PTX: some blocks of each launch
+are run and counted, the others taken to be like them; registers and shared memory are those of the cubin for sm_90. No
+card has confirmed these numbers (tests/cuda/ptx/model.py says what they are made of).
+"""
+
+import argparse
+
+import numpy as np
+
+from numflow.cuda.compiler.compile import assembled
+from numflow.cuda.device.device import Launch, Order
+from numflow.cuda.program import Program
+from numflow.lab.shapes import find_shape
+from numflow.ops import Batch
+from tests.cuda.kernels import decoder
+from tests.cuda.on_ptx.device import PtxDevice, assembly, digest_of, parsed
+from tests.cuda.ptx.findings import Checks
+from tests.cuda.ptx.lanes import Grid
+from tests.cuda.ptx.machine import Machine
+from tests.cuda.ptx.model import CARDS, Prediction, Resources, predict
+
+LANES = 4096     # of a launch that are run
+
+
+class Sampling(PtxDevice):
+    """Runs some blocks from the middle of each launch and counts; what they compute is not looked at."""
+
+    def __init__(self, nbytes: int):
+        super().__init__(nbytes=nbytes)
+        self.found: list[tuple[Launch, Checks]] = []
+        self.counts = False
+
+    def launch(self, work: Launch | Order) -> None:
+        """Count a launch, once the model is loaded."""
+        if isinstance(work, Order) or not self.counts:
+            return
+        checks, kernel, total = Checks(False, False, counted=True), work.kernel, int(np.prod(work.grid))
+        count = min(total, max(LANES // kernel.threads, 1))
+        grid = Grid(work.grid, kernel.threads, (total - count) // 2, count)
+        values = [self._value(kind, value) for kind, value in zip(kernel.signature, work.values)]
+        Machine(parsed(kernel.name, digest_of(kernel), kernel), grid, values, self.global_memory, checks,
+                kernel.name).run()
+        self.found.append((work, checks))
+
+
+def layer(shape: str, weights: str, tokens: int, context: int) -> list[tuple[Launch, Checks]]:
+    """Launches of one layer for a step of `tokens` sequences, counted: those that a second layer adds to a first."""
+    one, two = (launches(shape, weights, tokens, context, layers) for layers in (1, 2))
+    names = [[work.kernel.name for work, _ in found] for found in (one, two)]
+    same = next(at for at, (a, b) in enumerate(zip(*names)) if a != b)
+    return two[same:same + len(two) - len(one)]
+
+
+def launches(shape_name: str, weights: str, tokens: int, context: int, layers: int) -> list[tuple[Launch, Checks]]:
+    """Launches of a model of so many layers for a step, counted."""
+    shape = find_shape(shape_name, layers=layers, vocabulary=256)
+    network, source = decoder(shape, weights)
+    device = Sampling(3 << 30)
+    program = Program(network, source, gpu=device)
+    blocks = -(-(context + 1) // program.block_size)
+    program.reserve(tokens * blocks)
+    device.counts = True
+    program.run(Batch(np.zeros(tokens, np.int32), np.full(tokens, context), np.arange(tokens + 1),
+                      np.arange(tokens * blocks).reshape(tokens, blocks), np.arange(tokens)), output=None)
+    return device.found
+
+
+def predicted(work: Launch, checks: Checks, card) -> Prediction:
+    """A launch on a card."""
+    kernel = work.kernel
+    binary = assembled(kernel, assembly(kernel), (9, 0))
+    return predict(card, parsed(kernel.name, digest_of(kernel), kernel), Resources(
+        binary.registers, binary.shared, kernel.threads), checks.counters[kernel.name], int(np.prod(work.grid)))
+
+
+def main() -> None:
+    """A table for each type of weights."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda.on_ptx.predict", description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", default="8b", help="of numflow/lab/shapes.toml")
+    parser.add_argument("--weights", nargs="+", default=["F16", "q8", "q4", "q3h"])
+    parser.add_argument("--tokens", type=int, default=1, help="sequences of a step")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--card", default="H200", choices=CARDS)
+    options = parser.parse_args()
+    card = CARDS[options.card]
+    for weights in options.weights:
+        found = layer(options.shape, weights, options.tokens, options.context)
+        print(f"\nA layer of {options.shape} {weights}, {options.tokens} tokens, context {options.context}, "
+              f"{card.name} (a prediction)\n\n"
+              "| kernel | blocks | warps that fit | KB under way | MB | us | bound by | share |\n"
+              "|---|---|---|---|---|---|---|---|")
+        seconds, moved = 0.0, 0.0
+        for work, checks in found:
+            row = predicted(work, checks, card)
+            seconds, moved = seconds + row.seconds, moved + row.bytes
+            print(f"| {work.kernel.name} | {int(np.prod(work.grid))} | {row.resident} | {row.under_way / 1024:.1f} | "
+                  f"{row.bytes / 1e6:.2f} | {1e6 * row.seconds:.1f} | {row.binds} | {100 * row.share(card):.0f} % |",
+                  flush=True)
+        print(f"| all | | | | {moved / 1e6:.1f} | {1e6 * seconds:.1f} | | "
+              f"{100 * moved / card.bandwidth / seconds:.0f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A machine in NumPy that runs PTX and says what is wrong with it; README.md beside this file tells how to use it."""

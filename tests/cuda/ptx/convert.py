@@ -1,0 +1,67 @@
+"""Conversions between types: cvt."""
+
+import numpy as np
+
+from .operands import getter, wide
+from .parse import TYPES, Register
+from .values import saturating, value
+
+U32, F32 = np.uint32, np.float32
+ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+@value("cvt")
+def _convert(step):
+    to, of = step.parts[-2:]
+    source = step.operands[1]
+    if to in ("f16x2", "bf16x2"):
+        high, low = (wide(operand, "f32") for operand in step.operands[1:3])
+        pack = half_bits if to == "f16x2" else bfloat_bits
+        return lambda machine: pack(low(machine)) | pack(high(machine)) << U32(16)
+    if of in ("f16", "bf16"):
+        get = wide(source, "b16")
+        number = _from_half if of == "f16" else _from_bfloat
+        return lambda machine: _to(step, number(get(machine)), to)
+    if to in ("f16", "bf16"):
+        get = wide(source, "f32")
+        pack = half_bits if to == "f16" else bfloat_bits
+        return lambda machine: pack(get(machine)).astype(np.uint16)
+    get = getter(source, of)
+    if isinstance(source, Register) and np.dtype(TYPES[source.type]).itemsize < np.dtype(TYPES[of]).itemsize:
+        get = getter(source, source.type)
+    if of in ("f32", "f64"):
+        return saturating(step, lambda machine: _to(step, get(machine), to))
+    return lambda machine: get(machine).astype(TYPES[to])
+
+
+def _from_half(bits):
+    return bits.view(np.float16).astype(F32)
+
+
+def _from_bfloat(bits):
+    return (bits.astype(U32) << U32(16)).view(F32)
+
+
+def half_bits(number) -> np.ndarray:
+    """Bits of float16, in 32."""
+    return number.astype(np.float16).view(np.uint16).astype(U32)
+
+
+def bfloat_bits(number) -> np.ndarray:
+    """Bits of bfloat16, to nearest even, in 32."""
+    bits = number.view(U32).astype(np.int64)
+    near = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(U32)
+    return np.where(np.isnan(number), U32(0x7FFF), near)
+
+
+def _to(step, number, to: str):
+    """A float as another type; integers take the nearest that they have, NaN is 0."""
+    rounding = next((function for name, function in ROUND.items() if name in step.parts), None)
+    if to in ("f32", "f64"):
+        return (rounding(number) if rounding else number).astype(TYPES[to])
+    limits = np.iinfo(TYPES[to])
+    exact = rounding(np.nan_to_num(np.asarray(number, np.float64), posinf=np.inf, neginf=-np.inf))
+    inside = (exact > float(limits.min)) & (exact < float(limits.max))
+    whole = np.where(inside, exact, 0).astype(TYPES[to])
+    return np.where(exact >= float(limits.max), limits.max, np.where(exact <= float(limits.min), limits.min, whole)
+                    ).astype(TYPES[to])

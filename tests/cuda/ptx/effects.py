@@ -1,0 +1,189 @@
+"""Instructions that do more than work out one value: binder(instruction) -> function(machine, mask).
+
+mask: bool of all lanes, those that take part; None for all that have not ended.
+"""
+
+import numpy as np
+
+from .findings import Fault
+from .operands import address, constant, getter, wide
+from .parse import TYPES, Pair, Register, Several
+from .races import ATOMIC, READ, WRITE
+from .values import compared
+
+EFFECTS = {}
+SPACES = ("global", "shared", "local", "param", "const")
+U32, U64 = np.uint32, np.uint64
+
+
+def effect(*names):
+    """Put a binder into the table."""
+    return lambda binder: EFFECTS.update(dict.fromkeys(names, binder)) or binder
+
+
+def space_of(step) -> str:
+    """Where an access goes; without a name, to global memory, which generic addresses of arguments are."""
+    found = next((part.removesuffix("_cta") for part in step.parts if part.removesuffix("_cta") in SPACES), "global")
+    return "global" if found == "const" else found
+
+
+@effect("setp")
+def _setp(step):
+    function, to = compared(step), step.operands[0]
+    if isinstance(to, Pair):
+        def both(machine, mask):
+            result = function(machine)
+            machine.put(to.first, result, mask)
+            machine.put(to.second, ~result, mask)
+        return both
+    return lambda machine, mask: machine.put(to, function(machine), mask)
+
+
+def unpack(step):
+    """mov {a, b}, one."""
+    registers = step.operands[0].parts
+    size = 8 * np.dtype(TYPES[step.type]).itemsize // len(registers)
+    get = wide(step.operands[1], step.type)
+
+    def run(machine, mask):
+        parts = get(machine).view(f"u{size // 8}").reshape(-1, len(registers))
+        for number, register in enumerate(registers):
+            machine.put(register, np.ascontiguousarray(parts[:, number]), mask)
+    return run
+
+
+@effect("ld")
+def _load(step):
+    space, dtype = space_of(step), TYPES[step.type]
+    to, source = step.operands
+    registers = to.parts if isinstance(to, Several) else (to,)
+    size = np.dtype(dtype).itemsize
+    if space == "param":
+        name, index = source.base.name, source.offset // size
+        return lambda machine, mask: [machine.put(register, machine.argument(name, index + number, dtype), mask)
+                                      for number, register in enumerate(registers)] and None
+    place, whole = address(source), size * len(registers)
+
+    def run(machine, mask):
+        lanes = machine.lanes(mask)
+        if not lanes.size:
+            return
+        memory, offset = machine.reach(step, space, place(machine), whole, lanes, READ)
+        view, at = memory.view(dtype), offset // size
+        for number, register in enumerate(registers):
+            machine.put_lanes(register, view[at + number if number else at], lanes, mask)
+    return run
+
+
+@effect("st")
+def _store(step):
+    space, dtype = space_of(step), TYPES[step.type]
+    to, source = step.operands
+    size = np.dtype(dtype).itemsize
+    parts = source.parts if isinstance(source, Several) else (source,)
+    getters = [getter(part, _stored_as(part, step.type, size)) for part in parts]
+    place, whole = address(to), size * len(parts)
+
+    def run(machine, mask):
+        lanes = machine.lanes(mask)
+        if not lanes.size:
+            return
+        values = [machine.of_lanes(get(machine), lanes).astype(dtype) for get in getters]
+        memory, offset = machine.reach(step, space, place(machine), whole, lanes, WRITE)
+        view, at = memory.view(dtype), offset // size
+        for number, value in enumerate(values):
+            view[at + number] = value
+        if machine.checks.races and any((view[at + n] != v).any() for n, v in enumerate(values)):
+            _disagree(machine, step, view, at, values)
+    return run
+
+
+def _disagree(machine, step, view, at, values) -> None:
+    """A place that does not hold what its lane wrote has another lane's value, unless it is NaN."""
+    kind = f"u{view.itemsize}"
+    if any((view[at + n].view(kind) != v.view(kind)).any() for n, v in enumerate(values)):
+        machine.note(f"lanes write different values to one place: {step.text}")
+
+
+def _stored_as(part, kind: str, size: int) -> str:
+    """Type that a stored operand is read as: of a wider register the lower part goes out."""
+    wider = isinstance(part, Register) and np.dtype(TYPES[part.type]).itemsize != size
+    return part.type if wider else kind
+
+
+ATOMICS = {"add": np.add, "max": np.maximum, "min": np.minimum, "exch": lambda old, new: new, "or": np.bitwise_or,
+           "and": np.bitwise_and, "xor": np.bitwise_xor,
+           "inc": lambda old, new: type(old)(0) if old >= new else old + type(old)(1)}
+
+
+@effect("atom", "red")
+def _atomic(step):
+    returns = step.opcode == "atom"
+    to, operands = (step.operands[0] if returns else None), step.operands[returns:]
+    how = next((part for part in step.parts if part in ATOMICS or part == "cas"), None)
+    if how is None:
+        raise Fault(f"no such atomic here: {step.text}")
+    place, dtype, space = address(operands[0]), TYPES[step.type], space_of(step)
+    getters, size = [getter(operand, step.type) for operand in operands[1:]], np.dtype(dtype).itemsize
+
+    def run(machine, mask):
+        lanes = machine.lanes(mask)
+        if not lanes.size:
+            return
+        values = [machine.of_lanes(get(machine), lanes) for get in getters]
+        memory, offset = machine.reach(step, space, place(machine), size, lanes, ATOMIC)
+        view, old, at = memory.view(dtype), np.zeros(lanes.size, dtype), offset // size
+        for turn in machine.in_some_order(lanes.size):      # lane by lane
+            old[turn] = view[at[turn]]
+            if how != "cas":
+                view[at[turn]] = ATOMICS[how](old[turn], values[0][turn])
+            elif old[turn] == values[0][turn]:
+                view[at[turn]] = values[1][turn]
+        if returns:
+            machine.put_lanes(to, old, lanes, mask)
+    return run
+
+
+@effect("bar", "barrier")
+def _warp_barrier(step):
+    """bar.warp.sync; barriers of blocks are the machine's."""
+    return lambda machine, mask: machine.meet_warps(machine.whole_warps(mask))
+
+
+@effect("membar", "fence", "prefetch", "prefetchu", "discard", "applypriority", "griddepcontrol", "nanosleep", "pragma")
+def _nothing(step):
+    """Writes are seen at once here, and hints change nothing."""
+    return lambda machine, mask: None
+
+
+@effect("trap", "brkpt")
+def _trap(step):
+    def run(machine, mask):
+        if machine.lanes(mask).size:
+            raise Fault("the kernel ends itself")
+    return run
+
+
+@effect("cp")
+def _copy(step):
+    """cp.async: what a lane copies lands when that lane waits for its group, and no earlier."""
+    if "commit_group" in step.parts:
+        return lambda machine, mask: machine.commit(mask)
+    if "wait_group" in step.parts or "wait_all" in step.parts:
+        most = int(step.operands[0].text) if "wait_group" in step.parts else -1
+        return lambda machine, mask: machine.land(step, mask, most)
+    if "async" not in step.parts or "bulk" in step.parts:
+        raise Fault(f"no such copy here: {step.text}")
+    to, source = (address(operand) for operand in step.operands[:2])
+    size = int(constant(step.operands[2].text, np.int64))
+    if len(step.operands) > 3:
+        raise Fault(f"copies that fill with zeros are not known here: {step.text}")
+
+    def run(machine, mask):
+        lanes = machine.lanes(mask)
+        if not lanes.size:
+            return
+        memory, at = machine.reach(step, "global", source(machine), size, lanes, READ)
+        data = memory.bytes[at[:, None] + np.arange(size)]
+        machine.send(step, to(machine), data, lanes)
+    return run

@@ -1,0 +1,301 @@
+"""The lanes of a launch: registers, memory as they reach it, copies in the background.
+
+A register holds an array of all lanes, or a scalar that all have, and is never written in place.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .counters import Counters, sectors, turns
+from .findings import Checks, Fault
+from .memory import GlobalMemory, Shadowed, SharedMemory
+from .parse import TYPES, Instruction, Kernel, Register
+from .races import READ, WRITE, Log
+
+WARP = 32
+_WORDS = {READ: "read", WRITE: "write"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Blocks (x, y, z) of `threads` threads in a row. first, count: of which these run here, all if count is 0.
+
+    dynamic: bytes of shared memory beyond what the kernel declares.
+    """
+
+    blocks: tuple[int, int, int]
+    threads: int
+    first: int = 0
+    count: int = 0
+    dynamic: int = 0
+
+
+class Lanes:
+    """Registers and memory of one launch, or of a part of its blocks. where: text of the instruction that runs."""
+
+    def __init__(self, kernel: Kernel, grid: Grid, arguments: list, memory: GlobalMemory, checks: Checks, name: str,
+                 log: Log):
+        if grid.threads % WARP:
+            raise Fault(f"blocks of {grid.threads} threads are not of whole warps")
+        if len(arguments) != len(kernel.parameters):
+            raise Fault(f"{len(kernel.parameters)} parameters, {len(arguments)} arguments")
+        blocks = grid.count or int(np.prod(grid.blocks))
+        self.kernel, self.grid, self.memory, self.checks, self.name = kernel, grid, memory, checks, name
+        self.blocks, self.n = blocks, blocks * grid.threads
+        self.arguments = {place: value for (_, place), value in zip(kernel.parameters, arguments)}
+        self.regs, self.partial, self.carry = [None] * len(kernel.registers), {}, np.uint64(0)
+        self.lane = np.arange(self.n, dtype=np.int32)
+        self.block = self.lane // np.int32(grid.threads)
+        self.thread = self.lane + np.int32(grid.first * grid.threads)
+        self.shared = SharedMemory(blocks, kernel.shared_bytes + grid.dynamic)
+        self.local = Shadowed(np.full(self.n * max(kernel.local_bytes, 16), 0xFF, np.uint8),
+                              np.zeros(self.n * max(kernel.local_bytes, 16), np.bool_))
+        self.epoch, self.turn = (np.zeros(self.n, np.int32) for _ in range(2))   # barriers passed
+        self.copies, self.group = [], np.zeros(self.n, np.int32)
+        self.alive, self.alive_lanes = np.ones(self.n, bool), self.lane
+        self.mask, self.rng, self.where = None, None, ""
+        self.log_global, self.log_shared = log, Log(True)
+        self.counters = checks.counters.setdefault(name, Counters()) if checks.counted else None
+        self._specials, self._sectors = {}, {}
+
+    # ---- registers
+
+    def read(self, number: int):
+        """A register's value for all lanes, or the scalar that all have."""
+        value = self.regs[number]
+        if value is None or number in self.partial:
+            value = self._unwritten(number)
+        return value
+
+    def _unwritten(self, number: int):
+        value, missing = self.regs[number], self.partial.get(number)
+        if self.checks.unwritten and (missing is None or (missing & self.active(self.mask)).any()):
+            self.note(f"a register is read before it is written: {self.where}")
+            self.partial.pop(number, None)
+        if value is None:
+            value = self.regs[number] = np.zeros(self.n, TYPES[self.kernel.registers[number]])
+        return value
+
+    def put(self, register: Register, value, mask) -> None:
+        """A value for the lanes of a mask, or for all."""
+        number = register.number
+        if number < 0:
+            return
+        dtype = TYPES[register.type]
+        if value.dtype != dtype:
+            same = value.dtype.itemsize == np.dtype(dtype).itemsize and value.dtype != np.bool_
+            value = value.view(dtype) if same else value.astype(dtype)
+        if mask is not None:
+            old = self.regs[number]
+            if old is None:
+                old = dtype(0)
+                if self.checks.unwritten:
+                    self.partial[number] = ~mask
+            elif number in self.partial:
+                self._fill(number, mask)
+            value = np.where(mask, value, old)
+        elif number in self.partial:
+            self._fill(number, self.alive)
+        self.regs[number] = value
+
+    def _fill(self, number: int, mask) -> None:
+        rest = self.partial[number] & ~mask
+        if (rest & self.alive).any():
+            self.partial[number] = rest
+        else:
+            del self.partial[number]
+
+    def put_lanes(self, register: Register, value, lanes, mask) -> None:
+        """Values of some lanes, in their order."""
+        if lanes.size == self.n:
+            self.put(register, value, None)
+            return
+        whole = np.zeros(self.n, value.dtype)
+        whole[lanes] = value
+        self.put(register, whole, mask)
+
+    def spread(self, value) -> np.ndarray:
+        """A value as an array of all lanes, contiguous."""
+        if value.ndim and value.flags.c_contiguous:
+            return value
+        return np.ascontiguousarray(np.broadcast_to(value, self.n))
+
+    def of_lanes(self, value, lanes) -> np.ndarray:
+        """A value as an array of these lanes."""
+        if value.ndim == 0:
+            return np.full(lanes.size, value)
+        return value if lanes.size == self.n else value[lanes]
+
+    def lanes(self, mask) -> np.ndarray:
+        """Numbers of the lanes that take part."""
+        return self.alive_lanes if mask is None else np.flatnonzero(np.broadcast_to(mask, self.n)).astype(np.int32)
+
+    def active(self, mask) -> np.ndarray:
+        """A mask as bools of all lanes."""
+        return self.alive if mask is None else np.broadcast_to(mask, self.n)
+
+    def whole_warps(self, mask) -> np.ndarray:
+        """Warps of a mask.
+
+        Raises:
+            Fault: of some warp only a part of the lanes takes part.
+        """
+        of_warps = self.active(mask).reshape(-1, WARP)
+        if (of_warps.any(1) != of_warps.all(1)).any():
+            raise Fault("part of a warp reaches what a whole one must")
+        return of_warps.any(1)
+
+    def meet_warps(self, of_warps) -> None:
+        """A barrier of warps."""
+        self.turn = self.turn + np.repeat(of_warps, WARP).astype(np.int32)
+
+    def in_some_order(self, count: int):
+        """0 .. count - 1, in the order of a seed where there is one."""
+        return range(count) if self.rng is None else self.rng.permutation(count)
+
+    def special(self, name: str):
+        """A special register."""
+        if name not in self._specials:
+            value = _special(name.lstrip("%"), self.grid, self.lane, self.block)
+            if value is None:
+                raise Fault(f"{name} is not known here")
+            self._specials[name] = value
+        return self._specials[name]
+
+    def argument(self, name: str, index: int, dtype):
+        """A parameter of the launch; of one that is an array of bytes, an element."""
+        value = np.asarray(self.arguments[name])
+        if value.ndim or value.itemsize == np.dtype(dtype).itemsize:
+            return value.reshape(-1).view(dtype)[index]
+        return value.astype(dtype)[()]
+
+    def place(self, name: str) -> int:
+        """Address of an array."""
+        kernel = self.kernel
+        if name in kernel.shared:
+            return kernel.shared[name]
+        if name in kernel.dynamic:
+            return -(-kernel.shared_bytes // 16) * 16 if kernel.shared_bytes else 0
+        if name in kernel.local:
+            return kernel.local[name]
+        if name in kernel.constants:
+            return self.memory.constant(name, kernel.constants[name])
+        if name == "WARP_SZ":
+            return WARP
+        raise Fault(f"{name} is not known here")
+
+    def note(self, what: str) -> None:
+        """Count a finding."""
+        self.checks.note(self.name, what)
+
+    # ---- memory
+
+    def reach(self, step: Instruction, space: str, address, size: int, lanes, sort: int):
+        """Check an access of these lanes to `size` bytes each: (memory, where theirs are in it)."""
+        address = np.broadcast_to(address, self.n)
+        address = address if lanes.size == self.n else address[lanes]
+        what = f"{space} {_WORDS.get(sort, 'atomic')}"
+        if space == "shared":
+            memory = self.shared
+            offset = memory.offsets(address, size, self.block if lanes.size == self.n else self.block[lanes], what)
+            if sort != WRITE and memory.in_flight and memory.flying[offset // 4].any():
+                self.note(f"shared memory is read before a copy into it has landed: {step.text}")
+            self._log(self.log_shared, step, offset, size, sort, lanes)
+        elif space == "local":
+            memory, pitch = self.local, max(self.kernel.local_bytes, 16)
+            if int(address.min()) < 0 or int(address.max()) + size > self.kernel.local_bytes:
+                raise Fault(f"{what} of {size} bytes outside {self.kernel.local_bytes} bytes")
+            offset = lanes.astype(np.int64) * pitch + address
+        else:
+            memory = self.memory
+            offset, _ = memory.offsets(address, size, what)
+            self._log(self.log_global, step, offset, size, sort, lanes)
+        if self.checks.unwritten:
+            if sort != WRITE and not memory.is_written(offset, size):
+                self.note(f"{space} memory is read before it is written: {step.text}")
+            if sort != READ:
+                memory.mark(offset, size)
+        if self.counters and space != "local":
+            self._measure(space, "read" if sort == READ else "write", address, offset, size, lanes)
+        return memory, offset
+
+    def _log(self, log: Log, step, offset, size, sort, lanes) -> None:
+        if self.checks.races:
+            whole = lanes.size == self.n
+            log.add(step, offset, size, sort, self.thread if whole else self.thread[lanes],
+                    self.epoch if whole else self.epoch[lanes], self.turn if whole else self.turn[lanes])
+
+    def _look(self) -> None:
+        """Look at the accesses of shared memory so far."""
+        for race in self.log_shared.races(self.grid.threads):
+            self.note(f"race on shared memory between {race}")
+
+    def _measure(self, space, way, address, offset, size, lanes) -> None:
+        access = self.counters.of(space, way)
+        if space == "shared":
+            access.add(*turns(address, size, lanes))
+        else:
+            access.add(*sectors(offset, size, lanes // WARP))
+            self._sectors.setdefault(way, []).append(np.unique(offset >> 5))
+
+    def _count_steps(self, mix: dict, mask) -> None:
+        if self.counters:
+            active = self.active(mask)
+            of_warps = int(active.reshape(-1, WARP).any(1).sum())
+            self.counters.lanes += int(active.sum()) * sum(mix.values())
+            for kind, count in mix.items():
+                self.counters.issued[kind] += count * of_warps
+
+    # ---- copies in the background
+
+    def commit(self, mask) -> None:
+        """Close the open group of these lanes."""
+        self.group = self.group + self.active(mask).astype(np.int32)
+
+    def send(self, step, address, data, lanes) -> None:
+        """Copies of these lanes are on their way: uint8 [lanes, size]."""
+        size = data.shape[1]
+        address = np.broadcast_to(address, self.n)[lanes]
+        place = self.shared.offsets(address, size, self.block[lanes], "shared copy")
+        self._log(self.log_shared, step, place, size, WRITE, lanes)
+        if self.counters:
+            self.counters.of("shared", "write").add(*turns(address, size, lanes))
+        self.shared.flying[place[:, None] // 4 + np.arange(size // 4)] = True
+        self.shared.in_flight += 1
+        self.copies.append((step, lanes, self.group[lanes], place, data))
+
+    def land(self, step, mask, most: int) -> None:
+        """Write what these lanes wait for: all of their groups but the last `most` ones."""
+        active, rest = self.active(mask), []
+        for copy in self.copies:
+            of, lanes, group, place, data = copy
+            now = active[lanes] & (group < self.group[lanes] - most)
+            if now.any():
+                size, at = data.shape[1], place[now]
+                self.shared.bytes[at[:, None] + np.arange(size)] = data[now]
+                self.shared.flying[at[:, None] // 4 + np.arange(size // 4)] = False
+                self.shared.mark(at.astype(np.int64), size)
+                self._log(self.log_shared, of, at, size, WRITE, lanes[now])
+            if not now.all():
+                stay = ~now
+                rest.append((of, lanes[stay], group[stay], place[stay], data[stay]))
+        self.copies = rest
+        self.shared.in_flight = len(rest)
+
+
+def _special(name: str, grid: Grid, lane, block):
+    x, y, _ = grid.blocks
+    thread, block = (lane % grid.threads).astype(np.uint32), (block + grid.first).astype(np.uint32)
+    sizes = {"ntid.x": grid.threads, "ntid.y": 1, "ntid.z": 1, "nctaid.x": x, "nctaid.y": y, "nctaid.z": grid.blocks[2],
+             "tid.y": 0, "tid.z": 0, "nwarpid": grid.threads // WARP, "clock": 0, "smid": 0}
+    if name in sizes:
+        return np.uint32(sizes[name])
+    found = {"tid.x": thread, "laneid": thread % np.uint32(WARP), "warpid": thread // np.uint32(WARP),
+             "ctaid.x": block % np.uint32(x), "ctaid.y": block // np.uint32(x) % np.uint32(y),
+             "ctaid.z": block // np.uint32(x * y)}.get(name)
+    if name.startswith("lanemask_"):
+        bit = np.uint32(1) << (thread % np.uint32(WARP))
+        found = {"eq": bit, "lt": bit - np.uint32(1), "le": bit | bit - np.uint32(1),
+                 "gt": ~(bit | bit - np.uint32(1)), "ge": ~(bit - np.uint32(1))}[name[9:]]
+    return found

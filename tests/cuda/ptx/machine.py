@@ -1,0 +1,216 @@
+"""Runs a parsed kernel: lanes of many blocks side by side as NumPy arrays, one basic block of instructions at a time.
+
+    Machine(kernel, Grid((8, 1, 1), 128), arguments, memory, checks).run()
+
+Of the lanes that can go on, those at the lowest basic block do, so lanes that part meet again where their paths join.
+With a seed, warps and paths are drawn at random between barriers instead.
+"""
+
+import functools
+
+import numpy as np
+
+from . import convert, warps  # noqa: F401  (they put instructions into the tables)
+from .counters import kind_of
+from .effects import EFFECTS, unpack
+from .findings import Checks, Fault
+from .lanes import WARP, Grid, Lanes
+from .memory import GlobalMemory
+from .operands import mask_of
+from .parse import Instruction, Kernel, Several
+from .races import MOST, Log
+from .values import VALUES
+
+
+class Machine(Lanes):
+    """One launch, or a part of its blocks."""
+
+    def __init__(self, kernel: Kernel, grid: Grid, arguments: list, memory: GlobalMemory, checks: Checks,
+                 name: str = "", seed: int = 0, log: Log | None = None):
+        super().__init__(kernel, grid, arguments, memory, checks, name or kernel.name, log or Log(False))
+        self.rng = np.random.default_rng(seed) if seed else None
+        self.code = compiled(kernel)
+        self.waits = np.array([block.waits for block in kernel.blocks] + [0])
+        if self.counters:
+            self.counters.launches += grid.first == 0
+            self.counters.blocks += self.blocks
+            self.counters.warps += self.n // WARP
+
+    def run(self) -> None:
+        """Run until all lanes have ended.
+
+        Raises:
+            Fault: the kernel did what ends it; the message names it and the instruction.
+        """
+        self.pc, self.uniform = np.zeros(self.n, np.int32), 0
+        try:
+            with np.errstate(all="ignore"):
+                for _ in range(self.checks.steps):
+                    if not self.alive_lanes.size:
+                        break
+                    self._turn()
+                else:
+                    raise Fault("it does not end")
+        except Fault as fault:
+            raise Fault(f"{self.name}: {fault} ({self.where})") from None
+        self._look()
+        if self.counters:
+            self.counters.touched += 32 * sum(np.unique(np.concatenate(parts)).size for parts in self._sectors.values())
+
+    def _turn(self) -> None:
+        """Run one basic block, or pass a barrier."""
+        if self.uniform is not None and self.rng is None:
+            at = self.uniform
+            if at < len(self.waits) - 1 and self.waits[at] == 2:
+                self._pass(at, None)
+                self.uniform = at + 1
+                return
+            self._step(at, None)
+            return
+        if self.uniform is not None:
+            self.pc[:] = self.uniform
+            self.uniform = None
+        alive_pc = self.pc[self.alive_lanes]
+        if self.rng is None and (alive_pc == alive_pc[0]).all():
+            self.uniform = int(alive_pc[0])
+            if not self.waits[self.uniform] or self.alive_lanes.size == self.n:
+                self._turn()
+                return
+            self.uniform = None
+        waits = self.waits[self.pc]
+        together = ((self.pc.reshape(-1, WARP) == self.pc[::WARP, None]) & self.alive.reshape(-1, WARP)).all(1)
+        whole = np.repeat(together, WARP)
+        ready = self.alive & ((waits == 0) | ((waits == 1) & whole))
+        if not ready.any():
+            self._barrier(waits, whole)
+            return
+        if self.rng is None:
+            at = int(self.pc[ready].min())
+            self._step(at, ready & (self.pc == at))
+            return
+        at = int(self.pc[self.rng.choice(np.flatnonzero(ready))])
+        chosen = ready & (self.pc == at)
+        candidates = chosen.reshape(-1, WARP).any(1)
+        drawn = candidates & (self.rng.random(candidates.size) < self.rng.choice((0.0, 0.5, 1.0)))
+        if not drawn.any():
+            drawn[self.rng.choice(np.flatnonzero(candidates))] = True
+        self._step(at, chosen & np.repeat(drawn, WARP))
+
+    def _barrier(self, waits, whole) -> None:
+        """Nobody can go on but by a barrier of the block: let blocks pass whose threads are all there."""
+        waiting = self.alive & (waits == 2)
+        parted = self.alive & ~whole
+        if parted.any() or not waiting.any():
+            lane = int(np.flatnonzero(parted if parted.any() else self.alive)[0])
+            places = sorted({self._text(int(self.pc[at])) if self.alive[at] else "its end"
+                             for at in range(lane // WARP * WARP, lane // WARP * WARP + WARP)})
+            raise Fault(f"lanes of a warp part: some are at {' and some at '.join(places)}")
+        by_block = waiting.reshape(self.blocks, -1)
+        if (by_block.any(1) & ~by_block.all(1)).any():
+            self.note("bar.sync after warps of the block have ended")
+        places = np.where(by_block, self.pc.reshape(self.blocks, -1), -1)
+        if (by_block & (places != places.max(1, keepdims=True))).any():
+            self.note("warps of a block meet at different barriers")
+        at = int(self.pc[waiting].min()) if self.rng is None else int(self.rng.choice(self.pc[waiting]))
+        blocks = (by_block & (places == at)).any(1)            # with all that waits in them
+        released = waiting & np.repeat(blocks, self.grid.threads)
+        self._pass(at, released)
+        self.pc[released] += 1
+
+    def _pass(self, at: int, mask) -> None:
+        step = self.kernel.blocks[at].steps[0]
+        if "sync" not in step.parts or len(step.operands) > 1 or getattr(step.operands[0], "text", "0") != "0":
+            raise Fault(f"barriers with names or counts are not known here: {step.text}")
+        self._count_steps({kind_of(step): 1}, mask)
+        self.epoch = self.epoch + (1 if mask is None else mask.astype(np.int32))
+        if self.log_shared.places > MOST // 4:
+            self._look()
+
+    def _text(self, pc: int) -> str:
+        return self.kernel.blocks[pc].steps[0].text if self.kernel.blocks[pc].steps else "an empty block"
+
+    def _step(self, at: int, mask) -> None:
+        """Run a basic block for the lanes of a mask, None for all that live."""
+        steps, mix = self.code[at]
+        self._count_steps(mix, mask)
+        for step, guard, run in steps:
+            self.where = step.text
+            self.mask = mask
+            if guard is None:
+                taken = mask
+            else:
+                wanted = guard(self)
+                if self.counters:
+                    self._count_steps({kind_of(step): 1}, wanted if mask is None else mask & wanted)
+                taken = (wanted & self.alive) if mask is None else mask & wanted
+                self.mask = taken
+            if run is not None:
+                run(self, taken)
+                continue
+            if step.opcode == "bra":
+                self._branch(self.kernel.labels[step.operands[0].name], at + 1, mask, guard, taken)
+            else:
+                self._end(at + 1, mask, taken)
+            return
+        if at + 1 >= len(self.code):
+            self._end(at + 1, mask, mask)
+        else:
+            self._branch(at + 1, at + 1, mask, None, mask)
+
+    def _branch(self, target: int, after: int, mask, guard, taken) -> None:
+        if mask is None:
+            lanes = self.alive_lanes
+            here = None if guard is None else taken[lanes]
+            if here is None or here.all() or not here.any():
+                self.uniform = target if here is None or here.all() else after
+                if lanes.size < self.n or self.rng is not None:   # whoever has ended keeps a warp from being whole
+                    self.pc[lanes] = self.uniform
+                    self.uniform = None
+                return
+            self.uniform = None
+            self.pc[lanes] = np.where(here, target, after)
+            return
+        self.pc[mask] = after
+        self.pc[taken] = target
+
+    def _end(self, after: int, mask, taken) -> None:
+        if taken is None:
+            taken = self.alive
+        self.alive = self.alive & ~taken
+        self.alive_lanes = np.flatnonzero(self.alive).astype(np.int32)
+        if mask is None:
+            self.pc[self.alive_lanes] = after
+            self.uniform = None
+        else:
+            self.pc[mask] = after
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(kernel: Kernel) -> list:
+    """For each basic block: ([(instruction, guard, function or None where control may leave)], kinds counted)."""
+    return [([(step, mask_of(step), _bound(step)) for step in block.steps if not step.is_block_barrier],
+             _mix(block.steps)) for block in kernel.blocks]
+
+
+def _mix(steps) -> dict[str, int]:
+    found = {}
+    for step in steps:
+        if step.guard is None and not step.is_block_barrier:
+            kind = kind_of(step)
+            found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def _bound(step: Instruction):
+    if step.opcode in ("bra", "ret", "exit"):
+        if "ind" in step.parts:
+            raise Fault(f"no such branch here: {step.text}")
+        return None
+    if step.opcode == "mov" and isinstance(step.operands[0], Several):
+        return unpack(step)
+    if step.opcode in VALUES:
+        function, to = VALUES[step.opcode](step), step.operands[0]
+        return lambda machine, mask: machine.put(to, function(machine), mask)
+    if step.opcode in EFFECTS:
+        return EFFECTS[step.opcode](step)
+    raise Fault(f"no such instruction here: {step.text}")

@@ -1,0 +1,142 @@
+"""Global and shared memory with shadows: who owns a byte, and whether it was ever written.
+
+Addresses of global memory are those of a NumPy array, so pointers are real ones. Allocations lie apart, and what lies
+between them is nobody's. Shared memory is that of all blocks that run side by side, one after the other.
+"""
+
+from bisect import bisect_right
+
+import numpy as np
+
+from .findings import Fault
+
+GUARD = 4096   # bytes between allocations
+GRAIN = 256    # allocations begin at multiples of it
+_TRUE = {1: (np.bool_, True), 2: (np.uint16, 0x0101), 4: (np.uint32, 0x01010101), 8: (np.uint64, 0x0101010101010101)}
+
+
+class Shadowed:
+    """Bytes, and a flag for each: it was written."""
+
+    def __init__(self, array: np.ndarray, written: np.ndarray):
+        self.bytes, self.written = array, written
+        self._views, self._flags = {}, {size: (written.view(kind), true) for size, (kind, true) in _TRUE.items()}
+
+    def view(self, dtype) -> np.ndarray:
+        """The bytes as another type."""
+        if dtype not in self._views:
+            self._views[dtype] = self.bytes.view(dtype)
+        return self._views[dtype]
+
+    def mark(self, offset: np.ndarray, size: int) -> None:
+        """These bytes have been written."""
+        flags, true = self._flags[min(size, 8)]
+        place = offset // min(size, 8)
+        flags[place] = true
+        if size == 16:
+            flags[place + 1] = true
+
+    def is_written(self, offset: np.ndarray, size: int) -> bool:
+        """Whether all of these bytes have been written."""
+        flags, true = self._flags[min(size, 8)]
+        place = offset // min(size, 8)
+        return bool((flags[place] == true).all()) and (size < 16 or bool((flags[place + 1] == true).all()))
+
+
+class GlobalMemory(Shadowed):
+    """Device memory: allocations with guards between. What was freed is nobody's, and is not given out again."""
+
+    def __init__(self, nbytes: int = 256 << 20):
+        raw = np.empty(nbytes + GUARD, np.uint8)
+        begin = -raw.ctypes.data % GUARD
+        super().__init__(raw[begin:begin + nbytes], np.zeros(nbytes, np.bool_))
+        self.base = self.bytes.ctypes.data
+        self.begins, self.ends, self.freed = [], [], []     # of allocations, in order
+        self._used, self._constants = GUARD, {}
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """uint8 [nbytes], 0xFF until written: NaN as floats."""
+        begin, end = self._used, self._used + nbytes
+        if end + GUARD > self.bytes.size:
+            raise MemoryError(f"the machine has {self.bytes.size} bytes of global memory; give it more")
+        self._used = -(-end // GRAIN) * GRAIN + GUARD
+        self.begins.append(begin)
+        self.ends.append(end)
+        self.freed.append(False)
+        self.bytes[begin:end] = 0xFF
+        return self.bytes[begin:end]
+
+    def drop(self, array: np.ndarray) -> None:
+        """Make the memory of `take` nobody's."""
+        self.freed[self.owner(array.ctypes.data - self.base)] = True
+
+    def wrote(self, array: np.ndarray) -> None:
+        """The host has written these bytes."""
+        begin = array.ctypes.data - self.base
+        self.written[begin:begin + array.nbytes] = True
+
+    def constant(self, name: str, data: np.ndarray) -> int:
+        """Address of an array that a module brings along."""
+        key = name, data.tobytes()
+        if key not in self._constants:
+            place = self.take(data.size)
+            place[:] = data
+            self.wrote(place)
+            self._constants[key] = place.ctypes.data
+        return self._constants[key]
+
+    def owner(self, offset: int) -> int:
+        """Number of the last allocation that begins at or before a place, -1 if there is none."""
+        return bisect_right(self.begins, offset) - 1
+
+    def offsets(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, int]:
+        """Places in `bytes`, and the allocation of all of them, -1 if they are in several.
+
+        Raises:
+            Fault: an address is misaligned, or its bytes are not within one allocation.
+        """
+        if (address & (size - 1)).any():
+            bad = int(address[(address & (size - 1)) != 0][0])
+            raise Fault(f"misaligned {what} of {size} bytes, {bad % size} beyond a multiple")
+        offset = address - self.base
+        low, high = int(offset.min()), int(offset.max()) + size
+        number = self.owner(low)
+        if number >= 0 and high <= self.ends[number] and not self.freed[number]:
+            return offset, number
+        for place in np.unique(offset).tolist():
+            self._refuse(place, size, what)
+        return offset, -1
+
+    def _refuse(self, offset: int, size: int, what: str) -> None:
+        number = self.owner(offset)
+        if number < 0 or offset >= self.ends[number] + GUARD:
+            raise Fault(f"{what} of {size} bytes outside global memory: nowhere near an allocation")
+        room = self.ends[number] - self.begins[number]
+        if self.freed[number]:
+            raise Fault(f"{what} of {size} bytes outside global memory: allocation {number} of {room} bytes was freed")
+        if offset + size > self.ends[number]:
+            raise Fault(f"{what} of {size} bytes outside global memory: at {offset - self.begins[number]} of the "
+                        f"{room} bytes of allocation {number}")
+
+
+class SharedMemory(Shadowed):
+    """Shared memory of blocks side by side, 0xFF until written. flying: bytes that a copy is on its way to."""
+
+    def __init__(self, blocks: int, nbytes: int):
+        self.limit, self.pitch = nbytes, max(-(-nbytes // 16) * 16, 16)
+        super().__init__(np.full(blocks * self.pitch, 0xFF, np.uint8), np.zeros(blocks * self.pitch, np.bool_))
+        self.flying = np.zeros(blocks * self.pitch // 4, np.bool_)
+        self.in_flight = 0
+
+    def offsets(self, address: np.ndarray, size: int, block: np.ndarray, what: str) -> np.ndarray:
+        """Places in `bytes` of addresses within a block's memory.
+
+        Raises:
+            Fault: an address is misaligned, or outside the block's memory.
+        """
+        if (address & (size - 1)).any():
+            raise Fault(f"misaligned {what} of {size} bytes at {int(address[(address & (size - 1)) != 0][0])}")
+        low, high = int(address.min()), int(address.max())
+        if low < 0 or high + size > self.limit:
+            raise Fault(f"{what} of {size} bytes at {low if low < 0 else high} of {self.limit} bytes of shared memory")
+        return block * self.pitch + address

@@ -1,0 +1,149 @@
+"""Instructions of whole warps: shuffles, votes, matrices. Binders as in effects.py."""
+
+import numpy as np
+
+from .convert import _from_bfloat, _from_half
+from .effects import effect
+from .findings import Fault
+from .operands import address, wide
+from .parse import Pair, Several
+from .races import READ
+
+WARP = 32
+LANES = np.arange(WARP)
+U32, U64, F32 = np.uint32, np.uint64, np.float32
+
+
+@effect("shfl")
+def _shuffle(step):
+    value, by, clamp = (wide(operand, kind) for operand, kind in zip(step.operands[1:4], ("b32", "u32", "u32")))
+    to, how = step.operands[0], next(part for part in step.parts if part in ("bfly", "down", "up", "idx"))
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        given = value(machine).reshape(-1, WARP)
+        count, limits = (get(machine).reshape(-1, WARP).astype(np.int64) for get in (by, clamp))
+        segment, limit = limits >> 8 & 31, limits & 31
+        low = LANES & segment
+        high = low | limit & ~segment
+        source = {"bfly": LANES ^ count, "down": LANES + count, "up": LANES - count,
+                  "idx": low | count & ~segment & 31}[how]
+        inside = source >= high if how == "up" else source <= high
+        source = np.where(inside, source, LANES)
+        result = np.take_along_axis(given, source, 1).ravel()
+        machine.put(to.first if isinstance(to, Pair) else to, result, mask)
+        if isinstance(to, Pair):
+            machine.put(to.second, np.broadcast_to(inside, source.shape).ravel(), mask)
+    return run
+
+
+@effect("vote")
+def _vote(step):
+    asked, to = wide(step.operands[1], "pred"), step.operands[0]
+    how = next((part for part in step.parts if part in ("ballot", "all", "any", "uni")), None)
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        votes = asked(machine).reshape(-1, WARP)
+        if how == "ballot":
+            result = (votes.astype(U64) << LANES.astype(U64)).sum(1).astype(U32)
+        else:
+            result = {"all": votes.all(1), "any": votes.any(1), "uni": votes.all(1) | ~votes.any(1)}[how]
+        machine.put(to, np.repeat(result, WARP), mask)
+    return run
+
+
+@effect("redux")
+def _reduce(step):
+    value, to = wide(step.operands[1], step.type), step.operands[0]
+    how = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+           "xor": np.bitwise_xor}[next(part for part in step.parts if part not in ("sync", step.type))]
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        given = value(machine).reshape(-1, WARP)
+        machine.put(to, np.repeat(how.reduce(given, 1, dtype=given.dtype), WARP), mask)
+    return run
+
+
+@effect("activemask")
+def _active(step):
+    def run(machine, mask):
+        active = np.broadcast_to(machine.active(mask), machine.n).reshape(-1, WARP)
+        machine.put(step.operands[0], np.repeat((active.astype(U64) << LANES.astype(U64)).sum(1).astype(U32), WARP),
+                    mask)
+    return run
+
+
+@effect("ldmatrix")
+def _load_matrices(step):
+    """8 x 8 halves each: lane l names row l % 8 of matrix l // 8, and gets elements 2 (l % 4) and the next of row
+    l // 4; turned, of column l // 4."""
+    to, place = step.operands[0], address(step.operands[1])
+    registers = to.parts if isinstance(to, Several) else (to,)
+    turned = "trans" in step.parts
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        lanes = machine.lanes(machine.active(mask) & (machine.lane % WARP < 8 * len(registers)))
+        memory, offset = machine.reach(step, "shared", place(machine), 16, lanes, READ)
+        row = np.zeros(machine.n, np.int64)
+        row[lanes] = offset
+        row = row.reshape(-1, WARP)
+        for number, register in enumerate(registers):
+            if turned:
+                even, odd = (memory.view(np.uint16)[row[:, 8 * number + 2 * (LANES % 4) + side] // 2 + LANES // 4]
+                             for side in (0, 1))
+                result = even.astype(U32) | odd.astype(U32) << U32(16)
+            else:
+                result = memory.view(U32)[row[:, 8 * number + LANES // 4] // 4 + LANES % 4]
+            machine.put(register, result.ravel(), mask)
+    return run
+
+
+@effect("movmatrix")
+def _turn_matrix(step):
+    given, to = wide(step.operands[1], "b32"), step.operands[0]
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        matrix = given(machine).view(np.uint16).reshape(-1, 8, 8)
+        machine.put(to, np.ascontiguousarray(matrix.transpose(0, 2, 1)).view(U32).ravel(), mask)
+    return run
+
+
+@effect("mma")
+def _multiply(step):
+    """D = A B + C of m16n8kK: rows l // 4 and 8 below, columns of what a register holds (PTX ISA, matrix fragments)."""
+    shape = next((part for part in step.parts if part.startswith("m16n8k")), None)
+    kinds = step.parts[-4:]
+    if shape is None or kinds[1] not in ("f16", "bf16", "s8", "u8") or "f16" in (kinds[0], kinds[3]):
+        raise Fault(f"no such mma here: {step.text}")
+    per, total, kind = (4, np.int32, "s32") if kinds[1] in ("s8", "u8") else (2, F32, "f32")
+    d = step.operands[0].parts
+    a, b = ([wide(register, "b32") for register in operand.parts] for operand in step.operands[1:3])
+    c = [wide(register, kind) for register in step.operands[3].parts]
+    depth, row, column = int(shape[6:]), LANES // 4, LANES % 4
+    read_a, read_b = _READ[kinds[1]], _READ[kinds[2]]
+
+    def run(machine, mask):
+        machine.whole_warps(mask)
+        warps = machine.n // WARP
+        left, right = np.empty((warps, 16, depth), total), np.empty((warps, 8, depth), total)
+        for number, get in enumerate(a):
+            value = read_a(get(machine)).reshape(-1, WARP, per)
+            for each in range(per):
+                left[:, row + 8 * (number & 1), per * column + each + 4 * per * (number >> 1)] = value[:, :, each]
+        for number, get in enumerate(b):
+            value = read_b(get(machine)).reshape(-1, WARP, per)
+            for each in range(per):
+                right[:, row, per * column + each + 4 * per * number] = value[:, :, each]
+        product = np.matmul(left, right.transpose(0, 2, 1))
+        for number, (register, get) in enumerate(zip(d, c)):
+            own = product[:, row + 8 * (number >> 1), 2 * column + (number & 1)].ravel()
+            machine.put(register, own + get(machine), mask)
+    return run
+
+
+_READ = {"s8": lambda bits: bits.view(np.int8), "u8": lambda bits: bits.view(np.uint8),
+         "f16": lambda bits: _from_half(bits.view(np.uint16)), "bf16": lambda bits: _from_bfloat(bits.view(np.uint16))}

@@ -1,0 +1,55 @@
+"""`bench --op`: one op, its spread, its share of the limit, and the last run beside it."""
+
+import json
+
+import pytest
+
+from numflow.cpu.measure import roofline
+from numflow.errors import FormatError, RequestError
+from numflow.lab.op_bench import bench_op
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path))
+    limits = roofline.Roofline(1, 10.0, 200.0, 50.0)
+    monkeypatch.setattr(roofline, "measure_limits", lambda threads: limits)
+    monkeypatch.setattr("numflow.lab.op_bench.MOST_BYTES", 1 << 16)
+
+
+def test_a_product(tmp_path):
+    first = bench_op("linear", "q4", "64x128", 2, repeat=3, threads=1)
+    us = first["microseconds"]
+    assert us["min"] <= us["median"] <= us["max"] and len(us["samples"]) == 3 and us["min"] > 0
+    assert first["operations"] == 2 * 64 * 128 * 2 and first["last"] is None and first["copies"] > 2
+    moved = first["megabytes"] * 1e6
+    assert 64 * 128 / 2 < moved < 64 * 128 and first["gb_s"] == pytest.approx(moved / us["median"] / 1e3)
+    least = max(moved / 10.0, first["operations"] / 200.0) / 1e3
+    assert first["at_limit"] == pytest.approx(least / us["median"])
+    again = bench_op("linear", "q4", "64x128", 2, repeat=3, threads=1)
+    assert again["last"]["microseconds"] == us
+    assert again["against_last"] == pytest.approx(us["median"] / again["microseconds"]["median"])
+    (kept,) = (tmp_path / "bench").iterdir()
+    assert json.loads(kept.read_text())["microseconds"] == again["microseconds"]
+    assert bench_op("linear", "q4", "64x128", 1, repeat=3, threads=1)["last"] is None  # another number of tokens
+
+
+def test_a_norm_and_a_broken_memory_of_the_last_run(tmp_path):
+    bench_op("rms_norm", "q4", "64", 3, repeat=3, threads=1)
+    (kept,) = (tmp_path / "bench").iterdir()
+    kept.write_text("{")
+    assert bench_op("rms_norm", "q4", "64", 3, repeat=3, threads=1)["last"] is None
+
+
+@pytest.mark.parametrize(("op", "kind", "shape", "tokens", "line"), [
+    ("liner", "q4", "64x64", 1, "did you mean 'linear'"), ("linear", "q4", "64", 1, "--shape should be OUTPUTSxINPUTS"),
+    ("linear", "q4", "0x64", 1, "--shape should be"), ("linear", "q4", "99999x99999", 1, "has more than"),
+    ("linear", "q4", "64x64", 0, "--tokens should be"), ("rms_norm", "q4", "64x64", 1, "the width")])
+def test_what_cannot_be_is_one_line(op, kind, shape, tokens, line):
+    with pytest.raises(RequestError, match=line):
+        bench_op(op, kind, shape, tokens)
+
+
+def test_a_type_that_is_not_known():
+    with pytest.raises(FormatError, match="q4x"):
+        bench_op("linear", "q4x", "64x64", 1)

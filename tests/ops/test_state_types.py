@@ -1,0 +1,81 @@
+"""Matrix states in every type: the same bits however a text is cut, near the recurrence, or refused."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.program import Program as CpuProgram
+from numflow.cuda.program import Program as CudaProgram
+from numflow.errors import RequestError
+from numflow.learn.cases.build import CaseBuilder
+from numflow.learn.cases.cases import CASES
+from numflow.network.windows import STATE
+from numflow.ops import Batch
+from numflow.quant.state import STATE_TYPES
+from numflow.reference.program import Program as Reference
+
+BY_NAME = {case.name.removeprefix("linear_attention-"): case for case in CASES}
+TOKENS = np.random.default_rng(5).integers(0, 97, 75).astype(np.int32)
+NEAR = {"f32": 1e-5, "f16": 2e-3, "bf16": 0.02, "q8": 0.04}  # of the standard deviation of what float32 gives
+BESIDE = np.arange(30, dtype=np.int32)
+
+
+def run(program, *pieces):
+    """Outputs of the first of texts: (ids, first position, slot)."""
+    ids = [piece[0] for piece in pieces]
+    batch = Batch(np.concatenate(ids), np.concatenate([at + np.arange(len(own)) for own, at, _ in pieces]),
+                  np.cumsum([0, *map(len, ids)]), np.zeros((len(pieces), 1), int), np.arange(len(ids[0])),
+                  slots=np.array([slot for *_, slot in pieces]))
+    return np.array(program.run(batch))
+
+
+def opened(case, program_class, **options):
+    program = program_class(case.network, case.weights, activations="f32", **options)
+    program.reserve(0, windows={STATE: 3})
+    return program
+
+
+@pytest.mark.parametrize(("name", "dtype"), [
+    *(("delta-tiled", dtype) for dtype in STATE_TYPES), ("delta-by-column", "bf16"), ("scaled-wide", "q8"),
+    ("fixed", "f32"), ("scan", "f32")])
+def test_bits_do_not_depend_on_the_cut(name, dtype):
+    case = BY_NAME[name]
+    one, two = (opened(case, CpuProgram, threads=n, state_type=dtype) for n in (1, 2))
+    whole = run(one, (TOKENS, 0, 1))
+    for size in (1, 7, 64):
+        found = [run(two, (TOKENS[at:at + size], at, 0), (BESIDE[at % 16:], at % 16, 2))
+                 for at in range(0, len(TOKENS), size)]
+        np.testing.assert_array_equal(np.concatenate(found), whole)
+    found = np.concatenate([run(two, (TOKENS[:37], 0, 1)), run(two, (TOKENS[37:], 37, 1), (BESIDE, 0, 2))])
+    np.testing.assert_array_equal(found, whole)
+    exact, rounded = (run(opened(case, Reference, state_type=kind), (TOKENS, 0, 1)) for kind in ("f32", dtype))
+    for truth in (exact, rounded):
+        assert np.abs(whole - truth).max() < NEAR[dtype] * exact.std()
+    if dtype != "f32":  # the types do differ
+        assert np.abs(whole - exact).max() > 1e-5 * exact.std()
+        assert two.window_bytes[STATE] < opened(case, CpuProgram, threads=1).window_bytes[STATE]
+
+
+def test_keys_that_are_nearly_equal():
+    """The hard case of the triangular system: almost nothing fades, and what is written turns over what was there."""
+    b, rng = CaseBuilder("alike"), np.random.default_rng(1)
+    views = b.inputs(16, 16, 24, 1, 1)
+    (table,) = b.arrays.values()
+    keys = 1 + 0.01 * rng.standard_normal((len(table), 16))
+    for view, values in zip((views[1], *views[3:]), (keys / np.linalg.norm(keys, axis=1, keepdims=True), 1e-3, 1.9)):
+        table[:, view.start:view.start + view.width] = values
+    y = b.buffer(24)
+    b.step("linear_attention", tuple(views), (y,), {"rate": b.weight("rate", np.full(1, -1, np.float32))},
+           state=b.state(1, 16, 24), heads=1, key_heads=1)
+    found, exact = (run(opened(b.case(y), program), (TOKENS, 0, 1)) for program in (CpuProgram, Reference))
+    assert np.abs(found - exact).max() < 5e-5 * exact.std()
+
+
+def test_states_that_cannot_be_stored_so():
+    for program_class in (CpuProgram, Reference, CudaProgram):
+        own = {"gpu": "simulator"} if program_class is CudaProgram else {}
+        with pytest.raises(RequestError, match="state_type should be one of auto, f32, f16, bf16, q8, is 'q4'"):
+            opened(BY_NAME["delta"], program_class, state_type="q4", **own)
+        with pytest.raises(RequestError, match="state_type='f16' is for states of heads that are matrices; .* has"):
+            opened(BY_NAME["scan"], program_class, state_type="f16", **own)
+    with pytest.raises(RequestError, match="state_type='bf16': a GPU keeps states in f32"):
+        opened(BY_NAME["delta"], CudaProgram, gpu="simulator", state_type="bf16")
