@@ -87,8 +87,11 @@ def serve(
     every = _given(tool_format=tool_format, overflow=overflow) | models.values
     if ray:
         every = {"devices": "0", **every, "transport": "ray"}
-    tables = read_config(config) if config is not None else {}
-    made = make_config(tables, str(config or "options"), service, _models(model, tables, offline), every)
+    tables, source = read_config(config) if config is not None else {}, str(config or "options")
+    if model is None and not tables.get("models"):
+        make_config(tables, source, service, {"default": {"path": "default"}}, every)  # wrong options before a download
+        model = [asked_name(None, offline)]
+    made = make_config(tables, source, service, _models(model), every)
     start_logging(made.log_file, made.log_level)
 
     names = ", ".join(model.name for model in made.models)
@@ -118,10 +121,8 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _models(given: list[str] | None, tables: dict[str, Any], offline: bool) -> dict[str, dict[str, Any]] | None:
-    """Models of the command line; the default one if nothing names any."""
-    if given is None and not tables.get("models"):
-        given = [asked_name(None, offline)]
+def _models(given: list[str] | None) -> dict[str, dict[str, Any]] | None:
+    """Models of the command line; None: those of the file."""
     if given is None:
         return None
     found: dict[str, dict[str, Any]] = {}

@@ -6,10 +6,12 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pyte
 
 from tests.conftest import REPO
+from tests.waiting import until
 
 LINES, COLUMNS = 24, 80
 
@@ -64,6 +66,11 @@ class Typist:
         while not seen(self.screen):
             if not self.read(60):
                 raise AssertionError("the screen is not as it should be:\n" + "\n".join(self.screen))
+
+    def wait_until_it_waits(self) -> None:
+        """Wait until the program sleeps, as one does that waits for keys."""
+        state = Path(f"/proc/{self.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "the program waits for keys")
 
     def type(self, keys: bytes) -> None:
         """Press keys."""

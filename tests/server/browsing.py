@@ -39,6 +39,14 @@ def set_size(driver, size: tuple[int, int], dark: bool = False, scale: float = 1
         "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
 
 
+def forget(driver, url: str) -> None:
+    """Clear what the page of an address has kept, and the browser's log; the size is a desktop's."""
+    set_size(driver, DESKTOP)
+    driver.get(url)
+    driver.execute_script("localStorage.clear(); sessionStorage.clear();")
+    driver.get_log("browser")
+
+
 class Looks:
     """A page that is shown."""
 

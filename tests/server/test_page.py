@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.server.browsing import DESKTOP, PHONE, Page, chromium, set_size
+from tests.server.browsing import PHONE, Page, chromium, forget, set_size
 
 
 def test_the_page_asks_nothing_of_others(http):
@@ -27,11 +27,8 @@ def one_browser():
 @pytest.fixture
 def browser(one_browser, server):
     """A browser that has forgotten all."""
-    set_size(one_browser, DESKTOP)
-    one_browser.get(server.url)
-    one_browser.execute_script("localStorage.clear(); sessionStorage.clear();")
+    forget(one_browser, server.url)
     one_browser.get("about:blank")
-    one_browser.get_log("browser")
     yield one_browser
 
 

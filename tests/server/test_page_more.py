@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.server.browsing import DESKTOP, PHONE, Page, chromium, set_size
+from tests.server.browsing import DESKTOP, PHONE, Page, chromium, forget, set_size
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +23,7 @@ def one_browser(tmp_path_factory):
 
 @pytest.fixture
 def page(one_browser, server):
-    set_size(one_browser, DESKTOP)
-    one_browser.get(server.url)
-    one_browser.execute_script("localStorage.clear(); sessionStorage.clear();")
-    one_browser.get_log("browser")
+    forget(one_browser, server.url)
     page = Page(one_browser, server.url)
     page.set("temperature", 0)
     page.set("max_tokens", 6)
