@@ -49,7 +49,7 @@ site: .venv
 # Models of numflow's own, trained anew: minutes of a core each.
 tiny: .venv
 	for model in tiny tiny-draft tiny-moe tiny-hybrid tiny-encoder tiny-translator; do \
-		.venv/bin/python -m models.train $$model || exit 1; done
+		.venv/bin/python -m numflow.learn.models.train $$model || exit 1; done
 
 # Pages that are made from code: commands and options, families of models, Python.
 pages: .venv

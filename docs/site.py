@@ -14,7 +14,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/*.md", "docs/*/*.md", "specs/README.md",
-         "models/*.md", "reports/*.md", "reports/*/*.md")
+         "numflow/learn/models/*.md", "reports/*.md", "reports/*/*.md")
 PICTURES = ("docs/*.svg", "docs/*.png", "docs/*/figures/*.svg", "reports/*/*.png", "reports/*/*.svg")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(<?([^)\s>]+)>?\)")
 

@@ -9,9 +9,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_models() -> Path:
-    """The folder of models that come with numflow: the copy inside an installed one, else that of the checkout."""
-    installed = _PACKAGE / "_models"
-    return installed if installed.is_dir() else _PACKAGE.parent / "models" / "trained"
+    """The folder of models that come with numflow."""
+    return _PACKAGE / "learn" / "models" / "trained"
 
 
 def models_dir() -> Path:

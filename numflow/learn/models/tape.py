@@ -4,6 +4,8 @@ A Value is an array and, after `Tape.backward`, the derivative of the loss by it
 formulas of numflow/ops.py. Shapes: B texts, T tokens, D width, H query heads, G key heads, E head size.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 f32 = np.float32
@@ -13,7 +15,8 @@ class Value:
     """An array and the gradient of the loss by it, None until something has been added."""
 
     def __init__(self, data: np.ndarray):
-        self.data, self.grad = data, None
+        self.data = data
+        self.grad: np.ndarray | None = None
 
     def add(self, grad: np.ndarray) -> None:
         """Add a term of the gradient."""
@@ -21,10 +24,10 @@ class Value:
 
 
 class Tape:
-    """What was computed, in its order; `backward` goes through it from the end."""
+    """Steps of a computation, in their order; `backward` goes through them from the end."""
 
     def __init__(self):
-        self.steps: list[tuple[Value, object]] = []
+        self.steps: list[tuple[Value, Callable]] = []
 
     def keep(self, data: np.ndarray, back) -> Value:
         """A result; back(gradient of it) adds to the gradients of what it was made of."""

@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from models.grammar import Writer
+from numflow.learn.models.grammar import Writer
 
 
 class Noun(NamedTuple):

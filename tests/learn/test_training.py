@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import numflow
-from models import batches, german, nets, stories, train
-from models.tape import Tape, Value
+from numflow.learn.models import batches, german, nets, stories, train
+from numflow.learn.models.tape import Tape, Value
 
 SMALL = {
-    "llama": nets.Llama(40, 16, 2, 4, 2, 8, 24), "mixtral": nets.Mixtral(40, 16, 2, 4, 2, 8, 24, experts=4, chosen=2),
+    "dense": nets.Decoder(40, 16, 2, 4, 2, 8, 24), "experts": nets.Mixture(40, 16, 2, 4, 2, 8, 24, experts=4, chosen=2),
     "hybrid": nets.Hybrid(40, 16, 4, 2, 1, 8, 24, state_heads=2, state_size=8),
-    "modernbert": nets.ModernBert(40, 16, 2, 2, 24), "t5": nets.T5(40, 16, 2, 2, 8, 24)}
+    "encoder": nets.Encoder(40, 16, 2, 2, 24), "translator": nets.Translator(40, 16, 2, 2, 8, 24)}
 
 
 def drawn(net):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from models import german, stories
+from numflow.learn.models import german, stories
 
 END = "<|end|>"
 SPECIAL = {"causal": [END, stories.USER, stories.ASSISTANT], "masked": ["[CLS]", "[SEP]", "[PAD]", "[MASK]"],
@@ -44,14 +44,15 @@ def tokenizer_of(kind: str, vocabulary: int) -> Tokenizer:
 def causal(tokenizer: Tokenizer, seed: int, documents: int, batch: int) -> Iterator[dict]:
     """Windows that begin where a document begins; each token is asked for the next one."""
     rng = random.Random(seed)
-    ids, starts = [], []
+    ids: list[int] = []
+    starts: list[int] = []
     for _ in range(documents):
         starts.append(len(ids))
         ids += tokenizer.encode(stories.document(rng)[0]).ids
     stream, choose = np.array(ids), np.random.default_rng(seed)
-    starts = np.array([at for at in starts if at + CONTEXT + 1 < len(stream)])
+    begin = np.array([at for at in starts if at + CONTEXT + 1 < len(stream)])
     while True:
-        window = stream[choose.choice(starts, batch)[:, None] + np.arange(CONTEXT + 1)]
+        window = stream[choose.choice(begin, batch)[:, None] + np.arange(CONTEXT + 1)]
         yield {"inputs": (window[:, :-1],), "targets": window[:, 1:], "counts": None}
 
 

@@ -1,7 +1,7 @@
 """Training of our models, on a processor, in NumPy alone.
 
-    python -m models.train tiny                    train one of MODELS and write models/trained/tiny
-    python -m models.train tiny --steps 60 --out D  a short run, for a test
+    python -m numflow.learn.models.train tiny      train one of MODELS and write trained/tiny, beside this file
+    python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
 
 It writes what transformers would: config.json, model.safetensors in float16 (the weights were float32; half the bytes
 in a wheel, and a rounding error 30 times smaller than that of q8), tokenizer.json, and training.json with what it took.
@@ -20,18 +20,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from models import batches, nets, stories
-from models.tape import Tape, Value, f32
+from numflow.learn.models import batches, nets, stories
+from numflow.learn.models.tape import Tape, Value, f32
 
 TRAINED = Path(__file__).parent / "trained"
 # Network, tokens of its vocabulary, steps, texts a step, learning rate.
 MODELS = {
-    "tiny": (lambda v: nets.Llama(v, 96, 4, 6, 2, 16, 256), 768, 330, 24, 4e-3),
-    "tiny-draft": (lambda v: nets.Llama(v, 32, 2, 2, 1, 16, 96), 768, 930, 24, 6e-3),
-    "tiny-moe": (lambda v: nets.Mixtral(v, 64, 3, 4, 2, 16, 96, experts=4, chosen=2), 768, 360, 24, 4e-3),
+    "tiny": (lambda v: nets.Decoder(v, 96, 4, 6, 2, 16, 256), 768, 330, 24, 4e-3),
+    "tiny-draft": (lambda v: nets.Decoder(v, 32, 2, 2, 1, 16, 96), 768, 930, 24, 6e-3),
+    "tiny-moe": (lambda v: nets.Mixture(v, 64, 3, 4, 2, 16, 96, experts=4, chosen=2), 768, 360, 24, 4e-3),
     "tiny-hybrid": (lambda v: nets.Hybrid(v, 64, 4, 4, 2, 16, 160, state_heads=4, state_size=16), 768, 280, 24, 4e-3),
-    "tiny-encoder": (lambda v: nets.ModernBert(v, 64, 3, 4, 160), 768, 950, 24, 4e-3),
-    "tiny-translator": (lambda v: nets.T5(v, 64, 2, 4, 16, 192), 512, 920, 64, 4e-3),
+    "tiny-encoder": (lambda v: nets.Encoder(v, 64, 3, 4, 160), 768, 950, 24, 4e-3),
+    "tiny-translator": (lambda v: nets.Translator(v, 64, 2, 4, 16, 192), 512, 920, 64, 4e-3),
 }
 TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'user' %}"
             "{{ bos_token + '<|user|>' + message['content'] }}{% elif message['role'] == 'assistant' %}"
@@ -51,14 +51,14 @@ def initial(net, rng: np.random.Generator) -> dict[str, Value]:
         elif "relative_attention_bias" in name:
             data = np.zeros(shape)
         elif len(shape) == 1:
-            plain = net.spec != "qwen3_5" or "linear_attn.norm" in name
+            plain = net.plain_norms or "linear_attn.norm" in name
             data = np.full(shape, 1.0 if plain else 0.0)  # the others are added to 1
         elif "embed" in name or "shared" in name:
-            data = rng.normal(0, 1.0 if net.spec == "t5" else 0.05, shape)
+            data = rng.normal(0, net.table_spread, shape)
         else:
             small = name.rsplit(".", 2)[-2] in ("o_proj", "down_proj", "w2", "out_proj", "Wo", "wo", "o")
             data = rng.normal(0, shape[-1] ** -0.5 * ((2 * net.layers) ** -0.5 if small else 1), shape)
-            if name.endswith(".q.weight") and net.spec == "t5":
+            if name.endswith(".q.weight") and net.kind == "pairs":
                 data *= net.size ** -0.5
         made[name] = Value(data.astype(f32))
     return made
@@ -81,14 +81,16 @@ class Optimiser:
         warm = min(60, self.steps // 10 + 1)
         share = min(1, self.step / warm) * (0.02 + 0.98 * 0.5 * (1 + math.cos(
             math.pi * max(0, self.step - warm) / max(1, self.steps - warm))))
-        length = math.sqrt(sum(float(np.vdot(w.grad, w.grad)) for w in self.weights.values()))
+        grads = {name: w.grad for name, w in self.weights.items() if w.grad is not None}
+        length = math.sqrt(sum(float(np.vdot(g, g)) for g in grads.values()))
         cut = f32(min(1.0, 1.0 / (length + 1e-9)))
-        for name, w in self.weights.items():
+        for name, grad in grads.items():
+            w = self.weights[name]
             hidden = w.data.ndim == 2 and "embed" not in name and "shared" not in name and "bias" not in name
             if hidden:
-                by, rate = self._muon(name, w.grad * cut), 5 * self.rate
+                by, rate = self._muon(name, grad * cut), 5 * self.rate
             else:
-                by, rate = self._adam(name, w.grad * cut), self.rate
+                by, rate = self._adam(name, grad * cut), self.rate
             if w.data.ndim == 2:
                 by = by + f32(0.02) * w.data
             w.data -= f32(rate * share) * by

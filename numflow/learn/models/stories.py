@@ -2,7 +2,7 @@
 
 import random
 
-from models.grammar import Writer, pattern
+from numflow.learn.models.grammar import Writer, pattern
 
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 WORDS = {

@@ -1,22 +1,43 @@
 """Networks that are trained here, of functions of the tape; weights have the names that their families' files have.
 
-A network is a class with `config`, `shapes()` (of weights, by name) and `logits(t, w, ...)`. What Llama, Mixtral,
-ModernBERT, T5 and Qwen3.5 are, their specifications say (specs/*.toml): here is the same once more, in NumPy.
+A network is a class with `config`, `shapes()` (of weights, by name) and `logits(t, w, ...)`. The specification that
+runs its files (files.toml names it) says the same once more: here it is in NumPy.
 """
+
+import tomllib
+from pathlib import Path
 
 import numpy as np
 
-from models.tape import Tape, Value
+from numflow.learn.models.tape import Tape, Value
 from numflow.network.t5_buckets import bucket
 
 EPS = 1e-5
+FILES = tomllib.loads((Path(__file__).parent / "files.toml").read_text(encoding="utf-8"))
 
 
-class Llama:
+class Trained:
+    """A network as its files call it. `plain_norms`: the factors of norms are stored as they are, not less 1."""
+
+    kind: str
+    plain_norms, table_spread = True, 0.05
+
+    @property
+    def spec(self) -> str:
+        """The specification that runs what is written."""
+        return FILES[type(self).__name__]["spec"]
+
+    @property
+    def names(self) -> dict:
+        """The names that config.json begins with."""
+        own = FILES[type(self).__name__]
+        return {"architectures": [own["architecture"]], "model_type": own["model_type"]}
+
+
+class Decoder(Trained):
     """A decoder: norms, rotary positions, grouped heads, gated feed-forward layers; embeddings are tied."""
 
-    spec, kind = "llama", "causal"
-    architecture, model_type = "LlamaForCausalLM", "llama"
+    kind = "causal"
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, groups: int, size: int, ffn: int, **more):
         self.width, self.layers, self.heads, self.groups, self.size, self.ffn = width, layers, heads, groups, size, ffn
@@ -24,14 +45,14 @@ class Llama:
 
     @property
     def config(self) -> dict:
-        return {"architectures": [self.architecture], "model_type": self.model_type, "hidden_size": self.width,
+        return {**self.names, "hidden_size": self.width,
                 "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "head_dim": self.size,
                 "num_key_value_heads": self.groups, "intermediate_size": self.ffn, "vocab_size": self.vocabulary,
                 "max_position_embeddings": 256, "rms_norm_eps": EPS, "rope_theta": 10000.0, "hidden_act": "silu",
                 "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, **self.more}
 
     def shapes(self) -> dict[str, tuple]:
-        d, own = self.width, {}
+        d, own = self.width, dict[str, tuple]()
         for i in range(self.layers):
             p = f"model.layers.{i}."
             own |= {p + "input_layernorm.weight": (d,), p + "post_attention_layernorm.weight": (d,)}
@@ -71,10 +92,8 @@ class Llama:
         return t.linear(t.mul(t.act(gate, "silu"), up), w[p + "mlp.down_proj.weight"])
 
 
-class Mixtral(Llama):
-    """A Llama whose feed-forward layers are experts, the best `chosen` of which are added up."""
-
-    spec, architecture, model_type = "mixtral", "MixtralForCausalLM", "mixtral"
+class Mixture(Decoder):
+    """A dense decoder whose feed-forward layers are experts, the best `chosen` of which are added up."""
 
     def __init__(self, *args, experts: int, chosen: int):
         super().__init__(*args, num_local_experts=experts, num_experts_per_tok=chosen)
@@ -100,10 +119,10 @@ class Mixtral(Llama):
         return y
 
 
-class Hybrid(Llama):
-    """Three layers with a recurrent state, the gated delta rule, to one of gated attention (Qwen3.5)."""
+class Hybrid(Decoder):
+    """Three layers with a recurrent state, the gated delta rule, to one of gated attention."""
 
-    spec, architecture, model_type = "qwen3_5", "Qwen3_5ForCausalLM", "qwen3_5_text"
+    plain_norms = False
 
     def __init__(self, *args, state_heads: int, state_size: int):
         kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(args[2])]
@@ -156,17 +175,17 @@ class Hybrid(Llama):
         return t.linear(t.mul(y, t.act(t.linear(x, w[p + "in_proj_z.weight"]), "silu")), w[p + "out_proj.weight"])
 
 
-class ModernBert:
+class Encoder(Trained):
     """An encoder: every token sees all others; it guesses the words behind masks."""
 
-    spec, kind = "modernbert", "masked"
+    kind = "masked"
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, ffn: int):
         self.vocabulary, self.width, self.layers, self.heads, self.ffn = vocabulary, width, layers, heads, ffn
 
     @property
     def config(self) -> dict:
-        return {"architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert", "hidden_size": self.width,
+        return {**self.names, "hidden_size": self.width,
                 "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "intermediate_size": self.ffn,
                 "vocab_size": self.vocabulary, "max_position_embeddings": 256, "norm_eps": EPS, "norm_bias": False,
                 "global_attn_every_n_layers": 1, "global_rope_theta": 10000.0, "local_rope_theta": 10000.0,
@@ -176,7 +195,7 @@ class ModernBert:
                 "bos_token_id": 0, "eos_token_id": 1}
 
     def shapes(self) -> dict[str, tuple]:
-        d, own = self.width, {}
+        d, own = self.width, dict[str, tuple]()
         for i in range(self.layers):
             p = f"model.layers.{i}."
             own |= {p + "attn_norm.weight": (d,)} if i else {}
@@ -208,10 +227,10 @@ class ModernBert:
         return t.linear(norm("head.norm", x), table, w["decoder.bias"])
 
 
-class T5:
+class Translator(Trained):
     """An encoder and a decoder that looks at it; positions are biases of distances."""
 
-    spec, kind = "t5", "pairs"
+    kind, table_spread = "pairs", 1.0
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, size: int, ffn: int):
         self.vocabulary, self.width, self.layers, self.heads = vocabulary, width, layers, heads
@@ -219,7 +238,7 @@ class T5:
 
     @property
     def config(self) -> dict:
-        return {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": self.width,
+        return {**self.names, "d_model": self.width,
                 "num_layers": self.layers, "num_decoder_layers": self.layers, "num_heads": self.heads,
                 "d_kv": self.size, "d_ff": self.ffn, "vocab_size": self.vocabulary, "n_positions": 128,
                 "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
@@ -227,7 +246,8 @@ class T5:
                 "tie_word_embeddings": True, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
     def shapes(self) -> dict[str, tuple]:
-        d, q, own = self.width, self.heads * self.size, {"shared.weight": (self.vocabulary, self.width)}
+        d, q = self.width, self.heads * self.size
+        own: dict[str, tuple] = {"shared.weight": (self.vocabulary, d)}
         for side, attentions in (("encoder", ("SelfAttention",)), ("decoder", ("SelfAttention", "EncDecAttention"))):
             for i in range(self.layers):
                 for at, name in enumerate(attentions):
