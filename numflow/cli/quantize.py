@@ -193,12 +193,12 @@ def imatrix(
 def _check_out(out: Path) -> None:
     """Refuse to write a calibration where that cannot be, or over anything but another calibration."""
     from numflow.formats.folder import made_here
+    from numflow.formats.writer import check_place, found
     from numflow.network.quantise.calibration import KIND
     from numflow.network.quantise.imatrix_files import read_imatrix
 
-    if not out.parent.is_dir():
-        raise RequestError(f"{out}: no folder {out.parent}")
-    if not out.exists() or (out.is_file() and made_here(out) == KIND):
+    check_place(out)
+    if not found(out) or (out.is_file() and made_here(out) == KIND):
         return
     try:
         known = out.is_file() and read_imatrix(out)

@@ -14,14 +14,15 @@ class CommandSession:
     found and kept. sessions: of the model that runs."""
 
     def __init__(self, sessions: Any, path: Path, stats: bool):
+        from numflow.formats.writer import check_place, found
+
         self.sessions, self._path, self._stats = sessions, path, stats
         self.note: Any = None
-        if not path.absolute().parent.is_dir():
-            raise RequestError(f"{path}: there is no folder {path.absolute().parent}")
-        if path.exists():
-            found = sessions.restore(path)
-            self.note = found.note
-            self._tell(f"{found.cached} of {found.tokens} tokens are there from {path}")
+        check_place(path)
+        if found(path):
+            taken = sessions.restore(path)
+            self.note = taken.note
+            self._tell(f"{taken.cached} of {taken.tokens} tokens are there from {path}")
 
     def save(self, note: Any = None) -> None:
         """Write the text that ran last.
@@ -29,8 +30,8 @@ class CommandSession:
         Raises:
             RequestError: it cannot be written.
         """
-        found = self.sessions.save(self._path, note=note)
-        self._tell(f"{found.cached} of {found.tokens} tokens are kept in {self._path}")
+        kept = self.sessions.save(self._path, note=note)
+        self._tell(f"{kept.cached} of {kept.tokens} tokens are kept in {self._path}")
 
     def _tell(self, line: str) -> None:
         if self._stats:

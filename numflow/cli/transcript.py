@@ -1,6 +1,7 @@
 """Texts that a conversation is made of and kept in: files of conversations, and files that go with a question."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ def write_conversation(path: Path, messages: list[dict[str, str]]) -> None:
     Raises:
         RequestError: it cannot be written, or holds something else.
     """
-    if path.exists():
+    from numflow.formats.writer import found
+
+    if found(path):
         read_conversation(path)
     try:
         path.write_text(json.dumps({"messages": messages}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -62,11 +65,13 @@ def attachment(path: Path) -> str:
     Raises:
         RequestError: it is no file, too large, or not UTF-8.
     """
-    if path.exists() and not path.is_file():
+    from numflow.formats.writer import found
+
+    there = found(path)
+    if there and not stat.S_ISREG(there.st_mode):
         raise RequestError(f"{path}: not a file")
-    if path.exists() and path.stat().st_size > LARGEST:
-        raise RequestError(f"{path}: {path.stat().st_size} bytes, a file that goes with a question has {LARGEST} at "
-                           "most")
+    if there and there.st_size > LARGEST:
+        raise RequestError(f"{path}: {there.st_size} bytes, a file that goes with a question has {LARGEST} at most")
     text, fence = read_text(path).removesuffix("\n"), "```"
     while fence in text:
         fence += "`"

@@ -26,6 +26,40 @@ _ALIGNMENT = 64
 _PART = re.compile(r"\..+\.(\d+)\.part")  # what a file is called until it is complete: .NAME.PID.part
 
 
+def found(path: Path) -> os.stat_result | None:
+    """The facts of what is at a path, behind links; None where nothing is.
+
+    `Path.exists` says from Python 3.14 on that nothing is there wherever it may not look.
+
+    Raises:
+        RequestError: a name that is too long, a folder that may not be searched, and whatever else keeps from looking.
+    """
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from None
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which `write` could make no file, before work is done for it.
+
+    Raises:
+        RequestError: the folder is not there or may not be written, or the name is too long.
+    """
+    folder = found(path.parent)
+    if folder is None or not stat.S_ISDIR(folder.st_mode):
+        raise RequestError(f"{path}: no folder {path.parent}")
+    found(_part(path))
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise RequestError(f"{path}: the folder {path.parent} may not be written")
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """A tensor to be written. `read` returns its bytes, called when its turn comes: an array of `nbytes` bytes."""
@@ -62,7 +96,7 @@ def write_whole(path: Path, header: bytes, entries: Sequence[TensorEntry],
         FormatError: an entry's data has another size than it said.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _part(path)
     _remove_left_over(path)
     total = len(header) + sum(entry.nbytes for entry in entries)
     try:

@@ -103,7 +103,7 @@ def test_files_go_with_the_next_question(run, loader, tmp_path):
     assert "a.md" not in run("chat", stdin=f'/attach {tmp_path}/a.md\n/attach ""\none\n').out
     assert loader.tokenizer.prompts[-1] == "<user>one<assistant>"
     for name, complaint in (("b.bin", "not UTF-8"), ("gone", "No such file"), ("large", "1000001 bytes"),
-                            ("", "not a file")):
+                            ("", "not a file"), ("x" * 300, "File name too long")):
         done = run("chat", stdin=f"/attach {tmp_path}/{name}\n")
         assert (done.code, done.err.count("\n")) == (1, 1) and complaint in done.err
 
@@ -274,4 +274,5 @@ def test_a_session_goes_on_where_it_was_left(run, loader, tmp_path):
     path.write_bytes(b"x" * 50)
     done = run("chat", "--session", str(path), stdin="two\n")
     assert (done.code, done.out) == (1, "") and done.err.startswith(f"error: {path}: ") and done.err.count("\n") == 1
-    assert "there is no folder" in run("chat", "--session", str(tmp_path / "no" / "x"), stdin="two\n").err
+    assert "no folder" in run("chat", "--session", str(tmp_path / "no" / "x"), stdin="two\n").err
+    assert "File name too long" in run("chat", "--session", str(tmp_path / ("x" * 300)), stdin="two\n").err

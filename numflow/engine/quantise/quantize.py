@@ -6,6 +6,7 @@ in the file, and one of the report itself. So nothing in it can change unnoticed
 """
 
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from numflow.errors import RequestError
 from numflow.formats import container
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.mapped import release_memory
-from numflow.formats.writer import TensorEntry, write
+from numflow.formats.writer import TensorEntry, check_place, found, write
 from numflow.network.gguf.mixes import by_tensor
 from numflow.network.quantise.calibration import Calibration
 from numflow.network.quantise.quantise import (
@@ -162,11 +163,11 @@ def check_target(target: Path, source: Checkpoint, replace: bool) -> None:
         RequestError: the message has which.
     """
     ours = [*source.files.get("weights", []), *(path for role, path in source.files.items() if role != "weights")]
-    if target.exists() and any(target.samefile(path) for path in ours):
+    there = found(target)
+    if there and any(target.samefile(path) for path in ours):
         raise RequestError(f"{target}: the target is the source itself")
-    if target.exists() and not target.is_file():  # --force would put a file in the place of a device
+    if there and not stat.S_ISREG(there.st_mode):  # --force would put a file in the place of a device
         raise RequestError(f"{target} is there already, and is no file")
-    if target.exists() and not replace:
+    if there and not replace:
         raise RequestError(f"{target} is there already; --force writes over a file")
-    if not target.parent.is_dir():
-        raise RequestError(f"{target}: no folder {target.parent}")
+    check_place(target)
