@@ -53,6 +53,8 @@ class Commands(TyperGroup):
     """The table of commands, in groups; other names of commands lead to them."""
 
     def resolve_command(self, ctx, args):
+        if ctx.resilient_parsing and args == ["run"]:  # a shell asks what may follow: a model, as after `pull`
+            args = ["pull"]
         return super().resolve_command(ctx, meant(args, sys.stdin is not None and sys.stdin.isatty()))
 
     def format_commands(self, ctx, formatter) -> None:

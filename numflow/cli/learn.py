@@ -7,6 +7,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.failures import guarded
+from numflow.cli.names import of_models
 from numflow.cli.running import print_json
 from numflow.cli.tables import print_table, printable
 
@@ -65,6 +66,7 @@ def check(
     name: Name,
     folder: Folder = None,
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", show_default=False,
+                                              autocompletion=of_models,
                                               help="A model that writes with your code when it is right.")] = None,
     limit: Limit = 60.0,
     json: options.Json = False,

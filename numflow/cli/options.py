@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
+from numflow.cli.names import of_models
 from numflow.engine.options import OPTIONS, OptionFacts, in_shell
 
 
@@ -25,9 +26,10 @@ def spelled(found: OptionFacts, name: str, default: object, given: bool = False)
 
 
 Model = Annotated[str | None, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
+                  autocompletion=of_models,
                   help="A file, a folder, a name that `numflow models` lists, or ORG/NAME of the Hugging Face hub. "
                        "Without it: the default of that list.")]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=False,
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", show_default=False, autocompletion=of_models,
                           help="A file, a folder, a name that `numflow models` lists, or ORG/NAME.")]
 Devices = Annotated[str | None, of_table("devices")]
 Context = Annotated[int | None, of_table("context")]

@@ -8,11 +8,13 @@ import typer
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
 from numflow.cli.inputs import read_lines
+from numflow.cli.names import of_models
 from numflow.cli.running import loaded, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
 
 ScoringModel = Annotated[str, typer.Option("--model", "-m", show_default=False, metavar="MODEL",
+                         autocompletion=of_models,
                          help="A classifier or reranker: a file, a folder, a name, or ORG/NAME.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long; else an error.")]
 

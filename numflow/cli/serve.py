@@ -9,6 +9,7 @@ import typer
 
 from numflow.cli import options
 from numflow.cli.groups import Given, grouped
+from numflow.cli.names import of_models
 from numflow.cli.running import asked_name, compile_notice
 from numflow.distribution import install
 from numflow.engine.options import COMMANDS, OPTIONS, LoadOptions, rows
@@ -18,6 +19,7 @@ from numflow.errors import DeviceError, RequestError
 OF_MODELS = [*map(OPTIONS.__getitem__, ("context", "max_batch", "kv_memory", "prefix_disk")),
              *(one for one in rows(LoadOptions, COMMANDS) if one[0].name not in ("imatrix", "transport", "offline"))]
 Models = Annotated[list[str] | None, typer.Option("--model", "-m", metavar="[NAME=]MODEL", show_default=False,
+                   autocompletion=of_models,
                    help="A model, by the name that requests use; may be repeated. The first is the default and is "
                         "loaded at once, others when first asked for.")]
 

@@ -9,6 +9,7 @@ import typer
 from numflow.cli import options
 from numflow.cli.groups import Execution, grouped
 from numflow.cli.inputs import STDIN, piped_text, read_lines, read_prompt
+from numflow.cli.names import of_models
 from numflow.cli.running import asked_name, loaded, print_json
 from numflow.cli.tables import print_table
 from numflow.errors import RequestError
@@ -93,6 +94,7 @@ def _save(vectors, path: Path) -> None:
 @grouped
 def fill_mask(
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="tiny-encoder", metavar="MODEL",
+                                              autocompletion=of_models,
                                               help="A masked language model: a file, a folder, a name, or ORG/NAME.")
                      ] = None,
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", show_default=False, help='Text with gaps: "Paris is '
@@ -133,6 +135,7 @@ def _only_text(text: str | None) -> str:
 @grouped
 def translate(
     model: Annotated[str | None, typer.Option("--model", "-m", show_default="tiny-translator", metavar="MODEL",
+                                              autocompletion=of_models,
                                               help="A translating model: a file, a folder, a name, or ORG/NAME.")
                      ] = None,
     texts: options.Texts = None,

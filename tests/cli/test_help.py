@@ -94,3 +94,25 @@ def test_wrong_usage(run, words, complaint):
     done = run(*words)
     assert done.code == 2
     assert complaint in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("words, found", [
+    ("generate -m smollm2-135m-i", ["smollm2-135m-instruct", "smollm2-135m-instruct-bf16"]), ("rm smollm2-135m", [
+        "smollm2-135m", "smollm2-135m-instruct", "smollm2-135m-instruct-bf16"]),
+    ("serve -m tiny-tr", ["tiny-translator"]), ("run tiny-tr", ["tiny-translator"]), ("show mini", ["minilm"]),
+    ("pull ./x", []), ("list x", [])])
+def test_a_shell_completes_names_of_models(run, monkeypatch, words, found):
+    monkeypatch.setenv("_NUMFLOW_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"numflow {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    done = run()
+    assert (done.code, done.out.split(), done.err) == (0, found, "")
+
+
+def test_a_list_of_models_that_is_broken_completes_nothing(run, monkeypatch, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "models.toml").write_text("[x")
+    monkeypatch.setenv("_NUMFLOW_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "numflow generate -m tiny")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert (run().out, run().err) == ("\n", "")

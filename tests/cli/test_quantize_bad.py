@@ -40,7 +40,7 @@ def text(tmp_path_factory):
 def test_weights_that_cannot_be(run, tmp_path, change, message):
     bad = write_model(tmp_path / "bad", change=change)
     done = run("quantize", bad, tmp_path / "x", "--weights", "q3h", "--no-calibration")
-    told = [line for line in done.err.splitlines() if not line.startswith("quantising to q3h")]  # how far, if it is slow
+    told = [line for line in done.err.splitlines() if not line.startswith("quantising to q3h")]
     assert done.code == 1 and len(told) == 1 and message in told[0]
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["bad"]
 
@@ -77,7 +77,7 @@ def test_nothing_is_measured_for_what_cannot_be(run, source, text, tmp_path, mon
             ((source / "model.safetensors", "--weights", "q4", "--force"), "the target is the source itself"),
             ((source / "tokenizer.json", "--weights", "q4", "--force"), "the target is the source itself"),
             ((tmp_path / ("x" * 300), "--weights", "q4"), f"error: {tmp_path / ('x' * 300)}: File name too long"),
-            ((tmp_path / ("x" * 250), "--weights", "q4"), "File name too long"),  # while it is written it has a longer one
+            ((tmp_path / ("x" * 250), "--weights", "q4"), "File name too long"),  # .NAME.PID.part is
             ((tmp_path / "x", "--weights", "q44"), "no quantisation scheme"),
             ((tmp_path / "x", "--target-bpw", "2"), "2 bits per weight are too few")):
         done = run("quantize", source, *words, *calibrated)
