@@ -16,6 +16,7 @@ def inspect(
     spec: options.SpecFile = None,
     full: Annotated[bool, typer.Option("--full", help="Every step, not grouped over the layers.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every stored tensor as well.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Which steps the CPU's kernels do together.")] = False,
     devices: options.Devices = None,
     json: options.Json = False,
     offline: options.Offline = False,
@@ -39,7 +40,8 @@ def inspect(
     placed = None if devices is None else _placed(checkpoint, spec, devices)
     if json:
         print_json(_as_dict(built, checkpoint, full, tensors) | ({} if placed is None else {
-            "devices": placed[1], "cut": [asdict(row) for row in placed[2]]}))
+            "devices": placed[1], "cut": [asdict(row) for row in placed[2]]})
+            | ({"groups": [asdict(group) for group in _groups(built)]} if groups else {}))
         return
     print_fields([*_file_facts(checkpoint), ("spec", built.name), *_memory(built, checkpoint),
                   *((key, value) for key, value in built.facts.items() if value is not None)])
@@ -51,6 +53,10 @@ def inspect(
         _print_placed(placed[1])
         print()
         _print_cut(placed[2])
+        print()
+    if groups:
+        print_table(["layers", "pattern", "steps", "operand"],
+                    [(found.layers, found.pattern, " + ".join(found.steps), found.operand) for found in _groups(built)])
         print()
     print_network(built, checkpoint, full)
     if tensors:
@@ -75,6 +81,14 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict], list
               "state_bytes": describe.state_bytes(part.network),
               "ops": dict(describe.op_counts(part.network))} for part in plan.devices]
     return draw(plan), facts, cut_table(plan)
+
+
+def _groups(built) -> list:
+    """Groups of the CPU with its default activations, those of equal layers together."""
+    from numflow.cpu.patterns import described
+    from numflow.engine.options import LoadOptions
+
+    return described(built, LoadOptions.activations)
 
 
 def _print_cut(rows) -> None:

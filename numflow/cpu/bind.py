@@ -1,6 +1,7 @@
 """From the steps of a network to the table that threads walk: every step's calls, and where a barrier must stand."""
 
 from collections.abc import Callable
+from operator import gt, lt
 
 import numpy as np
 
@@ -9,11 +10,11 @@ from numflow.cpu.attention import attention, gated_recurrence, linear_attention
 from numflow.cpu.context import Context
 from numflow.cpu.elementwise import act, norm, rope, select
 from numflow.cpu.exchange import exchange
-from numflow.cpu.fuse import adds_taken_over, operands_made
 from numflow.cpu.linear import embed, linear
 from numflow.cpu.moe import moe
 from numflow.cpu.runtime.kernel import Call
 from numflow.cpu.state import cache, convolution
+from numflow.network.passes.grouping import Group, done_by
 from numflow.ops import Step, View, param, states_of
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
@@ -38,60 +39,38 @@ ADAPTING = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 class Bound:
     """The steps of one entry, bound.
 
-    steps: (step, its calls) in order; a step that another one does has none (fuse.py, where `fused`).
-    done_by: index of a step that another one does -> index of that one.
+    steps: (step, its calls) in order; a step that another one of its group does has none.
+    groups: those that were given. done_by: index of a step that another one does -> index of that one.
     kernels: the one that does each step, or the last of them.
     table: int64 [calls, 3]: kernel address, args address, 1 where a barrier follows (threads.py).
     ends:  for each step, the number of table rows up to its last call.
     by_host: (row, step) of the exchanges that Python does before the walk goes on at that row.
     """
 
-    def __init__(self, steps: tuple[Step, ...], ctx: Context, fused: bool = True):
-        outputs, group = ctx.network.outputs.values(), _Group()
-        adds = {i: add for i, add in adds_taken_over(steps, outputs).items()
-                if linear.can_add(ctx.packed(steps[i].weights["weight"]))} if fused else {}
-        made = operands_made(steps, outputs, lambda reader: linear.operand_kinds(
-            ctx.packed(reader.weights["weight"]), linear.activations_of(reader, ctx))) if fused else {}
+    def __init__(self, steps: tuple[Step, ...], ctx: Context, groups: tuple[Group, ...] = ()):
+        self.groups, self.done_by, unordered = groups, done_by(groups), _Unordered()
+        members = {group.at: group.steps for group in groups}
         barriers: list[int] = []
         self.steps: list[tuple[Step, list[Call]]] = []
         ctx.begin()
         for index, step in enumerate(steps):
-            if index in made or index in adds.values():
+            if index in self.done_by:
                 self.steps.append((step, []))
                 continue
-            makers = [steps[i] for i, reader in made.items() if reader == index]
-            add = steps[adds[index]] if index in adds else None
-            calls, effects = self._bind(step, makers, add, _adapting(steps, index), ctx)
-            if group.meets(*effects):
-                barriers[-1], group = 1, _Group()
-            group.add(*effects)
+            before, after = ([steps[i] for i in members.get(index, ()) if lies(i, index)] for lies in (lt, gt))
+            calls, effects = _bind(step, before, after, _adapting(steps, index), ctx)
+            if unordered.meets(*effects):
+                barriers[-1], unordered = 1, _Unordered()
+            unordered.add(*effects)
             barriers += [0 if call.joined else 1 for call in calls[1:]] + [0]
             self.steps.append((step, calls))
-        self.done_by = made | {i: linear_at for linear_at, i in adds.items()}
-        self.kernels = [_main(calls or self.steps[self.done_by[i]][1])[0 if i in made else -1].kernel
+        self.kernels = [_main(calls or self.steps[self.done_by[i]][1])[0 if i < self.done_by.get(i, i) else -1].kernel
                         for i, (_, calls) in enumerate(self.steps)]
         self.calls = [call for _, calls in self.steps for call in calls]
         self.ends = np.cumsum([len(calls) for _, calls in self.steps]).tolist()
         self.by_host = [(end - 1, step) for (step, _), end in zip(self.steps, self.ends, strict=True)
                         if exchange.is_remote(step, ctx)]
         self._barriers, self.table = barriers, np.zeros((0, 3), np.int64)
-
-    @staticmethod
-    def _bind(step: Step, makers: list[Step], add: Step | None, adapting: list[Step],
-              ctx: Context) -> tuple[list[Call], tuple[list, list]]:
-        """Calls and effects of a step together with those that it takes over, and with the first part of what rows add
-        by adapters."""
-        ctx.shared, ctx.add, ctx.makers = {}, add, {maker.outputs[0]: maker for maker in makers}
-        for view in ctx.makers:
-            ctx.written(view)
-        calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
-        calls[1:1] = [adapt.low_rank(other, ctx) for other in adapting]
-        together = [*makers, step, *([] if add is None else [add])]
-        for view in (view for each in together for view in each.outputs):
-            if view not in ctx.makers:
-                ctx.written(view)
-        effects = [_effects(each, ctx) for each in together]
-        return calls, ([r for reads, _ in effects for r in reads], [w for _, writes in effects for w in writes])
 
     def compile(self, done: Callable[[], None]) -> None:
         """Make every kernel ready (`done` is called after each) and fill the table."""
@@ -100,6 +79,25 @@ class Bound:
             done()
         self.table = np.array([(call.kernel.address, call.args.ctypes.data, barrier)
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
+
+
+def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step],
+          ctx: Context) -> tuple[list[Call], tuple[list, list]]:
+    """Calls and effects of a step together with those of its group, and with the first part of what rows add by
+    adapters.
+
+    before, after: the group's other steps; a norm or an activation before a `linear`, an `add` after it.
+    """
+    for view in (view for maker in before for view in maker.outputs):
+        ctx.written(view)
+    if before or after:
+        calls = linear.linear(step, ctx, *before or (None,), *after)
+    else:
+        calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
+    calls[1:1] = [adapt.low_rank(other, ctx) for other in adapting]
+    for view in (view for each in (step, *after) for view in each.outputs):
+        ctx.written(view)
+    return calls, _effects([*before, step, *after], calls)
 
 
 def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:
@@ -117,17 +115,20 @@ def _main(calls: list[Call]) -> list[Call]:
     return [call for call in calls if not call.joined]
 
 
-def _effects(step: Step, ctx: Context) -> tuple[list, list]:
-    """Reads and writes of a step: views, and names of memory that steps share."""
-    reads = [*step.inputs, *(name for name, written in ctx.shared.items() if not written)]
-    writes = [*step.outputs, *(name for name, written in ctx.shared.items() if written)]
-    if "cache" in step.params:
-        (writes if step.op == "cache_write" else reads).append(f"cache {param(step, 'cache')}")
-    writes += [f"state {name}" for name in states_of(step).values()]
+def _effects(steps: list[Step], calls: list[Call]) -> tuple[list, list]:
+    """Reads and writes of steps and their calls: views, and names of memory that steps share."""
+    shared = [one for call in calls for one in call.scratch]
+    reads: list = [one.name for one in shared if not one.written]
+    writes: list = [one.name for one in shared if one.written]
+    for step in steps:
+        reads += step.inputs
+        writes += [*step.outputs, *(f"state {name}" for name in states_of(step).values())]
+        if "cache" in step.params:
+            (writes if step.op == "cache_write" else reads).append(f"cache {param(step, 'cache')}")
     return reads, writes
 
 
-class _Group:
+class _Unordered:
     """Steps that need no barrier between them: none writes what another one reads or writes."""
 
     def __init__(self):

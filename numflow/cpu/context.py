@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 
 from numflow.cpu.adapters.tables import AdapterTables
+from numflow.cpu.estimate import planned
 from numflow.cpu.exchange.world import World
 from numflow.cpu.linear.activations import NAMES, Operand, bind_operand, operand_bytes
 from numflow.cpu.linear.operands import bind_made
 from numflow.cpu.memory.buffers import Buffers, aligned
-from numflow.cpu.runtime.kernel import HEADER_FIELDS, ROW_FIELD
+from numflow.cpu.runtime.kernel import HEADER_FIELDS, ROW_FIELD, Scratch
 from numflow.cpu.state.cache import KVCache
 from numflow.cpu.state.sequence_state import StateMemory
 from numflow.cpu.weights.layout import Packed
 from numflow.cpu.weights.pack import pack
 from numflow.cpu.weights.prepared import Prepared
+from numflow.errors import NetworkError
 from numflow.network.by_length import ByLength
 from numflow.network.windows import windows
 from numflow.ops import Network, Step, View
@@ -91,9 +93,6 @@ class Context:
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
     adapters:    matrices that rows of a batch add by adapters of their own.
-    shared:      memory that the step which is being bound uses beside its views: name -> whether it is written.
-    add, makers: of the step which is being bound: the `add` it does as well, and the steps whose outputs it computes
-                 while it makes operands of them, by output (fuse.py).
     """
 
     def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
@@ -104,7 +103,7 @@ class Context:
         self.by_length, self.adapters = ByLength(network, weights.vector), AdapterTables(network)
         self.header_fields = aligned(HEADER_FIELDS + 2 * len(windows(network)), np.int64)
         self.header = self.header_fields.ctypes.data
-        self.packed, self.vector = weights.packed, weights.vector
+        self.vector = weights.vector
         self.reset(capacity)
 
     def reset(self, capacity: dict[str, int]) -> None:
@@ -116,9 +115,18 @@ class Context:
     def begin(self) -> None:
         """A new list of steps begins: no operand is made yet."""
         self._made: set[tuple[View, int]] = set()
-        self.shared: dict[str, bool] = {}
-        self.add: Step | None = None
-        self.makers: dict[View, Step] = {}
+
+    def packed(self, name: str) -> Packed:
+        """A matrix in the layout of `linear`.
+
+        Raises:
+            NetworkError: it is not in the form that the network's types tell, by which steps are grouped.
+        """
+        found, form = self.weights.packed(name), planned(self.network.weights[name])
+        if (found.kind, found.outliers is None) != (form.kind, form.outliers is None):
+            types = ", ".join(self.network.weights[name].types)
+            raise NetworkError(f"matrix {name!r} is packed as {found.kind}, its types ({types}) tell {form.kind}")
+        return found
 
     def view(self, view: View) -> tuple[int, int]:
         """Address of a view's first element, and elements from one row to the next."""
@@ -142,23 +150,23 @@ class Context:
         """Rows of a view there is room for."""
         return self.capacity[self.network.buffers[view.buffer].rows]
 
-    def scratch(self, name: str, nbytes: int) -> np.ndarray:
+    def scratch(self, name: str, nbytes: int) -> Scratch:
         """Zeroed memory that all steps asking for this name and size share; steps run one after the other."""
-        self.shared[name] = True
-        return self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8))
+        return Scratch(name, self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8)))
 
-    def operand(self, view: View, kind: int) -> Operand:
-        """A view as an operand, made once for all matrices that follow until a step writes its columns."""
-        name, made = f"{view} as {NAMES[kind]}", (view, kind) in self._made
-        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, kind)
-        memory = self.scratch(name, x_bytes + aux_bytes).ctypes.data
-        self.shared[name] = not made
-        x, aux = memory, memory + x_bytes if aux_bytes else 0
+    def operand(self, view: View, kind: int, maker: Step | None = None) -> Operand:
+        """A view as an operand, made once for all matrices that follow until a step writes its columns.
+
+        maker: the step that computes the view, to be done while the operand is made.
+        """
+        made, (x_bytes, aux_bytes) = (view, kind) in self._made, operand_bytes(self.room(view), view.width, kind)
+        memory = self.scratch(f"{view} as {NAMES[kind]}", x_bytes + aux_bytes)._replace(written=not made)
+        x, aux = memory, memory._replace(array=memory.array[x_bytes:]) if aux_bytes else 0
         if made:
             return Operand(x, aux, ())
         self._made.add((view, kind))
-        if view in self.makers:
-            call = bind_made(self.makers[view], self, x, aux, kind)
+        if maker is not None:
+            call = bind_made(maker, self, x, aux, kind)
         else:
             call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, kind)
         return Operand(x, aux, (call,))

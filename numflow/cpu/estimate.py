@@ -1,7 +1,7 @@
-"""Estimate of a program's memory from shapes and types alone: for planning, before anything is loaded."""
+"""Estimates of a program from shapes and types alone: for planning, before anything is loaded."""
 
 from numflow.cpu.state import kv_rows
-from numflow.cpu.weights.layout import SCHEMES, tiles_of
+from numflow.cpu.weights.layout import Planned, tiles_of
 from numflow.cpu.weights.outliers import expected_bytes
 from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
@@ -10,26 +10,29 @@ from numflow.quant.apart import with_outliers
 from numflow.quant.stored import kept_as
 
 
-def weight_bytes(weight: Weight) -> int:
-    """Bytes of a weight in memory: matrices in whole tiles of their type, all else as float32."""
+def planned(weight: Weight) -> Planned:
+    """The form that a matrix is packed in."""
     rows = 1
     for size in weight.shape[:-1]:
         rows *= size
     columns = weight.shape[-1]
-    if len(weight.shape) == 1:
-        return 4 * columns
     if is_computed(weight):
-        return _matrix_bytes("f32", weight.groups, rows, columns)
+        return Planned("f32", (rows, columns))
     apart = with_outliers(weight.types[0], QUANT_SCHEMES)
-    if apart is None:
-        return _matrix_bytes(kept_as(weight.types[0], columns).name, weight.groups, rows, columns)
+    return Planned(kept_as(weight.types[0] if apart is None else apart.base.name, columns).name, (rows, columns), apart)
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight in memory: matrices in whole tiles of their type, all else as float32."""
+    if len(weight.shape) == 1:
+        return 4 * weight.shape[0]
+    form = planned(weight)
+    rows, columns = form.shape[0] // weight.groups, form.shape[1]
+    nbytes = weight.groups * tiles_of(rows) * sum(form.scheme.tile_bytes(columns))
+    if form.outliers is None:
+        return nbytes
     cut = any(part.columns is not None for part in weight.parts)
-    outliers = weight.groups * expected_bytes(apart, rows // weight.groups, columns, cut)
-    return _matrix_bytes(kept_as(apart.base.name, columns).name, weight.groups, rows, columns) + outliers
-
-
-def _matrix_bytes(kind: str, groups: int, rows: int, columns: int) -> int:
-    return groups * tiles_of(rows // groups) * sum(SCHEMES[kind].tile_bytes(columns))
+    return nbytes + weight.groups * expected_bytes(form.outliers, rows, columns, cut)
 
 
 def cache_bytes(cache: Cache, kv_k: str = "f16", kv_v: str = "f16") -> int:

@@ -12,6 +12,7 @@ from numflow.cpu.exchange.world import World
 from numflow.cpu.linear.activations import INT8, INT16, OPERANDS
 from numflow.cpu.linear.linear import operand_of
 from numflow.cpu.measure.clock import Stamps
+from numflow.cpu.patterns import groups
 from numflow.cpu.runtime.cores import default_threads
 from numflow.cpu.runtime.kernel import ROW_FIELD, compile_seconds
 from numflow.cpu.runtime.threads import Threads, shared_threads
@@ -23,6 +24,7 @@ from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, PROFILE, TRACE, WALK, Progress
 from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.cost import all_floats
+from numflow.network.passes.grouping import Group
 from numflow.network.windows import cache_windows, windows
 from numflow.ops import Batch, Network, TraceRow, View
 
@@ -42,7 +44,7 @@ class Program(OneDevice):
                  all weights floats and activations not bf16.
     state_type:  type of states that are matrices, of quant.state.STATE_TYPES, or "auto": what the network says.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
-    fused:       let kernels do neighbouring steps together (fuse.py); the results are the same bits.
+    fused:       let kernels do neighbouring steps together (patterns.py); the results are the same bits.
     progress:    called as progress("weights" or "kernels", done, total) while the program is made.
     beside:      a program whose matrices are used where this network has the same ones.
     world, device: of a plan with several devices, where they meet and which of them this is; its threads are its own.
@@ -66,7 +68,8 @@ class Program(OneDevice):
         threads, self._world = default_threads() if threads is None else threads, world
         self.pool: Threads = shared_threads(threads) if world is None else Threads(threads)
         n_threads, compiling = self.pool.n_threads, compile_seconds["compiled"]
-        self.activations, self.threads, self._fused = activations, n_threads, fused
+        self.activations, self.threads = activations, n_threads
+        self._groups = {entry: groups(network, entry, activations) if fused else () for entry in network.entries}
         told = lambda done: self._progress("weights", done, len(network.weights))  # noqa: E731
         self._weights: Weights = Weights(weights, n_threads, told, None if beside is None else beside._weights)
         own, self._tables = cache_windows(network), table_fields(windows(network))
@@ -178,10 +181,10 @@ class Program(OneDevice):
             self._ctx.reset(self._ctx.capacity)
             self._bind()
 
-    def done_by(self, entry: str = "main") -> dict[int, int]:
-        """Steps of an entry that the kernels of another one do: index -> index of that one."""
+    def groups(self, entry: str = "main") -> tuple[Group, ...]:
+        """See executor.contract.Program."""
         self._end(entry, None)
-        return self._bound[entry].done_by
+        return self._groups[entry]
 
     def _drop(self) -> None:
         self._bound.clear()
@@ -189,7 +192,8 @@ class Program(OneDevice):
 
     def _bind(self) -> None:
         """Bind every entry to the buffers as they are now."""
-        self._bound = {entry: Bound(steps, self._ctx, self._fused) for entry, steps in self.network.entries.items()}
+        self._bound = {entry: Bound(steps, self._ctx, self._groups[entry])
+                       for entry, steps in self.network.entries.items()}
         total, done = len(self.kernels), 0
 
         def one_more():

@@ -11,6 +11,7 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError
 from numflow.network.adapters.parts import AdaptedParts
+from numflow.network.passes.grouping import Group
 from numflow.ops import Batch, Network, TraceRow, View
 
 SAMPLE, TRACE, WALK, PROFILE, ADAPT = "sample", "trace", "walk", "profile", "adapt"
@@ -26,7 +27,7 @@ class Program(Protocol):
     threads:     threads that compute, of all devices; None where there is no say in it.
     compile_s:   seconds that kernels took to compile while the program was made.
     can:         optional methods that it has: SAMPLE (`sample`), TRACE (`trace`), WALK (`walk`), PROFILE
-                 (`weight_cost`, `done_by`), ADAPT (`set_adapter`).
+                 (`weight_cost`, `groups`), ADAPT (`set_adapter`).
 
     Keys and values lie in blocks by window: layers whose attention sees `window` tokens back have block ids of their
     own, 0 stands for layers that see the whole text (network/windows.py). The states of recurrent steps lie in slots,
@@ -135,8 +136,12 @@ class Program(Protocol):
         """Bytes of a weight in memory, and whether it meets int8 activations."""
         raise RequestError("this backend has no profile")
 
-    def done_by(self, entry: str = "main") -> Mapping[int, int]:
-        """Steps of an entry that the kernels of another one do: index -> index of that one."""
+    def groups(self, entry: str = "main") -> tuple[Group, ...]:
+        """The steps of an entry that kernels do together.
+
+        Raises:
+            RequestError: no such entry, or this backend cannot tell.
+        """
         raise RequestError("this backend has no profile")
 
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:

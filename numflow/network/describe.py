@@ -29,7 +29,7 @@ def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
     groups: dict[tuple[str, str, str, str], tuple[list[int], int]] = {}
     for entry, steps in network.entries.items():
         for step in steps:
-            label, layer = _without_layer(step.label)
+            label, layer = without_layer(step.label)
             key = (entry, label, step.op, shapes(step, network))
             layers, size = groups.get(key, ([], 0))
             if layer is not None:
@@ -39,7 +39,7 @@ def group_steps(network: Network, checkpoint: Checkpoint) -> list[StepGroup]:
                 size + sum(stored_bytes(network, checkpoint, name) for name in step.weights.values()),
             )
     return [
-        StepGroup(entry, label, op, text, _spans(layers), size)
+        StepGroup(entry, label, op, text, spans(layers), size)
         for (entry, label, op, text), (layers, size) in groups.items()
     ]
 
@@ -120,7 +120,8 @@ def op_counts(network: Network) -> Mapping[str, int]:
     return Counter(step.op for steps in network.entries.values() for step in steps)
 
 
-def _without_layer(label: str) -> tuple[str, int | None]:
+def without_layer(label: str) -> tuple[str, int | None]:
+    """A step's label with * for the number of its layer, and that number; None: the step is of no layer."""
     words = label.split(".")
     if "blk" in words:
         at = words.index("blk") + 1
@@ -129,12 +130,12 @@ def _without_layer(label: str) -> tuple[str, int | None]:
     return label, None
 
 
-def _spans(layers: list[int]) -> str:
+def spans(layers: list[int]) -> str:
     """0, 1, 2, 5 -> "0-2, 5"."""
-    spans: list[list[int]] = []
+    found: list[list[int]] = []
     for layer in layers:
-        if spans and layer == spans[-1][1] + 1:
-            spans[-1][1] = layer
+        if found and layer == found[-1][1] + 1:
+            found[-1][1] = layer
         else:
-            spans.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+            found.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)

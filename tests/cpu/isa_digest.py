@@ -29,7 +29,7 @@ def digest(kind: str, mode: str, threads: int | str = 2) -> str:
 
 def network_digest(mode: str, threads: int) -> str:
     """Hash of the bits of two networks: norms, activations and additions within matrices; attention over 150 keys."""
-    from tests.cpu.test_fuse import run
+    from tests.cpu.test_patterns import run
     from tests.cpu.test_program import in_pieces, program
 
     kind = "Q8_0" if mode == "int8" else "F32"

@@ -111,7 +111,7 @@ class Bench:
         self._rows, self._packed, self._vectors = rows, packed, vectors or {}
         self._arrays = {name: aligned((self.capacity[rows[name]], padded(width)),
                                       np.int32 if name == "ids" else np.float32) for name, width in widths.items()}
-        self.activations, self.threads, self.add = mode, threads, None
+        self.activations, self.threads, self.network = mode, threads, None
         self.header_fields = aligned(HEADER_FIELDS, np.int64)
         self.header, self._kept = self.header_fields.ctypes.data, []
 
@@ -142,7 +142,7 @@ class Bench:
         self._kept[-1][:] = 0xA5  # what was there before must not matter
         return self._kept[-1]
 
-    def operand(self, view: View, kind: int):
+    def operand(self, view: View, kind: int, maker=None):
         sizes = operand_bytes(self.capacity[self._rows[view.buffer]], view.width, kind)
         x, aux = (self.scratch("operand", size).ctypes.data for size in sizes)
         call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, kind)

@@ -13,6 +13,7 @@ from numflow.cpu.runtime.kernel import on_compile
 from numflow.errors import RequestError
 from numflow.learn.cases.build import VOCABULARY, error
 from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.network.passes.grouping import done_by
 from numflow.ops import Batch
 from numflow.reference.program import Program as Reference
 
@@ -225,8 +226,8 @@ def test_trace_names_every_step_and_its_kernel():
 
 def test_trace_says_which_step_does_another_and_waits_for_sleeping_threads_first():
     made = program()
-    rows, done_by = made.trace(batch((0, 3))), made.done_by()
-    assert done_by and {row.index: row.within for row in rows if row.within is not None} == done_by
+    rows, within = made.trace(batch((0, 3))), done_by(made.groups())
+    assert within and {row.index: row.within for row in rows if row.within is not None} == within
     first, second = Stamps(made._bound["main"].table, made._bound["main"].ends).table[:2]
     assert (first[0], first[1], first[2], second[2]) == (second[0], second[1], 1, 0)  # a barrier, then the clock anew
 

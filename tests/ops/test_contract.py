@@ -252,12 +252,14 @@ def test_a_profile_knows_what_a_weight_costs(program):
         with pytest.raises(RequestError, match="this backend has no profile"):
             program.weight_cost(name)
         with pytest.raises(RequestError, match="this backend has no profile"):
-            program.done_by()
+            program.groups()
         return
     nbytes, int8 = program.weight_cost(name)
     assert nbytes > 0 and not int8
     steps = program.network.entries["main"]
-    assert all(0 <= step < len(steps) and 0 <= by < len(steps) for step, by in program.done_by().items())
+    for group in program.groups():
+        assert group.at in group.steps and group.steps == tuple(sorted(set(group.steps)))
+        assert group.pattern == "+".join(steps[i].op for i in group.steps)
 
 
 def test_a_trace_has_a_row_for_every_step(program):

@@ -5,9 +5,7 @@ beside the product that the step stands behind, so that no barrier is between th
 an order that depends on no other row, so that a batch may mix adapters, and rows without any.
 """
 
-import numpy as np
-
-from numflow.cpu.runtime.kernel import ADAPTERS, WANTED_ADAPTERS, Call, Code, slots
+from numflow.cpu.runtime.kernel import ADAPTERS, WANTED_ADAPTERS, Call, Code, Scratch, slots
 from numflow.ops import Step, View, param
 
 _CODE = Code("numflow.cpu.adapters.adapt_kernels")
@@ -41,12 +39,12 @@ def adapt_rows(step: Step, ctx) -> list[Call]:
     return [down, _up(step, ctx, common, h)]
 
 
-def _up(step: Step, ctx, common: dict, h: np.ndarray) -> Call:
+def _up(step: Step, ctx, common: dict, h: Scratch) -> Call:
     y = step.outputs[0]
     return Call.named(step, _CODE.kernel("adapter_up"), UP, **common, **ctx.strided("y", y), width=y.width, h=h)
 
 
-def _low_rank(ctx, y: View) -> np.ndarray:
+def _low_rank(ctx, y: View) -> Scratch:
     """Memory for A x of each row of y."""
     return ctx.scratch(f"low rank of {y}", 4 * ctx.room(y) * ctx.adapters.ranks)
 

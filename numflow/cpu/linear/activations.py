@@ -17,7 +17,7 @@ M neighbouring words are what one step of a register tile reads. Tokens after th
 
 from dataclasses import dataclass
 
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.runtime.kernel import Argument, Call, Code, Scratch
 from numflow.cpu.simd.isa import token_tile
 from numflow.cpu.weights.layout import AUX_BYTES, UNIT
 
@@ -33,13 +33,13 @@ CHUNK = 256  # columns that a thread takes at a time
 
 @dataclass(frozen=True)
 class Operand:
-    """A view as the right-hand operand of a matrix: addresses of x and aux (0 but for int8).
+    """A view as the right-hand operand of a matrix: memory of x and aux (0 but for int8).
 
     calls: what makes it from the view; empty if an earlier step has and the view was not written since.
     """
 
-    x: int
-    aux: int
+    x: Scratch
+    aux: Scratch | int
     calls: tuple[Call, ...]
 
 
@@ -51,7 +51,7 @@ def operand_bytes(rows: int, columns: int, kind: int) -> tuple[int, int]:
     return numbers * (2 if kind == BF16 else 4), 0
 
 
-def bind_operand(header: int, rows: int, source: int, stride: int, columns: int, x: int, aux: int,
+def bind_operand(header: int, rows: int, source: int, stride: int, columns: int, x: Argument, aux: Argument,
                  kind: int) -> Call:
     """The call that makes the operand at `x` (and `aux`, for int8) from float32 rows `stride` elements apart.
 

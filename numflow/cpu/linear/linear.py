@@ -29,8 +29,8 @@ from numflow.cpu.linear.expert_routes import group_bytes, operand_rows
 from numflow.cpu.linear.slots import EXPERT_LINEAR, LINEAR
 from numflow.cpu.memory.buffers import aligned
 from numflow.cpu.runtime.kernel import Call, Code, Kernel
-from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, tiles_of
-from numflow.ops import Step, param
+from numflow.cpu.weights.layout import ROWS, SCHEMES, Packed, Planned, tiles_of
+from numflow.ops import Network, Step, param
 
 
 def _kernel_name(op: str, kind: str, operand: int, ragged: bool = False) -> str:
@@ -59,16 +59,16 @@ _CODE = Code("numflow.cpu.linear.linear_kernels", "numflow.cpu.linear.expert_rou
 _CACHE = 512 << 10  # bytes of activations that stay in a core's second cache while a matrix passes
 
 
-def linear(step: Step, ctx) -> list[Call]:
+def linear(step: Step, ctx, maker: Step | None = None, add: Step | None = None) -> list[Call]:
     """x f32 [T, K], weight packed [N, K], bias f32 [N] -> y f32 [T, N].
 
-    ctx.add: the step `add` that is done at once, so that y is its output.
+    maker: the step that computes x, done while the operand is made. add: the `add` behind it, so that y is its output.
     """
     x, y = step.inputs[0], step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    kind = operand_of(weight, activations_of(step, ctx))
-    operand, add = ctx.operand(x, kind), ctx.add
-    floats = ctx.operand(x, F32) if weight.outliers is not None and kind != F32 else Operand(operand.x, 0, ())
+    kind = operand_of(weight, activations_of(step, ctx.network, ctx.activations))
+    operand = ctx.operand(x, kind, maker)
+    floats = ctx.operand(x, F32, maker) if weight.outliers is not None and kind != F32 else Operand(operand.x, 0, ())
     addend: dict[str, Any] = {"addend": 0, "addend_stride": 0, "factor": 0.0}
     if add:
         addend, y = {**ctx.strided("addend", add.inputs[0]), "factor": float(param(add, "scale"))}, add.outputs[0]
@@ -85,7 +85,7 @@ def expert_linear(step: Step, ctx) -> list[Call]:
     """x f32 [T or T * S, K], ids i32 [T, S], weight packed [X * N, K], bias f32 [X * N] -> y f32 [T * S, N]."""
     (x, ids), y = step.inputs, step.outputs[0]
     weight = ctx.packed(step.weights["weight"])
-    kind = operand_of(weight, activations_of(step, ctx))
+    kind = operand_of(weight, activations_of(step, ctx.network, ctx.activations))
     routes, experts = ctx.capacity["routes"], weight.groups
     # One after the other, so that all expert steps share this memory.
     groups = ctx.scratch("routes by expert", group_bytes(routes, experts))
@@ -126,7 +126,7 @@ def head_linear(step: Step, ctx) -> list[Call]:
     room = heads * -(-ctx.room(x) // TOKEN_TILE) * TOKEN_TILE
     calls: list = []
     made = {}
-    activations = activations_of(step, ctx)
+    activations = activations_of(step, ctx.network, ctx.activations)
     for kind in operand_kinds(weight, activations):
         x_size, aux_size = operand_bytes(room, columns, kind)
         made[kind] = ctx.scratch("operand of heads", x_size), ctx.scratch("units of heads", aux_size) if aux_size else 0
@@ -153,14 +153,14 @@ def kernel_named(op: str, kind: str, operand: int, ragged: bool = False) -> Kern
     return _CODE.kernel(_kernel_name(op, kind, operand, ragged))
 
 
-def activations_of(step: Step, ctx) -> str:
+def activations_of(step: Step, network: Network, activations: str) -> str:
     """The kind of activations that a product takes; of "auto", pairs of int8 where only wanted rows go on."""
-    if ctx.activations != AUTO:
-        return ctx.activations
-    return "int16" if ctx.network.buffers[step.inputs[0].buffer].rows == "logits" else "int8"
+    if activations != AUTO:
+        return activations
+    return "int16" if network.buffers[step.inputs[0].buffer].rows == "logits" else "int8"
 
 
-def operand_of(weight: Packed, activations: str) -> int:
+def operand_of(weight: Packed | Planned, activations: str) -> int:
     """The operand that meets a matrix: float32 meets floats that are codes, and pairs of bfloat16 an even width."""
     quantised, plain = OPERANDS[activations]
     if not weight.floats_only:
@@ -168,13 +168,13 @@ def operand_of(weight: Packed, activations: str) -> int:
     return plain if SCHEMES[weight.kind].is_float and weight.shape[1] % 2 == 0 else F32
 
 
-def operand_kinds(weight: Packed, activations: str) -> tuple[int, ...]:
+def operand_kinds(weight: Packed | Planned, activations: str) -> tuple[int, ...]:
     """The operands a matrix meets; outliers meet float32 ones."""
     kind = operand_of(weight, activations)
     return (kind, F32) if kind != F32 and weight.outliers is not None else (kind,)
 
 
-def can_add(weight: Packed) -> bool:
+def can_add(weight: Packed | Planned) -> bool:
     """Whether a linear can do the `add` behind it: not where outliers are still to be added to its output."""
     return weight.outliers is None
 

@@ -9,7 +9,7 @@ from numflow.cpu.elementwise.act import KINDS
 from numflow.cpu.elementwise.norm import whole_vector
 from numflow.cpu.linear.activations import CHUNK, NAMES, TOKEN_TILE
 from numflow.cpu.linear.slots import OPERAND
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.runtime.kernel import Argument, Call, Code
 from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.linear.operands_kernels")
@@ -24,7 +24,7 @@ def can_make(step: Step) -> bool:
     return step.op in ("act_mul", "act") and param(step, "kind") in KINDS
 
 
-def bind_made(step: Step, ctx, x: int, aux: int, kind: int) -> Call:
+def bind_made(step: Step, ctx, x: Argument, aux: Argument, kind: int) -> Call:
     """The call that makes the operand at `x` (and `aux`, for int8) of the step's output."""
     y, a = step.outputs[0], step.inputs[0]
     b, is_norm = step.inputs[-1], step.op.endswith("norm")

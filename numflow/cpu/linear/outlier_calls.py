@@ -2,24 +2,22 @@
 
 from typing import Any
 
-import numpy as np
-
 from numflow.cpu.linear.slots import EXPERT_OUTLIERS, OUTLIERS
-from numflow.cpu.runtime.kernel import Call, Code
+from numflow.cpu.runtime.kernel import Argument, Call, Code
 from numflow.cpu.weights.outliers import PackedOutliers
 from numflow.ops import Step
 
 _CODE = Code("numflow.cpu.linear.outliers_kernels")
 
 
-def _common(step: Step, ctx, sparse: PackedOutliers, x: int | np.ndarray) -> dict[str, Any]:
+def _common(step: Step, ctx, sparse: PackedOutliers, x: Argument) -> dict[str, Any]:
     y = step.outputs[0]
     return {"header": ctx.header, "rows_field": ctx.rows(y), "x": x, "slots": sparse.slots, "starts": sparse.starts,
             **ctx.strided("y", y)}
 
 
-def added(step: Step, ctx, sparse: PackedOutliers, x: int, token_block: int) -> Call:
-    """To the output of a `linear`; x: address of its float32 operand.
+def added(step: Step, ctx, sparse: PackedOutliers, x: Argument, token_block: int) -> Call:
+    """To the output of a `linear`; x: its float32 operand.
 
     It goes on without a barrier after the matrix's call: threads have the same tiles in both.
     """
@@ -28,8 +26,8 @@ def added(step: Step, ctx, sparse: PackedOutliers, x: int, token_block: int) -> 
                       columns=step.inputs[0].width, token_block=token_block, joined=True)
 
 
-def added_to_experts(step: Step, ctx, sparse: PackedOutliers, x: np.ndarray, experts: int, routes: int,
-                     groups: np.ndarray) -> Call:
+def added_to_experts(step: Step, ctx, sparse: PackedOutliers, x: Argument, experts: int, routes: int,
+                     groups: Argument) -> Call:
     """The same for an `expert_linear`; x: the float32 operand of the routes by expert."""
     y = step.outputs[0]
     return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),
@@ -37,7 +35,7 @@ def added_to_experts(step: Step, ctx, sparse: PackedOutliers, x: np.ndarray, exp
                       groups=groups, joined=True)
 
 
-def added_to_heads(step: Step, ctx, sparse: PackedOutliers, x: np.ndarray, heads: int) -> Call:
+def added_to_heads(step: Step, ctx, sparse: PackedOutliers, x: Argument, heads: int) -> Call:
     """The same for a `head_linear`; x: the float32 operand of one head after the other."""
     x_view, y = step.inputs[0], step.outputs[0]
     return Call.named(None, _CODE.kernel("add_expert_outliers"), EXPERT_OUTLIERS, **_common(step, ctx, sparse, x),

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,19 @@ ROW_FIELD = {"tokens": N_TOKENS, "logits": N_LOGIT_ROWS, "routes": N_ROUTES}
 
 MOST_BY_POSITION = 12  # arguments; of more, a binder says which is which
 
-Argument = int | float | bool | np.ndarray
+
+class Scratch(NamedTuple):
+    """Memory that steps share, as an argument.
+
+    name: tells it from other such memory. written: whether the step that the call is of writes it.
+    """
+
+    name: str
+    array: np.ndarray
+    written: bool = True
+
+
+Argument = int | float | bool | np.ndarray | Scratch
 Stamps = Mapping[str, tuple[str, tuple[str | int, ...]]]  # kernel name -> name of its factory, constants
 
 _lock = threading.RLock()
@@ -237,7 +249,8 @@ def slots(names: str) -> Any:
 class Call:
     """A kernel bound to its arguments. `keep` holds every array whose address stands in `args`.
 
-    joined: of one step's calls, that each thread may go on with it before others are done with the one before.
+    scratch: those of its arguments that other steps use too.
+    joined:  of one step's calls, that each thread may go on with it before others are done with the one before.
     """
 
     step: Step | None
@@ -245,6 +258,7 @@ class Call:
     args: np.ndarray
     keep: tuple = field(default=(), repr=False)
     joined: bool = False
+    scratch: tuple[Scratch, ...] = field(default=(), repr=False)
 
     @classmethod
     def named(cls, step: Step | None, kernel: Kernel, slots: Any, /, *, keep: tuple = (), joined: bool = False,
@@ -275,14 +289,16 @@ class Call:
 
     @classmethod
     def _made(cls, step: Step | None, kernel: Kernel, values: Sequence[Argument], keep: tuple, joined: bool) -> "Call":
-        args = np.array([_word(value) for value in values], np.int64)
-        return cls(step, kernel, args, (*keep, *(v for v in values if isinstance(v, np.ndarray))), joined)
+        scratch = tuple(value for value in values if isinstance(value, Scratch))
+        plain = [value.array if isinstance(value, Scratch) else value for value in values]
+        args = np.array([_word(value) for value in plain], np.int64)
+        return cls(step, kernel, args, (*keep, *(v for v in plain if isinstance(v, np.ndarray))), joined, scratch)
 
     def __call__(self, thread: int = 0, n_threads: int = 1) -> None:
         self.kernel(self.args.ctypes.data, thread, n_threads)
 
 
-def _word(value: Argument) -> int:
+def _word(value: int | float | bool | np.ndarray) -> int:
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ValueError(f"a kernel takes C-contiguous arrays, got strides {value.strides} for shape {value.shape}")

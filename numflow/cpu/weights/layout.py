@@ -159,8 +159,44 @@ class Scheme(Kind):
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items()}
 
 
+class _Form:
+    """Facts that the kind and the shape of a matrix tell."""
+
+    kind: str
+    shape: tuple[int, int]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds plain numbers."""
+        return self.scheme.is_float
+
+    @property
+    def floats_only(self) -> bool:
+        """Whether kernels multiply it with float32 activations only."""
+        return self.scheme.floats_only or self.is_ragged
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether half of a unit of codes ends its rows."""
+        return not self.is_float and self.shape[1] % UNIT != 0
+
+    @property
+    def scheme(self) -> Scheme:
+        """Its scheme."""
+        return SCHEMES[self.kind]
+
+
 @dataclass(frozen=True)
-class Packed:
+class Planned(_Form):
+    """A matrix [N, K] that may be packed: its scheme's name, and its outliers' scheme or None."""
+
+    kind: str
+    shape: tuple[int, int]
+    outliers: Any = None
+
+
+@dataclass(frozen=True)
+class Packed(_Form):
     """A matrix [N, K] in the layout above.
 
     kind:          name of its scheme; which kernels serve it.
@@ -188,26 +224,6 @@ class Packed:
     def nbytes(self) -> int:
         """Bytes in memory, headers, padding and outliers included."""
         return self.codes.nbytes + self.headers.nbytes + (self.outliers.nbytes if self.outliers is not None else 0)
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds plain numbers."""
-        return self.scheme.is_float
-
-    @property
-    def floats_only(self) -> bool:
-        """Whether kernels multiply it with float32 activations only."""
-        return self.scheme.floats_only or self.is_ragged
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether half of a unit of codes ends its rows."""
-        return not self.is_float and self.shape[1] % UNIT != 0
-
-    @property
-    def scheme(self) -> Scheme:
-        """Its scheme."""
-        return SCHEMES[self.kind]
 
 
 def tiles_of(rows: int) -> int:

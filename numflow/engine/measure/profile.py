@@ -9,6 +9,7 @@ import numpy as np
 from numflow.errors import RequestError
 from numflow.executor.contract import PROFILE
 from numflow.network.cost import Workload, step_cost
+from numflow.network.passes.grouping import done_by
 from numflow.ops import Network, Step
 
 _PRODUCTS = ("linear", "expert_linear", "head_linear")
@@ -54,9 +55,9 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     Raises:
         RequestError: the model's context is too short.
     """
-    program, network, done_by = model.program, model.network, model.program.done_by()
+    program, network, within = model.program, model.network, done_by(model.program.groups())
     steps = network.entries["main"]
-    names = [_name(steps[done_by.get(i, i)]) for i in range(len(steps))]
+    names = [_name(steps[within.get(i, i)]) for i in range(len(steps))]
     ids = model.facts.check(np.arange(context + tokens) % model.vocabulary)
     samples: dict[str, list[float]] = defaultdict(list)
     with model.runner.open(len(ids)) as sequence:
@@ -71,7 +72,7 @@ def profile(model, limits, tokens: int, context: int, repeat: int = 5) -> list[d
     costs: dict[str, LeastWork] = {}
     counts: dict[str, int] = defaultdict(int)
     for i, step in enumerate(steps):
-        if i not in done_by:
+        if i not in within:
             name = names[i]
             costs[name] = costs.get(name, LeastWork(0)) + cost(step, network, program, Workload(1, tokens, context))
             counts[name] += 1

@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from numflow.cpu.fuse import adds_taken_over, operands_made
+from numflow.cpu.patterns import described, groups, operands_made
 from numflow.cpu.program import Program
+from numflow.errors import NetworkError
 from numflow.learn.cases.build import VOCABULARY
 from numflow.learn.cases.build import CaseBuilder as Builder
+from numflow.network.passes.dataflow import adds_taken_over
 from numflow.ops import Batch, Step, View
 from tests.cpu.matrices import stored
 
@@ -62,6 +64,9 @@ def network(norm, act):
 
 def run(norm, act, kind, rows, **options):
     built, weights = network(norm, act)
+    built = replace(built, weights={name: replace(weight, types=(kind,))
+                                    if len(weight.shape) == 2 and weight.shape[1] % 32 == 0 else weight
+                                    for name, weight in built.weights.items()})
     made = Program(built, Stored(weights, kind), **options)
     made.reserve(2)
     tokens = np.arange(rows, dtype=np.int32) * 5 % VOCABULARY
@@ -150,3 +155,28 @@ def test_which_operands_are_made():
     assert made(norm(X, Y), linear(Y, Z), outputs=[Y]) == {}
     mixed = iter(((True,), (True, False)))
     assert made(norm(X, Y), linear(Y, Z), linear(Y, X), kinds=lambda step: next(mixed)) == {}
+
+
+def test_groups_are_data():
+    """Found from types alone: what is taken over, in whose place, and not where outliers are still to be added."""
+    built, _ = network("rms_norm", "act_mul")
+
+    def patterns(kind, activations="int8"):
+        weights = {name: replace(weight, types=(kind,)) if len(weight.shape) == 2 else weight
+                   for name, weight in built.weights.items()}
+        return [(group.pattern, group.steps, group.at)
+                for group in groups(replace(built, weights=weights), "main", activations)]
+
+    wanted = patterns("Q8_0")
+    assert wanted[:2] == [("rms_norm+linear", (1, 2), 2), ("act_mul+linear+add", (3, 4, 5), 4)]
+    assert patterns("F32") == patterns("q4") == wanted
+    assert [name for name, *_ in patterns("q4+1%")][:2] == ["rms_norm+linear", "act_mul+linear"]
+    shown = described(replace(built, weights={name: replace(weight, types=("q4",)) if len(weight.shape) == 2 else weight
+                                              for name, weight in built.weights.items()}), "int16")
+    assert {facts.operand for facts in shown} == {"int16"} and shown[0].pattern == "rms_norm+linear"
+
+
+def test_a_source_that_hands_out_other_types_than_the_network_has():
+    built, weights = network("rms_norm", "act")
+    with pytest.raises(NetworkError, match="is packed as q8_0|its types"):
+        Program(built, Stored(weights, "Q8_0"))

@@ -1,0 +1,71 @@
+"""Patterns of neighbouring steps that one step's kernels do, found by stored types and options alone.
+
+    linear + add                   the sum is made where the product is stored
+    norm or activation + linear    the operand of the product is computed out of what the first step reads
+
+What goes away is a pass over memory and a barrier; the numbers stay the same, bit for bit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from numflow.cpu.estimate import planned
+from numflow.cpu.linear.activations import NAMES
+from numflow.cpu.linear.linear import activations_of, can_add, operand_kinds, operand_of
+from numflow.cpu.linear.operands import can_make
+from numflow.network.describe import spans, without_layer
+from numflow.network.passes.dataflow import adds_taken_over, readers, unchanged
+from numflow.network.passes.grouping import Group, grouped
+from numflow.ops import Network, Step, View
+
+
+def groups(network: Network, entry: str, activations: str) -> tuple[Group, ...]:
+    """The groups of an entry with such activations."""
+    steps, outputs = network.entries[entry], tuple(network.outputs.values())
+
+    def matrix(step: Step):
+        return planned(network.weights[step.weights["weight"]])
+
+    adds = {add: at for at, add in adds_taken_over(steps, outputs).items() if can_add(matrix(steps[at]))}
+    made = operands_made(steps, outputs, lambda reader: operand_kinds(
+        matrix(reader), activations_of(reader, network, activations)))
+    return grouped(steps, made | adds)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """Equal groups of several layers: their steps by label, and the operand of the product ("int8", "f32", ...)."""
+
+    entry: str
+    layers: str
+    pattern: str
+    steps: tuple[str, ...]
+    operand: str
+
+
+def described(network: Network, activations: str) -> list[GroupFacts]:
+    """The groups of all entries, in order of first appearance."""
+    found: dict[tuple[str, str, tuple[str, ...], str], list[int]] = {}
+    for entry, steps in network.entries.items():
+        for group in groups(network, entry, activations):
+            labels = [without_layer(steps[i].label) for i in group.steps]
+            matrix = planned(network.weights[steps[group.at].weights["weight"]])
+            operand = NAMES[operand_of(matrix, activations_of(steps[group.at], network, activations))]
+            layers = found.setdefault((entry, group.pattern, tuple(label for label, _ in labels), operand), [])
+            layers += [layer for _, layer in labels[:1] if layer is not None]
+    return [GroupFacts(entry, spans(layers), pattern, labels, operand)
+            for (entry, pattern, labels, operand), layers in found.items()]
+
+
+def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callable[[Step], object]) -> dict[int, int]:
+    """Index of a step -> index of the linear that computes it while it makes its operand.
+
+    kinds: tells of a linear what kinds of operands it has; all readers have to agree.
+    """
+    kept, made = tuple(outputs), {}
+    for i, step in enumerate(steps):
+        if can_make(step) and not any(view.overlaps(step.outputs[0]) for view in kept):
+            found = readers(steps, i)
+            if found and len({kinds(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
+                made[i] = found[0]
+    return made
