@@ -105,7 +105,7 @@ class Program(OneDevice):
     def run(self, batch: Batch, entry: str = "main", output: str | None = "logits",
             wanted: bool = True) -> np.ndarray | None:
         """Run `entry` on the batch, up to the step that completes `output`; see executor.contract.Program."""
-        given, end = self._given(batch, entry), self._end(entry, output)
+        end, given = self._end(entry, output), self._given(batch, entry)
         sizes = self._load(batch, entry)
         for view, values in given:
             self._upload(view, values)
