@@ -1,7 +1,7 @@
 # `make TARGET`; python3 must be 3.11 or newer.
 python = python3
 
-# The README's second command: an environment, the package in it, the tests.
+# The README's command for them: an environment, the package in it, the tests.
 test: .venv
 	.venv/bin/python -m pytest
 

@@ -61,10 +61,11 @@ def prune() -> None:
 
 @functools.cache
 def _writable_root() -> Path:
-    path = root()
-    if why := trust.why_not(path.parent, path):
-        return _instead(f"{why}: compiled kernels in {path} are not used")
+    path = Path("~")
     try:
+        path = root()
+        if why := trust.why_not(path.parent, path):
+            return _instead(f"{why}: compiled kernels in {path} are not used")
         places.make(path)
         with tempfile.TemporaryFile(dir=path):
             return path

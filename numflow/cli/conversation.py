@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from numflow import places
 from numflow.cli.generate import stats_line
 from numflow.cli.strategies import strategy, streams
 from numflow.cli.tables import print_fields, printable
@@ -264,4 +265,4 @@ class Conversation:
 def _path(word: str, file: str) -> Path:
     if not file:
         raise RequestError(f"/{word} needs the name of a file")
-    return Path(file).expanduser()
+    return places.expanded(file)

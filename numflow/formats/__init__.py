@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from numflow import places
 from numflow.errors import FormatError, ModelNotFoundError
 from numflow.formats.checkpoint import Checkpoint, Tensor
 from numflow.formats.types import TensorType
@@ -61,7 +62,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         UnsafePickleError: a pickle asks for something other than tensors.
     """
     try:
-        return _open(Path(path).expanduser())
+        return _open(places.expanded(path))
     except OSError as error:
         raise FormatError(f"{path}: cannot be opened: {error}") from None
 

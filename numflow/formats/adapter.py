@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from numflow import places
 from numflow.errors import FormatError, ModelNotFoundError
 from numflow.formats.checkpoint import Tensor
 from numflow.formats.types import TYPES
@@ -73,7 +74,7 @@ def open_adapter(path: str | Path) -> Adapter:
         ModelNotFoundError: nothing there, or no adapter.
         FormatError: what is there is damaged, or does something else than its format's plain formula.
     """
-    place = Path(path).expanduser()
+    place = places.expanded(path)
     try:
         return _open(place)
     except OSError as error:

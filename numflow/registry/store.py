@@ -33,7 +33,7 @@ def resolve(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
         ModelNotFoundError: no such model, or it is not on this disk and `offline` is set.
         DownloadError: it could not be fetched, or was not what it should be.
     """
-    path = Path(name_or_path).expanduser()
+    path = places.expanded(name_or_path)
     if path.exists():
         return path
     name = str(name_or_path)
@@ -53,7 +53,7 @@ def adapter(name_or_path: str | os.PathLike, offline: bool = False, progress: bo
     Raises:
         ModelNotFoundError, DownloadError: as `resolve`; a path that leads to nothing is returned as it is.
     """
-    path, name = Path(name_or_path).expanduser(), str(name_or_path)
+    path, name = places.expanded(name_or_path), str(name_or_path)
     found = None if path.exists() else hub.parse(name)
     if found is None or (found.repo == name and _means_a_path(name, path)):
         return path
@@ -80,7 +80,7 @@ def reachable(purpose: str = "generate", offline: bool = False) -> tuple[str, st
 
 def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | None:
     """Number of a model's token ids, if known before its weights are fetched; else None."""
-    if Path(name_or_path).expanduser().exists():
+    if places.expanded(name_or_path).exists():
         return None  # its headers say so
     entry = catalogue.find(str(name_or_path))
     if entry is not None and entry.token_ids:
@@ -91,7 +91,7 @@ def token_ids(name_or_path: str | os.PathLike, offline: bool = False) -> int | N
 
 def sampling(name_or_path: str | os.PathLike, path: Path) -> Mapping[str, Any]:
     """Sampling settings in the list of models for a model that `resolve` has found at a path."""
-    entry = None if Path(name_or_path).expanduser().exists() else catalogue.find(str(name_or_path))
+    entry = None if places.expanded(name_or_path).exists() else catalogue.find(str(name_or_path))
     home, place = paths.models_dir().resolve(), path.resolve()
     if entry is None and home in place.parents:  # a file of it, by its path
         entry = catalogue.find(place.relative_to(home).parts[0])
@@ -106,7 +106,7 @@ def pull(entry: KnownModel, offline: bool = False, progress: bool = True) -> Pat
     if found := installed(entry):
         return found
     if entry.source in ("file", "shipped"):
-        place = Path(entry.path).expanduser() if entry.source == "file" else paths.shipped_models() / entry.path
+        place = places.expanded(entry.path) if entry.source == "file" else paths.shipped_models() / entry.path
         raise ModelNotFoundError(f"{entry.name}: no file or folder {place}")
     if offline:
         raise ModelNotFoundError(f"{entry.name} is not on this disk and numflow is offline; "
@@ -130,7 +130,7 @@ def remove(name_or_path: str | os.PathLike) -> tuple[Path, int]:
     name = str(name_or_path)
     entry = catalogue.find(name)
     found = hub.parse(entry.repo if entry is not None and entry.source == "hf" else name)
-    if Path(name).expanduser().exists() or (entry is not None and entry.source == "file"):
+    if places.expanded(name).exists() or (entry is not None and entry.source == "file"):
         raise ModelNotFoundError(f"{name} is a file or folder of your own; only what numflow has fetched is removed")
     if entry is not None and entry.source == "shipped":
         raise ModelNotFoundError(f"{name} is a part of numflow; only what numflow has fetched is removed")
@@ -155,7 +155,7 @@ def installed(entry: KnownModel) -> Path | None:
         except ModelNotFoundError:
             return None
     if entry.source == "file":
-        path = Path(entry.path).expanduser()
+        path = places.expanded(entry.path)
         return path if path.exists() else None
     if entry.source == "shipped":
         path = paths.shipped_models() / entry.path

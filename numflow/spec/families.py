@@ -7,7 +7,7 @@ _INTRO = """# Models
 What is listed here runs from a specification file of [specs/](../specs/) alone. A checkpoint is recognised by words in
 its `config.json` (`architectures`) or in its GGUF header (`general.architecture`); a row without such words is chosen
 by `--spec NAME`. A model that is not listed may need no more than a file of its own: [new-model.md](new-model.md).
-File formats are in the [README](../README.md#formats).
+File formats are in the [README](../README.md#what-runs).
 (This page is written by `python -m numflow.spec.families > docs/models.md`.)
 """
 _KINDS = {"decoder": "Decoders: text is continued", "encoder": "Encoders: embeddings, gaps, scores",

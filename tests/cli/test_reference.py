@@ -1,5 +1,7 @@
 """Pages that are made from code say what the code says now."""
 
+import runpy
+
 import pytest
 
 from numflow.cli import python_reference, reference
@@ -30,3 +32,8 @@ def test_what_python_promises_has_an_entry():
     page = python_reference.markdown()
     assert "## numflow.load\n" in page and "### Model.generate\n" in page and "| `SpecError` |" in page
     assert "Raises:" in page and "### Model.program" not in page
+
+
+def test_the_readme_shows_what_runs():
+    table = runpy.run_path(str(REPO / "docs/what_runs.py"))["markdown"]()
+    assert table in (REPO / "README.md").read_text(encoding="utf-8"), "python docs/what_runs.py"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numflow import kernel_cache
+from numflow import kernel_cache, places
 from numflow.cpu.runtime.access import (
     f32_bits,
     f32_from_bits,
@@ -231,3 +231,34 @@ def test_root(monkeypatch, platform, variables, expected):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(kernel_cache.sys, "platform", platform)
     assert kernel_cache.root() == Path(expected).expanduser()
+
+
+@pytest.fixture
+def no_home(monkeypatch):
+    """A user without a home folder, as a container may start one by a number alone."""
+    for name in ("NUMFLOW_CACHE", "NUMFLOW_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(places.os.path, "expanduser", lambda path: path)
+
+
+@pytest.mark.parametrize("platform, base", [("linux", "~/.cache"), ("darwin", "~/Library/Caches"),
+                                            ("win32", "~/AppData/Local")])
+def test_who_has_no_home_is_told(no_home, monkeypatch, platform, base):
+    monkeypatch.setattr(places.sys, "platform", platform)
+    with pytest.raises(OSError, match="this user has no home folder; NUMFLOW_HOME names a place") as told:
+        places.home()
+    assert told.value.filename == base
+
+
+def test_kernels_of_who_has_no_home_are_kept_for_the_process(package, no_home):
+    _forget()
+    with pytest.warns(UserWarning, match=r"compiled kernels cannot be kept in ~ \(this user has no home folder"):
+        assert kernel_cache.folder("numflow.cpu.a").is_dir()
+
+
+def test_home_is_named_by_a_path_that_ends_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv("NUMFLOW_CACHE", raising=False)
+    monkeypatch.setenv("NUMFLOW_HOME", str(tmp_path / "Zuhause für Modelle 模型"))
+    assert places.cache("kernels") == tmp_path / "Zuhause für Modelle 模型" / "kernels"
+    places.make(places.cache("kernels"))
+    assert places.cache("kernels").is_dir()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numflow import registry
+from numflow import places, registry
 from numflow.errors import RequestError, did_you_mean, option, quoted
 from numflow.formats.adapter import open_adapter
 from numflow.formats.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ class GivenAdapter:
             raise RequestError(f"{where} should be a folder, or (folder, scale), is {quoted(value)}")
         if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
             raise RequestError(f"{where}: the scale should be a number, is {quoted(scale)}")
-        return cls(Path(path).expanduser(), float(scale))
+        return cls(places.expanded(path), float(scale))
 
     def found(self, offline: bool = False, progress: bool = True) -> "GivenAdapter":
         """The adapter on this disk: one of the hub (ORG/NAME) is fetched if need be.
@@ -53,7 +53,7 @@ class GivenAdapter:
             RequestError: the scale is no number.
         """
         path, equals, scale = text.rpartition("=")
-        if not equals or Path(text).expanduser().exists():
+        if not equals or places.expanded(text).exists():
             return cls.of(text, option("adapter"))
         try:
             return cls.of((path, float(scale)), option("adapter", text))
