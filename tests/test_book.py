@@ -68,6 +68,28 @@ def test_questions_are_two_hops_away(chapter):
     assert all(word in text for word in ANSWERS[chapter]) and "(figures/" in text
 
 
+def near(page, hops):
+    """Pages that links lead to from a page, in so many steps at most."""
+    found = {page}
+    for _ in range(hops):
+        links = {(one.parent / link).resolve() for one in found
+                 for link in re.findall(r"\]\(([^)#\s]+\.md)", one.read_text(encoding="utf-8")) if ":" not in link}
+        found |= {link for link in links if link.is_file()}
+    return found
+
+
+def test_who_wonders_finds_eight_answers_with_drawings():
+    index = REPO / "docs" / "README.md"
+    asked = re.findall(r"^\| ((?:how|what|why) .+?) \| \[[^\]]+\]\((book/.+?)\) \|$", index.read_text("utf-8"), re.M)
+    assert len(asked) == len(ANSWERS) == 8
+    assert {page for _, page in asked} == {f"book/{chapter}.md" for chapter in ANSWERS}
+    reached = near(index, 2)
+    for _, page in asked:
+        path = (index.parent / page).resolve()
+        pictures = re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", path.read_text(encoding="utf-8"))
+        assert path in reached and pictures and all((path.parent / picture).is_file() for picture in pictures), page
+
+
 def test_words_of_the_glossary_are_explained_where_it_says():
     rows = re.findall(r"^\| ([^|]+?) \| [^|]+ \| \[[^\]]*\]\(([^)]+)\) \|$", (BOOK / "glossary.md").read_text("utf-8"),
                       re.M)

@@ -85,3 +85,9 @@ def serving(lab, model, shares) -> list[dict]:
     return [{"load": share, "requests_s": share * rate, "batching": kind,
              **{name: median(row[name] for row in own) for name in own[0]}, "samples": own}
             for (share, kind), own in samples.items()]
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    show.sequences_figure(lab, lab.results["scale"])
+    show.load_figure(lab, lab.results["serving"])

@@ -2,6 +2,8 @@
 
 import itertools
 
+from numflow.lab import style
+
 
 def report(lab, found) -> None:
     """Write what was found."""
@@ -18,12 +20,12 @@ def report(lab, found) -> None:
              f"{1e3 * prefix['first_s']:.0f} ms. The next prompt with the same beginning had it after "
              f"{1e3 * prefix['second_s']:.1f} ms: {prefix['ratio']:.0f} times sooner "
              f"({prefix['tokens_found']:.0f} tokens were found).")
-    lab.heading("Memory for three tenths of the requests")
-    lab.text("Requests that come to need two blocks each; what does not fit waits, and makes place when others grow.")
+    lab.heading("Keys and values for 30 % of the requests")
+    lab.text("Requests that come to need two blocks each; a request is preempted when memory is full.")
     lab.table(["preemption", "new tok/s", "preemptions", "MiB reserved", "MiB allowed", "same tokens"],
               [(kind, row["new_tok_s"], row["preemptions"], row["measured_mib"], row["budget_mib"],
                 "yes" if row["same_tokens"] else "NO") for kind, row in found["memory"].items()])
-    lab.heading("Company changes nothing")
+    lab.heading("Results do not depend on other requests")
     count = options["sequences"].split(",")[-1]
     lab.text(f"{count} requests of mixed lengths and settings (greedy, sampled, penalties, beams, look-up drafts) gave "
              f"{'exactly the tokens that each gives alone' if found['mixed'] else 'OTHER tokens than alone'}.")
@@ -36,7 +38,8 @@ def _scale(lab, scale) -> None:
              "after the last of the first tokens, `all` everything from the first request on. numflow picks and "
              "decodes its tokens (greedily, or sampling at temperature 0.8 and top-p 0.9)"
              + ("; llama-batched-bench picks none." if peer else "; llama.cpp's llama-batched-bench was not found."))
-    head = ["sequences", "decode tok/s", "all tok/s", "against one", "sampling tok/s", "ms per step", "of it engine"]
+    head = ["sequences", "decode tok/s", "all tok/s", "against one", "sampling tok/s", "ms per step",
+            "engine's share, ms"]
     one = scale[min(scale)]["numflow"]
     rows = []
     for count, row in scale.items():
@@ -47,17 +50,31 @@ def _scale(lab, scale) -> None:
             rows[-1] += [other["decode_tok_s"], ours["decode_tok_s"] / other["decode_tok_s"],
                          ours["new_tok_s"] / other["new_tok_s"]]
     lab.table([*head, *(["llama.cpp decode", "ratio decode", "ratio all"] if peer else [])], rows)
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for engine in ("numflow", "sampling", "llama.cpp"):
-        points = [(count, row[engine]["decode_tok_s"]) for count, row in scale.items() if engine in row]
-        if points:
-            axes.plot(*zip(*points), marker="o", label={"sampling": "numflow, sampling"}.get(engine, engine))
-    axes.plot(list(scale), [one["decode_tok_s"]] * len(scale), "--", color="gray", label="numflow, one sequence")
-    axes.set(xlabel="sequences", ylabel="new tokens per second", xscale="log", xticks=list(scale))
-    axes.set_xticks(list(scale), list(map(str, scale)))
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.2))
-    lab.figure(figure, "sequences", "Tokens per second of all sequences together, while they are generated.")
+    sequences_figure(lab, scale)
+
+
+def sequences_figure(lab, scale) -> None:
+    """Tokens per second of all sequences together, by their number."""
+    scale = {int(count): row for count, row in scale.items()}
+    made, axis = style.figure()
+    for number, (engine, label) in enumerate((("numflow", "greedy"), ("sampling", "sampling"),
+                                              ("llama.cpp", "llama.cpp"))):
+        found = [(count, row[engine]["decode_tok_s"]) for count, row in scale.items() if engine in row]
+        if found:
+            xs, ys = zip(*found)
+            axis.plot(xs, ys, **style.series(number))
+            style.end(axis, label, xs, ys, number)
+    one, most = min(scale), max(scale)
+    alone = scale[one]["numflow"]["decode_tok_s"]
+    axis.axhline(alone, color=style.GREY, linewidth=0.8)
+    style.plain_log(axis, "x", list(scale))
+    axis.set_xlim(one * 0.9, most * 1.7)
+    axis.set_ylim(0, None)
+    axis.set_xlabel("sequences at a time (grey: one alone)")
+    axis.set_ylabel("new tokens a second, all together")
+    lab.figure(made, "sequences", f"{most} sequences side by side write "
+               f"{scale[most]['numflow']['decode_tok_s'] / alone:.1f} times the tokens of one", lab.options["model"],
+               caption="Tokens per second of all sequences together, while they are generated.")
 
 
 def _serving(lab, rows) -> None:
@@ -78,19 +95,34 @@ def _serving(lab, rows) -> None:
                 lab.doubt(may_follow(fewer, more, key),
                           f"{kind} batching: in every round {name} sooner at load {more['load']:g} than at "
                           f"{fewer['load']:g}")
-    plt = lab.pyplot()
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
-    for axes, key, label in ((panels[0], "first_s", "seconds to the first token"),
-                             (panels[1], "per_token_ms", "ms per token")):
-        for kind in dict.fromkeys(row["batching"] for row in rows):
-            own = [row for row in rows if row["batching"] == kind]
-            low, high = ([abs(pick(s[key] for s in row["samples"]) - row[key]) for row in own] for pick in (min, max))
-            axes.errorbar([row["load"] for row in own], [row[key] for row in own], (low, high), marker="o", capsize=3,
-                          label=kind)
-        axes.set(xlabel="load", ylabel=f"{label} (median)", yscale="log")
-    panels[1].legend()
-    figure.tight_layout()
-    lab.figure(figure, "load", "Medians under load, with the least and the most of the rounds; waiting counts.")
+    load_figure(lab, rows)
+
+
+def load_figure(lab, rows) -> None:
+    """Time to the first token and time of a token, by load, for each way to batch."""
+    made, panels = style.figure(1, 2, (9, 4))
+    ways = list(dict.fromkeys(row["batching"] for row in rows))
+    for axis, key, by, label in ((panels[0], "first_s", 1e3, "ms to the first token (logarithmic)"),
+                                 (panels[1], "per_token_ms", 1, "ms a token, waiting counts (logarithmic)")):
+        for number, way in enumerate(ways):
+            own = sorted((row for row in rows if row["batching"] == way), key=lambda row: row["load"])
+            xs, ys = [row["load"] for row in own], [by * row[key] for row in own]
+            spans = [[by * sample[key] for sample in row["samples"]] for row in own]
+            axis.plot(xs, ys, **style.series(number))
+            axis.fill_between(xs, [min(s) for s in spans], [max(s) for s in spans], alpha=0.15, linewidth=0,
+                              color=style.SERIES[number][0])
+            style.end(axis, way, xs, ys, number)
+        shown = sorted({row["load"] for row in rows})
+        style.plain_log(axis, "y", [n * 10**power for power in range(5) for n in (1, 2, 5)
+                                    if axis.get_ylim()[0] < n * 10**power < axis.get_ylim()[1]])
+        axis.set(xlabel="load, as a share of what one batch of all would bear", ylabel=label,
+                 xlim=(shown[0] - 0.05, shown[-1] + 0.25), xticks=shown)
+    most = max(row["load"] for row in rows)
+    first = {row["batching"]: row["first_s"] for row in rows if row["load"] == most}
+    ratio = first["static"] / first["dynamic"]
+    lab.figure(made, "load", f"At load {most:g} dynamic batching answers {ratio:.1f} times as soon as static",
+               lab.options["model"], "bands: all rounds",
+               caption="Medians under load, with the least and the most of the rounds; waiting counts.")
 
 
 def spread(row: dict, key: str) -> str:

@@ -4,6 +4,8 @@ import statistics
 
 import numpy as np
 
+from numflow.lab import style
+
 # What was asked for: ours / theirs, by what is measured and the name of the weights ("" for any).
 GOALS = {
     "decode": {"Q4_1": 1.8, "Q4_0": 1.4, "Q8_0": 1.3, "gemma": 1.4, "Q4_K_M": 1.5, "F16": 1.1},
@@ -189,59 +191,103 @@ def _profiles(lab, limits, profiles) -> None:
 
 
 def _roofline(lab, limits, profiles) -> None:
-    plt, (count, limit) = lab.pyplot(), next(iter(limits.items()))
-    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
-    intensity = np.logspace(-1.5, 3, 200)
-    for key, label in (("int8_gop_s", "int8"), ("f32_gop_s", "float32")):
-        axis.plot(intensity, np.minimum(intensity * limit["read_gb_s"], limit[key]), color="0.6" if key[0] == "f" else
-                  "0.2", label=f"limit, {label}")
+    count, limit = next(iter(limits.items()))
+    made, axis = style.figure()
+    for number, key, label in ((4, "int8_gop_s", "int8"), (5, "f32_gop_s", "float32")):
+        xs = [0.03, limit[key] / limit["read_gb_s"], 1500]
+        ys = [min(x * limit["read_gb_s"], limit[key]) for x in xs]
+        axis.plot(xs, ys, **style.series(number) | {"marker": ""})
+        style.end(axis, label, xs, ys, number)
     shown = [name for name in profiles if not name.endswith(" threads")]  # the limits are those of the fewest
-    for name, color in zip(shown, plt.cm.tab20.colors, strict=False):
-        for phase, mark in (("prefill", "o"), ("decode", "^")):
-            rows = [row for row in profiles[name][phase] if row["gop_s"] and row["share"] > 0.01]
-            axis.scatter([row["gop_s"] / row["gb_s"] for row in rows], [row["gop_s"] for row in rows], s=24,
-                         marker=mark, color=color, label=name.removesuffix(".gguf") if phase == "prefill" else None)
-    axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="10^9 operations per second",
-             title=f"prefill (dots) and decoding (triangles), {count} thread{'s' * (count > 1)}")
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    lab.figure(figure, "roofline", "Matrices and attention of each model below what the machine can do")
-    plt.close(figure)
+    shares = {}
+    for number, (phase, label) in enumerate((("prefill", "a prompt's steps"), ("decode", "a token's steps"))):
+        rows = [row for name in shown for row in profiles[name][phase] if row["gop_s"] and row["share"] > 0.01]
+        axis.plot([row["gop_s"] / row["gb_s"] for row in rows], [row["gop_s"] for row in rows], label=label,
+                  **style.series(number) | {"linestyle": "none"})
+        counted = [row for row in rows if row["at_limit"] is not None]
+        time = sum(row["microseconds"] for row in counted)
+        shares[phase] = sum(row["at_limit"] * row["microseconds"] for row in counted) / time if time else 0.0
+    style.plain_log(axis, "x", (0.1, 1, 10, 100, 1000))
+    style.plain_log(axis, "y", (1, 10, 100, 1000))
+    axis.set(xlabel="operations for each byte that must move", ylabel="10⁹ operations a second", xlim=(0.03, 6000))
+    axis.legend(fontsize=8, loc="lower right")
+    lab.figure(made, "roofline", f"Steps of a prompt run at {shares['prefill']:.0%} of their limit, those of a token "
+               f"at {shares['decode']:.0%}", f"{len(shown)} models", f"{count} thread{'s' * (int(count) > 1)}",
+               caption="Matrices and attention of each model below what the machine can do")
+
+
+def figures(lab, samples, limits, profiles) -> None:
+    """All of them, from results alone."""
+    if profiles:
+        _roofline(lab, limits, profiles)
+    _figures(lab, samples)
 
 
 def _figures(lab, samples) -> None:
-    plt = lab.pyplot()
     keys = _keys(samples, "model", "decode")
     if keys:
-        figure, axes = plt.subplots(1, 2, figsize=(11, 0.42 * len(keys) + 1.5), sharey=True)
-        labels = [f"{key[1].rsplit('.', 1)[0]}, {key[2]}T" for key in keys]
-        for axis, what in zip(axes, ("prefill", "decode"), strict=True):
-            at = np.arange(len(keys))
-            for shift, name, label in ((-0.2, what, "numflow"), (0.2, f"peer {what}", "llama.cpp")):
-                values = [_of(samples, key, name) for key in keys]
-                axis.barh(at + shift, [statistics.median(v) if v else 0 for v in values], 0.4, label=label)
-            axis.set(yticks=at, yticklabels=labels, xlabel="tokens/s", title=what)
-            axis.legend()
-        axes[0].invert_yaxis()
-        lab.figure(figure, "tokens_per_second", "Prefill and decoding by quantisation and threads, medians")
-        plt.close(figure)
-    for part, label in (("context", "tokens before"), ("batch", "sequences")):
-        _lines(lab, plt, samples, part, label)
+        _beside_each_other(lab, samples, keys)
+    for part, label in (("context", "tokens before"), ("batch", "sequences at a time")):
+        _lines(lab, samples, part, label)
 
 
-def _lines(lab, plt, samples, part, label) -> None:
+def _beside_each_other(lab, samples, keys) -> None:
+    """Bars of both engines for each file and number of threads."""
+    made, axes = style.figure(1, 2, (9.6, 0.4 * len(keys) + 1.6))
+    ratios = []
+    for axis, what, label in ((axes[0], "prefill", "a prompt, tokens a second"), (axes[1], "decode", "writing, tokens "
+                                                                                  "a second")):
+        longest = 0.0
+        for number, (name, who) in enumerate(((what, "numflow"), (f"peer {what}", "llama.cpp"))):
+            values = [statistics.median(_of(samples, key, name) or [0]) for key in keys]
+            places = [at + 0.4 * number - 0.2 for at in range(len(keys))]
+            axis.barh(places, values, 0.38, color=style.SERIES[number][0], label=who)
+            longest = max(longest, *values)
+            for place, value in zip(places, values):
+                if value:
+                    axis.text(value + 0.01 * longest, place, f"{value:.0f}", va="center", fontsize=7)
+            ratios.append(values)
+        axis.set(xlabel=label, yticks=range(len(keys)), yticklabels=[], ylim=(len(keys) - 0.5, -0.5),
+                 xlim=(0, 1.12 * longest))
+        axis.grid(axis="y", visible=False)
+    axes[0].set_yticklabels([f"{key[1].rsplit('.', 1)[0]}, {key[2]} thread{'s' * (key[2] != '1')}" for key in keys])
+    axes[1].legend(fontsize=8, loc="lower right")
+    times = [ours / theirs for ours, theirs in zip(ratios[2], ratios[3]) if theirs]
+    finding = f"numflow writes {max(ratios[2]):.0f} tokens a second at most"
+    if times:
+        finding = f"numflow writes {min(times):.1f} to {max(times):.1f} times as fast as llama.cpp on the same files"
+    lab.figure(made, "tokens_per_second", finding, "medians", left=3.1, wspace=0.1,
+               caption="Prefill and decoding by quantisation and threads, medians")
+
+
+def _lines(lab, samples, part, label) -> None:
     keys = _keys(samples, part, "decode")
     if not keys:
         return
-    figure, axis = plt.subplots(figsize=(8, 4.5))
-    groups = dict.fromkeys(key[1:3] for key in keys)
-    for (name, threads), color in zip(groups, plt.cm.tab10.colors):
+    groups = list(dict.fromkeys(key[1:3] for key in keys))
+    columns = min(3, len(groups))
+    made, panels = style.figure(-(-len(groups) // columns), columns, (3.2 * columns + 0.8,
+                                                                      2.9 * -(-len(groups) // columns) + 0.9))
+    panels, ratios = np.ravel(panels), []
+    for axis in panels[len(groups):]:
+        axis.set_visible(False)
+    for axis, (name, threads) in zip(panels, groups):
         own = sorted((int(key[3]), key) for key in keys if key[1:3] == (name, threads))
-        for what, style, who in (("decode", "-o", "numflow"), ("peer decode", "--x", "llama.cpp")):
-            points = [(size, statistics.median(_of(samples, key, what))) for size, key in own
-                      if _of(samples, key, what)]
-            if points:
-                axis.plot(*zip(*points), style, color=color, label=f"{who}, {name.rsplit('.', 1)[0]}, {threads}T")
-    axis.set(xscale="log", yscale="log", xlabel=label, ylabel="tokens/s")
-    axis.legend(fontsize=7)
-    lab.figure(figure, f"by_{part}", f"Decoding by {label}, medians")
-    plt.close(figure)
+        sizes = [size for size, _ in own]
+        for number, what, who in ((0, "decode", "numflow"), (1, "peer decode", "llama.cpp")):
+            found = [(size, statistics.median(_of(samples, key, what))) for size, key in own if _of(samples, key, what)]
+            if found:
+                xs, ys = zip(*found)
+                axis.plot(xs, ys, **style.series(number))
+                style.end(axis, who, xs, ys, number)
+        ratios += [statistics.median(_of(samples, key, "decode")) / statistics.median(_of(samples, key, "peer decode"))
+                   for _, key in own if _of(samples, key, "peer decode")]
+        style.plain_log(axis, "x", sizes)
+        axis.set_xlim(sizes[0] * 0.8, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.45 * 1.1)
+        axis.set(ylim=(0, None), xlabel=label)
+        axis.set_title(f"{name.rsplit('.', 1)[0]}, {threads} thread{'s' * (threads != '1')}", fontsize=8)
+    for axis in panels[::columns]:
+        axis.set_ylabel("tokens a second")
+    finding = f"By {label}, numflow writes {min(ratios):.1f} to {max(ratios):.1f} times as fast" if ratios else \
+        f"Decoding by {label}, {len(keys)} measurements"
+    lab.figure(made, f"by_{part}", finding, "medians", caption=f"Decoding by {label}, medians")

@@ -18,7 +18,7 @@ from pathlib import Path
 from . import rounds
 from .peers import found
 from .quiet import Watch, memory_speed
-from .report import write
+from .report import figures, write
 
 # Lists have commas between. parts: which of the measurements. resume: keep the samples of a run that was broken off.
 # again: measure what is asked for anew and keep everything else of the report's last run.
@@ -73,6 +73,11 @@ def run(lab):
     lab.results |= {"samples": samples.values, "limits": limits, "profiles": profiles,
                     "peers": [peer.name for peer in peers]}
     write(lab, samples.values, limits, profiles, __doc__)
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    figures(lab, lab.results["samples"], lab.results["limits"], lab.results["profiles"])
 
 
 def _paths(names: str) -> list[Path]:

@@ -15,6 +15,8 @@ import time
 
 import numpy as np
 
+from numflow.lab import style
+
 OPTIONS = {"repeat": 15}
 NOISE = 1.05  # limits and steps are measured one after the other
 PREFILL, DECODE = (1536, 576, 512), (65536, 4096, 1)  # rows, columns, tokens
@@ -48,15 +50,30 @@ def run(lab):
     lab.table(["step", "prefill, GOP/s", "of int8 peak", "decoding, GB/s", "of bandwidth"],
               [[name, gop, f"{gop / peak:.0%}", gb, f"{gb / memory:.0%}"]
                for name, gop, gb in rows] + [["Limits of this machine", peak, "", memory, ""]])
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True)
-    for axis, column, limit, label in ((axes[0], 1, peak, "prefill, GOP/s"), (axes[1], 2, memory, "decoding, GB/s")):
-        axis.barh([row[0] for row in rows], [row[column] for row in rows])
-        axis.axvline(limit, color="0.3", linestyle="--")
-        axis.set(xlabel=label)
-    axes[0].invert_yaxis()
-    lab.figure(figure, "steps", "Speed of each step; dashed: what this machine can do")
-    plt.close(figure)
+    redraw(lab)
+
+
+def redraw(lab):
+    """The figure from results alone."""
+    rows, limits = lab.results["rows"], lab.results["limits"]
+    made, axes = style.figure(1, 2, (9.6, 3.6))
+    for axis, column, limit, label in ((axes[0], 1, limits["int8_gop_s"], "a prompt, 10⁹ operations a second"),
+                                       (axes[1], 2, limits["read_gb_s"], "one token, GB/s read")):
+        axis.barh(range(len(rows)), [row[column] for row in rows], color=style.SERIES[0][0])
+        for at, row in enumerate(rows):
+            axis.text(row[column] + 0.01 * limit, at, f"{row[column]:.3g}", va="center", fontsize=8,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        axis.axvline(limit, color=style.SERIES[1][0], linestyle="--", linewidth=1)
+        axis.text(limit * 0.99, len(rows) - 0.3, f"limit {limit:.3g}", color=style.SERIES[1][0], fontsize=8, ha="right",
+                  va="center")
+        axis.set(xlabel=label, yticks=range(len(rows)), yticklabels=[], ylim=(len(rows) - 0.1, -0.6))
+        axis.set_xlim(0, limit * 1.12)
+        axis.grid(axis="y", visible=False)
+    axes[0].set_yticklabels([row[0] for row in rows])
+    first, last = rows[0], rows[-1]
+    lab.figure(made, "steps", f"From plain loops to tiles of bytes: a prompt {last[1] / first[1]:.0f} times, a token "
+               f"{last[2] / first[2]:.0f} times as fast", "Q4_0", "1 thread", left=3.3, wspace=0.1,
+               caption="Speed of each step; dashed: what this machine can do")
 
 
 def _stored(rows: int, columns: int) -> np.ndarray:

@@ -17,13 +17,14 @@ from numflow.partition.price.planner import decode_rate
 from numflow.partition.price.price import INFERFLOW, NUMFLOW, Prices
 from numflow.partition.price.serving import Queries, SimulatedEngine, simulate
 
+from . import show
 from .sweeps import sweeps
 from .virtual import virtual
 
 OPTIONS = {"shape": "13b", "cluster": "v100x4-pcie", "prompt": 128, "new": 64, "at_once": 32, "queries": 64,
            "model": "smollm2-135m-instruct", "rounds": 9, "virtual": "all"}
 STRATEGIES = {"by layer": "0;1;2;3", "by tensor": "0&1&2&3", "hybrid": "0&1;2&3"}
-COLORS = {"by layer": "tab:blue", "by tensor": "tab:orange", "hybrid": "tab:green"}
+LAYER_S = 1e-3  # of the timeline, enlarged
 
 
 def run(lab):
@@ -38,8 +39,16 @@ def run(lab):
     lab.results |= {"cluster": cluster.title, "simulated": rows}
     _report(lab, rows, cluster)
     _timeline(lab, network, cluster)
-    sweeps(lab, network, cluster, STRATEGIES, COLORS)
+    sweeps(lab, network, cluster, STRATEGIES)
     virtual(lab, STRATEGIES)
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    show.strategies(lab, lab.results["simulated"], list(STRATEGIES))
+    show.timeline(lab, lab.results["timeline"], STRATEGIES)
+    show.sweeps(lab, lab.results["sweeps"])
+    show.virtual(lab, lab.results["virtual"])
 
 
 def plans(network):
@@ -89,44 +98,27 @@ def _report(lab, rows, cluster) -> None:
         lab.text(f"{style.name}: hybrid decodes one query {speed:.2f} times as fast as by layer (the report claims "
                  f"more than 1: {'yes' if speed > 1 else 'no'}), and has {throughput:.2f} times the throughput of by "
                  f"tensor (more than 1: {'yes' if throughput > 1 else 'no'}).")
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6))
-    loaded = f"{options['at_once']} queries, prompts counted"
-    for axis, key, title in ((axes[0], "speed", "one query"), (axes[1], "throughput", loaded)):
-        for i, style in enumerate((INFERFLOW, NUMFLOW)):
-            for j, name in enumerate(STRATEGIES):
-                bar = axis.bar(i * 4 + j, by[style.name, name][key], color=COLORS[name],
-                               label=name if i == 0 else None)
-                axis.bar_label(bar, fmt="%.0f")
-        axis.set_xticks([1, 5], [INFERFLOW.name, NUMFLOW.name])
-        axis.set_ylabel("tokens/s, simulated")
-        axis.set_title(title)
-        axis.margins(y=0.15)
-    axes[0].legend()
-    lab.figure(figure, "strategies", "Simulated: decoding speed of one query, and throughput under load with its "
-                                     f"prompts, on {cluster.title}")
-    plt.close(figure)
+    show.strategies(lab, rows, list(STRATEGIES))
 
 
 def _timeline(lab, network, cluster) -> None:
-    """Some decoding steps of eight queries on every strategy."""
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(len(STRATEGIES), 1, figsize=(10, 5.4), sharex=True)
-    shades = {"work": "tab:green", "exchange": "tab:red", "wait": "0.92"}
-    for axis, (name, devices) in zip(axes, STRATEGIES.items(), strict=True):
+    """Some decoding steps of eight queries on every strategy: shares of each device's time, and spans of one layer."""
+    found = {}
+    for name, devices in STRATEGIES.items():
         plan = partition(network, devices)
-        outcome = simulate(cluster, Prices(plan, cluster).scripts, Queries(8, 1, 3, 8),
-                           SimulatedEngine(8, len(plan.groups)), record=True)
-        for row, device in enumerate(cluster.devices):
-            for what, shade in shades.items():
-                bars = [(span.begin * 1e3, (span.end - span.begin) * 1e3) for span in outcome.spans
-                        if span.device == device and span.what == what]
-                axis.broken_barh(bars, (row - 0.4, 0.8), color=shade, linewidth=0, label=what if row == 0 else None)
-        axis.set_yticks(range(len(cluster.devices)), [f"device {name}" for name in cluster.devices])
-        axis.invert_yaxis()
-        axis.set_title(f"{name}  {devices}", fontsize=9)
-    axes[0].legend(ncol=3, fontsize=7, loc="lower right", bbox_to_anchor=(1, 1))
-    axes[-1].set_xlabel("milliseconds: three steps of eight queries")
-    figure.tight_layout()
-    lab.figure(figure, "timeline", "What each device does (numflow's execution, simulated)")
-    plt.close(figure)
+        spans = simulate(cluster, Prices(plan, cluster).scripts, Queries(8, 1, 3, 8),
+                         SimulatedEngine(8, len(plan.groups)), record=True).spans
+        whole = max(span.end for span in spans)
+        shares = {device: {what: sum(span.end - span.begin for span in spans
+                                     if (span.device, span.what) == (device, what)) / whole
+                           for what in ("work", "exchange")} for device in cluster.devices}
+        for share in shares.values():
+            share["wait"] = 1 - sum(share.values())
+        begin = min(span.begin for span in spans if span.device == next(iter(shares)) and span.begin > whole / 2
+                    and span.what == "work")
+        window = [begin, begin + LAYER_S]
+        found[name] = {"milliseconds": 1e3 * whole, "shares": shares, "window": [1e3 * at for at in window],
+                       "spans": [[span.device, span.what, 1e3 * max(span.begin, begin), 1e3 * min(span.end, window[1])]
+                                 for span in spans if span.begin < window[1] and span.end > begin]}
+    lab.results["timeline"] = found
+    show.timeline(lab, found, STRATEGIES)

@@ -8,8 +8,10 @@ from numflow.partition.price.hardware import Cluster, Link
 from numflow.partition.price.planner import decode_rate
 from numflow.partition.price.price import Prices
 
+from . import show
 
-def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str], colors: dict[str, str]) -> None:
+
+def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str]) -> None:
     """Four figures' worth of decoding rates; each point is a simulation."""
     lab.heading("What decides")
     lab.text("Decoding rates of simulated plans, as numflow executes them, when one thing changes and the rest stays: "
@@ -28,23 +30,7 @@ def sweeps(lab, network, cluster: Cluster, strategies: dict[str, str], colors: d
     }
     lab.results["sweeps"] = points
     leaders(lab, points)
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7))
-    for axis, (what, lines) in zip(axes.flat, points.items(), strict=True):
-        for name, line in lines.items():
-            axis.plot(*zip(*line, strict=True), marker="o", markersize=3, label=name, color=colors[name])
-        axis.set_xscale("log", base=2)
-        ticks = sorted({point[0] for line in lines.values() for point in line})
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.minorticks_off()
-        axis.set_xlabel(what)
-        axis.set_ylabel("tokens/s, simulated")
-        axis.grid(alpha=0.3)
-    axes.flat[0].set_yscale("log")
-    axes.flat[0].legend()
-    figure.tight_layout()
-    lab.figure(figure, "sweeps", "Simulated: decoding rate of all queries together, prompts not counted")
-    plt.close(figure)
+    show.sweeps(lab, points)
 
 
 def leaders(lab, points: dict[str, dict[str, list]]) -> None:

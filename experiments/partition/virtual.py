@@ -4,11 +4,10 @@ they are shown."""
 import time
 from collections.abc import Mapping
 
-import numpy as np
-
 from numflow.errors import RequestError
 
-from .real import CONTEXT, QUERIES, SINGLE, measure
+from . import show
+from .real import CONTEXT, SINGLE, measure
 
 PLANS = {"single": SINGLE, "two by layer": "0;1", "two by tensor": "0&1"}
 KEPT = ("model", "figures", "rounds")  # of the newest measurement
@@ -33,7 +32,7 @@ def virtual(lab, strategies: Mapping[str, str]) -> None:
     lab.results |= {"virtual": rows, **{key: (new or old)[key] for key in KEPT}}
     lab.heading("Real: virtual devices of this machine")
     _text(lab, rows)
-    _figure(lab, rows)
+    show.virtual(lab, rows)
 
 
 def _wanted(option: str, plans: Mapping[str, str]) -> dict[str, str]:
@@ -94,28 +93,3 @@ def _text(lab, rows: list[dict]) -> None:
         texts = dict.fromkeys(row["devices"] for row in rows if row["when"] == when)
         lab.text(f"Measured earlier, on {when}, with the machine's figures of that time: "
                  f"{', '.join(f'`{text}`' for text in texts)}.")
-
-
-def _figure(lab, rows: list[dict]) -> None:
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(1, len(QUERIES), figsize=(10, 3.8))
-    for axis, queries in zip(axes, QUERIES, strict=True):
-        chosen = [row for row in rows if row["queries"] == queries]
-        at = np.arange(len(chosen))
-        for shift, key, least, most, color in ((-0.2, "measured", "least", "most", "tab:blue"),
-                                               (0.2, "predicted", "predicted_least", "predicted_most", "tab:orange")):
-            rate = np.array([row[key] for row in chosen])
-            spread = [np.maximum(0, rate - [row[least] for row in chosen]),
-                      np.maximum(0, [row[most] for row in chosen] - rate)]
-            axis.bar(at + shift, rate, 0.4, yerr=spread, capsize=2, color=color, label=key)
-        for x, row in zip(at, chosen, strict=True):
-            axis.annotate(f"{row['off']:+.0%}", (x + 0.2, max(row["predicted"], row["predicted_most"])), fontsize=7,
-                          ha="center", xytext=(0, 2), textcoords="offset points")
-        axis.set_xticks(at, [f"{row['strategy']}\n{row['devices']}" for row in chosen], fontsize=7)
-        axis.set_title("one query" if queries == 1 else f"{queries} queries")
-        axis.set_ylabel("tokens/s")
-        axis.margins(y=0.25)
-    axes[0].legend(loc="upper right", ncol=2, fontsize=8)
-    figure.tight_layout()
-    lab.figure(figure, "virtual", "Measured, and predicted: virtual devices of this machine")
-    plt.close(figure)

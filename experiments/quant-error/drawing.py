@@ -1,11 +1,10 @@
 """How figures look: a colour and a marker for each family, and names beside points that do not cover each other."""
 
-# family: colour, marker, size of the marker
-STYLES = {
-    "numflow": ("tab:blue", "o", 5), "numflow, auto": ("tab:red", "D", 5),
-    "numflow, outliers apart": ("tab:cyan", "P", 6), "numflow, not calibrated": ("tab:purple", "v", 5),
-    "Inferflow": ("tab:orange", "^", 5), "GGUF": ("tab:green", "s", 4),
-}
+from numflow.lab import style
+
+# family: its number among the series of the style, size of the marker
+STYLES = {"numflow": (0, 5), "numflow, auto": (1, 5), "numflow, outliers apart": (2, 6),
+          "numflow, not calibrated": (4, 5), "Inferflow": (6, 5), "GGUF": (3, 4)}
 _PLACES = [(4, 3, "left", "bottom"), (-4, 3, "right", "bottom"), (4, -3, "left", "top"), (-4, -3, "right", "top"),
            (7, 0, "left", "center"), (-7, 0, "right", "center"), (0, 6, "center", "bottom"), (0, -6, "center", "top"),
            (8, 11, "left", "bottom"), (8, -11, "left", "top"), (-8, 11, "right", "bottom"), (-8, -11, "right", "top")]
@@ -13,15 +12,21 @@ _PLACES = [(4, 3, "left", "bottom"), (-4, 3, "right", "bottom"), (4, -3, "left",
 
 def points(axis, family: str, xs, ys, errors=None, line: bool = False, label: str | None = None) -> None:
     """Points of a family, joined where `line`; errors are drawn as bars."""
-    color, marker, size = STYLES[family]
-    axis.errorbar(xs, ys, errors, fmt=marker + "-" * line, color=color, markersize=size, linewidth=1.2, elinewidth=0.8,
-                  capsize=2, markeredgecolor="white", markeredgewidth=0.4, label=label or family)
+    number, size = STYLES[family]
+    look = style.series(number) | {"markersize": size, "linewidth": 1.2, "markeredgewidth": 0.4}
+    axis.errorbar(xs, ys, errors, elinewidth=0.8, capsize=2, label=label or family,
+                  **look | ({} if line else {"linestyle": "none"}))
+
+
+def colour(family: str) -> str:
+    return style.SERIES[STYLES[family][0]][0]
 
 
 def names(axis, found: list[tuple[float, float, str, str]], size: float = 6.5) -> None:
     """Write each (x, y, name, family) beside its point, where it covers least of the others.
 
-    To be called when limits and scales are set and the figure has been laid out.
+    To be called when limits and scales are set and the figure has been laid out (`style.layout`). A name that would
+    cover another one is left out: the table has it.
     """
     axis.figure.canvas.draw()
     renderer, frame = axis.figure.canvas.get_renderer(), axis.get_window_extent()
@@ -29,7 +34,7 @@ def names(axis, found: list[tuple[float, float, str, str]], size: float = 6.5) -
     taken = [(px - 4, py - 4, px + 4, py + 4) for px, py in at]
     for x, y, name, family in sorted(found, key=lambda point: (point[0], -point[1])):
         text = axis.annotate(name, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=size,
-                             color=STYLES[family][0], annotation_clip=True)
+                             color=colour(family), annotation_clip=True)
         best = None
         for place in _PLACES:
             _move(text, place)
@@ -41,7 +46,10 @@ def names(axis, found: list[tuple[float, float, str, str]], size: float = 6.5) -
             if best[0] == 0:
                 break
         _move(text, best[1])
-        taken.append(best[2])
+        if best[0] > 2:
+            text.remove()
+        else:
+            taken.append(best[2])
 
 
 def _move(text, place) -> None:

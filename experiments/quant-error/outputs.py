@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from numflow.errors import NumflowError
+from numflow.lab import style
 from numflow.quant import decode, encode, find
 from numflow.quant.layout import ROW_SCHEMES
 
@@ -44,17 +45,29 @@ def sensitivity(lab, name, source, work, calibration):
     for group, cost in zip(found, costs):
         table[_kind(group.modules[0])].append(cost)
     lab.results.setdefault("sensitivity", {})[name] = table
-    depth = max(map(len, table.values()))
-    plt = lab.pyplot()
-    figure, axis = plt.subplots(figsize=(6, 0.5 * len(kinds) + 1.5))
-    values = np.array([table[kind] + [np.nan] * (depth - len(table[kind])) for kind in kinds])
-    image = axis.imshow(np.log10(np.maximum(values, 1e-9)), aspect="auto")
-    axis.set(title=name, xlabel="part of the model's depth", xticks=range(depth), yticks=range(len(kinds)))
-    axis.set_yticklabels(kinds, fontsize=8)
-    figure.colorbar(image, ax=axis, label="log10 KL when only these are q3")
-    lab.figure(figure, f"sensitivity_{name}", f"{name}: which matrices tolerate few bits, as measured")
-    plt.close(figure)
+    sensitivity_figure(lab, name, table)
     return found, costs
+
+
+def sensitivity_figure(lab, name: str, table: dict[str, list[float]]) -> None:
+    """Divergence by kind of matrix and part of the depth, as a heat map with its numbers."""
+    depth, kinds = max(map(len, table.values())), list(table)
+    made, axis = style.figure(size=(7.2, 0.34 * len(kinds) + 1.6))
+    values = np.array([table[kind] + [np.nan] * (depth - len(table[kind])) for kind in kinds])
+    axis.imshow(np.log10(np.maximum(values, 1e-9)), aspect="auto", cmap="Blues")
+    middle = np.nanmean(np.log10(np.maximum(values, 1e-9)))
+    for row, costs in enumerate(table.values()):
+        for column, cost in enumerate(costs):
+            axis.text(column, row, f"{cost:.4f}", ha="center", va="center", fontsize=8,
+                      color="white" if np.log10(max(cost, 1e-9)) > middle + 0.5 else "black")
+    axis.set(xlabel=f"part of the depth, of {depth} (numbers: divergence in nats when only these are q3)",
+             xticks=range(depth), yticks=range(len(kinds)), yticklabels=kinds)
+    axis.grid(visible=False)
+    worst = max((kind for kind in kinds if len(table[kind]) > 1), key=lambda kind: max(table[kind]))
+    least = min((kind for kind in kinds if len(table[kind]) > 1), key=lambda kind: max(table[kind]))
+    lab.figure(made, f"sensitivity_{name}", f"{worst} needs bits most: {max(table[worst]) / max(table[least]):.0f} "
+               f"times the divergence of {least}", name, part="frontier", left=1.4,
+               caption=f"{name}: which matrices tolerate few bits, as measured")
 
 
 def _kind(module: str) -> str:

@@ -12,7 +12,7 @@ import re
 import time
 from pathlib import Path
 
-from . import formats, frontier, kv, speeds, weights
+from . import formats, frontier, kv, outputs, rows, speeds, weights
 
 _TEXT = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "text" / "wikitext-2-raw.test.txt"
 OPTIONS = {
@@ -25,11 +25,11 @@ OPTIONS = {
     "every": 1,                                             # one token of so many is scored
     "minutes": 0.0,                                         # nothing long is begun later than this, 0: everything is
     "keep": "",                                             # folder for intermediate files, to go on from later
-    "parts": "weights,frontier,kv,speed,formats",
+    "parts": "weights,frontier,kv,speed,formats,row,chosen",
     "merge": False,                                         # what the report has of other parts stays in it
 }
 PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": kv.kv_types, "speed": speeds.speed_part,
-         "formats": formats.formats_part}
+         "formats": formats.formats_part, "row": rows.row_part, "chosen": rows.chosen_part}
 _MARK = "<!-- part {}, {} -->"  # before each part of the report
 
 
@@ -54,9 +54,34 @@ def run(lab):
             lab.measured(part)
         elif part in old:
             lab.text(old[part])
-            lab.kept(part)
+            lab.recipes[part] = _recipe(lab.before(), part, old[part])
         if not lab.options["merge"]:
             lab.write()  # an interrupted run leaves what it has
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    weights.redraw(lab)
+    for name, table in lab.results.get("sensitivity", {}).items():
+        outputs.sensitivity_figure(lab, name, table)
+    if "frontier" in lab.results:
+        frontier.picture(lab, lab.results["frontier"])
+    if "row" in lab.results:
+        rows.figure(lab, lab.results["row"])
+    if "chosen" in lab.results:
+        rows.chosen_figure(lab, lab.results["chosen"])
+
+
+def _recipe(before: dict, part: str, text: str) -> dict:
+    """The recipe of a part that is kept. Reports from before each part had its own know when a part was measured (its
+    mark says so), and neither command nor commit."""
+    if part in before.get("parts", {}):
+        return before["parts"][part]
+    last = before["recipe"]
+    if part in last["options"]["parts"].split(","):
+        return last
+    when = re.match(re.escape(_MARK).replace(r"\{\}", "(.+?)"), text)
+    return {**last, "command": "numflow experiment quant-error", "started": when[2], "commit": None}
 
 
 def _old(lab) -> tuple[dict[str, str], dict]:

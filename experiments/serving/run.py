@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numflow
 from numflow.errors import RequestError
+from numflow.lab import style
 from numflow.server.load_generator import LoadTest
 from numflow.server.load_generator import run as drive
 
@@ -203,15 +204,29 @@ def ratio(speed, name, other) -> float:
 
 
 def figure(lab, names, speed):
-    plt = lab.pyplot()
-    drawing, axes = plt.subplots(figsize=(6, 2.6))
+    made, axis = style.figure(size=(7.2, 2.6))
+    median = {name: statistics.median(speed[name]) for name in names}
     places = range(len(names))
-    axes.barh(places, [statistics.median(speed[name]) for name in names], color="#0f766e", height=0.55)
+    axis.barh(places, [median[name] for name in names], color=style.SERIES[0][0], height=0.55)
     for place, name in zip(places, names):
-        axes.plot(speed[name], [place] * len(speed[name]), "o", color="#222", markersize=4)
-    axes.set_yticks(places, [NAMES[name] for name in names])
-    axes.invert_yaxis()
-    axes.set_xlabel("new tokens per second, all clients together")
-    axes.spines[["top", "right"]].set_visible(False)
-    lab.figure(drawing, "throughput", "Throughput: bars are medians, points the rounds.")
-    plt.close(drawing)
+        axis.plot(speed[name], [place] * len(speed[name]), "o", color="#222222", markersize=4, markeredgecolor="white")
+    axis.set_yticks(places, [NAMES[name] for name in names])
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("new tokens a second, all clients together (points: rounds)")
+    if "llama" in names:
+        finding = f"The service writes {ratio(speed, 'numflow', 'llama'):.1f} times the tokens of llama-server"
+    else:
+        finding = f"The service keeps {ratio(speed, 'numflow', 'engine'):.0%} of the engine's tokens a second"
+    lab.figure(made, "throughput", finding, part="throughput", left=1.2,
+               caption="Throughput: bars are medians, points the rounds.")
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    if "throughput" in lab.results:
+        rounds = lab.results["throughput"]["rounds"]
+        names = list(rounds[0])
+        figure(lab, names, {name: [row[name]["new_tok_s"] for row in rounds] for name in names})
+    if "soak" in lab.results:
+        soak.figure(lab, lab.results["soak"])

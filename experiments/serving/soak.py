@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from numflow.errors import RequestError
+from numflow.lab import style
 
 SYSTEM = "You are a patient librarian who answers in short sentences and never guesses. " * 12
 WORDS = ("river", "bread", "music", "weather", "lamp", "garden", "winter", "letter", "bridge", "stone", "orchard",
@@ -298,17 +299,25 @@ def report(lab, found: dict) -> None:
     lab.doubt(found["lost"] == 0, f"{found['lost']} answers lost without an error")
     lab.doubt(found["blocks_at_end"] == 0, f"{found['blocks_at_end']} blocks in use at the end")
     lab.doubt(found["recovered_s"] is not None or found["killed_s"] is None, "no health after a device was killed")
-    plt = lab.pyplot()
-    figure, axes = plt.subplots(figsize=(8, 3))
+    figure(lab, found)
+
+
+def figure(lab, found: dict) -> None:
+    """Memory, and blocks in use, along the time."""
+    made, axes = style.figure(2, 1, (7.2, 4.6))
     minutes = [at / 60 for at, *_ in found["samples"]]
-    axes.plot(minutes, [memory / 1e6 for _, memory, *_ in found["samples"]], color="#0f766e", label="memory")
-    axes.set(xlabel="minutes", ylabel="private memory of all processes, MB", ylim=(0, None))
-    if found["killed_s"] is not None:
-        axes.axvline(found["killed_s"] / 60, color="tab:red", lw=0.8, label="a device is killed")
-    other = axes.twinx()
-    other.plot(minutes, [blocks for *_, blocks in found["samples"]], color="0.6", lw=0.8, label="KV blocks in use")
-    other.set(ylabel="KV blocks in use", ylim=(0, None))
-    lines = [*axes.get_lines(), *other.get_lines()]
-    axes.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="lower right")
-    lab.figure(figure, "soak", "Memory and blocks of keys and values of the service under mixed load")
-    plt.close(figure)
+    for number, (axis, values, label) in enumerate((
+            (axes[0], [memory / 1e6 for _, memory, *_ in found["samples"]], "memory, MB"),
+            (axes[1], [blocks for *_, blocks in found["samples"]], "KV blocks in use"))):
+        axis.plot(minutes, values, **style.series(number) | {"marker": "", "linewidth": 1})
+        axis.set(ylabel=label, ylim=(0, None))
+        if found["killed_s"] is not None:
+            axis.axvline(found["killed_s"] / 60, color=style.GREY, linewidth=0.8)
+            if not number:
+                axis.text(found["killed_s"] / 60 + 0.01 * minutes[-1], max(values) * 0.1, "a device is killed",
+                          fontsize=8, color=style.GREY)
+    axes[1].set_xlabel("minutes")
+    axes[0].set_xticklabels([])
+    lab.figure(made, "soak", f"After {found['minutes']:g} minutes memory differs by {growth(found):+.1%}, and "
+               f"{found['blocks_at_end']} blocks are left behind", f"{found['clients']} clients", part="soak",
+               hspace=0.15, caption="Private memory of all processes, and blocks of keys and values in use")

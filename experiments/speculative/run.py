@@ -16,8 +16,11 @@ from functools import partial
 
 import numpy as np
 
+from numflow.lab import style
+
 OPTIONS = {"model": "smollm2-135m-instruct", "target": "", "threads": 1, "rounds": 3, "tokens": 96,
            "drafts": "file:,bits:q4,bits:q3h,bits:q2,layers:24,layers:16,layers:8", "temperatures": "0,0.8"}
+GUESSED = "draft and guesses"  # of the results' models
 ACCURACIES = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 NOTE = """The committee met on Monday to discus the new budget. The members agreed that the budget should be approved \
 befor the end of the month. The chairman said that the budget would be publishd on Friday, and that the members of the \
@@ -58,7 +61,7 @@ def run(lab):
         lab.results["batch"] = batch(lab, model)
     with open_model(lab.options["target"] or lab.options["model"], threads) as target:
         lab.results["drafts"] = [row for name in lab.options["drafts"].split(",") for row in drafts(lab, target, name)]
-    lab.results["models"] = {"draft and guesses": file_name(lab.options["model"]),
+    lab.results["models"] = {GUESSED: file_name(lab.options["model"]),
                              "target of drafts": file_name(lab.options["target"] or lab.options["model"])}
     report(lab)
 
@@ -308,28 +311,48 @@ def share(row):
 
 
 def figures(lab):
-    plt = lab.pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    rows = lab.results["oracle"]
-    left.plot([r["accuracy"] for r in rows], [r["speedup"] for r in rows], "o-", label="free guesses, as many as pay")
+    """Speed-up by the quality of guesses, and of n-grams by prompt."""
+    made, (left, right) = style.figure(1, 2, (10.4, 4.2))
+    rows = sorted(lab.results["oracle"], key=lambda row: row["accuracy"])
+    xs, ys = [100 * row["accuracy"] for row in rows], [row["speedup"] for row in rows]
+    bars = [[row["speedup"] - row["low"] for row in rows], [row["high"] - row["speedup"] for row in rows]]
+    left.errorbar(xs, ys, bars, capsize=3, **style.series(0))
+    style.end(left, "free, as many\nas pay", xs, ys, 0)
     a = np.linspace(0, 1, 101)
-    for count in (1, 3):
-        left.plot(a, sum(a**i for i in range(count + 1)), ":", label=f"tokens per step with {count} guesses")
+    for number, count in ((1, 1), (2, 3)):
+        tokens = sum(a**i for i in range(count + 1))
+        left.plot(100 * a, tokens, **style.series(number) | {"marker": ""})
+        style.end(left, f"tokens a step,\n{count} guess{'es' * (count > 1)}", 100 * a, tokens, number)
+    kinds = {"file": 3, "bits": 5, "layers": 6}
+    names = {"file": "a file", "bits": "fewer bits", "layers": "fewer layers"}
     for kind in sorted({r["draft"].partition(":")[0] for r in lab.results["drafts"]}):
         own = [r for r in lab.results["drafts"] if r["draft"].startswith(kind) and share(r) is not None]
-        left.plot([first_right(r) for r in own], [r["speedup"] for r in own], "x", label=f"drafts: {kind}")
-    left.set(xlabel="probability that a guess is right", ylabel="speed-up", ylim=(0, None))
-    left.legend(fontsize=8)
+        left.plot([100 * first_right(r) for r in own], [r["speedup"] for r in own], label=f"draft: {names[kind]}",
+                  **style.series(kinds[kind]) | {"linestyle": "none"})
+    left.axhline(1, color=style.GREY, linewidth=0.8)
+    left.set(xlabel="guesses that are right, %", ylabel="times as fast as without guesses", ylim=(0, 4.6),
+             xlim=(-3, 134), xticks=range(0, 101, 20))
+    left.legend(fontsize=8, loc="upper left")
     names = list(dict.fromkeys(r["prompt"] for r in lab.results["ngram"]))
     for place, guesses in enumerate(("as many as pay", 3)):
         own = {r["prompt"]: r["speedup"] for r in lab.results["ngram"] if r["guesses"] == guesses}
-        right.barh(np.arange(len(names)) + 0.4 * place, [own[name] for name in names], 0.4, label=f"n-grams: {guesses}")
-    right.axvline(1, color="black", lw=0.5)
-    right.set(yticks=np.arange(len(names)) + 0.2, yticklabels=names, xlabel="speed-up")
+        right.barh(np.arange(len(names)) + 0.4 * place, [own[name] for name in names], 0.38,
+                   color=style.SERIES[place][0], label=f"{guesses} guesses" if guesses == 3 else guesses)
+    right.axvline(1, color=style.GREY, linewidth=0.8)
+    right.set(yticks=np.arange(len(names)) + 0.2, yticklabels=names, xlabel="n-grams: times as fast as without")
     right.invert_yaxis()
+    right.grid(axis="y", visible=False)
     right.legend(fontsize=8)
-    lab.figure(figure, "speedup", "Left: speed-up against the quality of guesses. Right: n-grams by prompt.")
-    plt.close(figure)
+    pays = next((row["accuracy"] for row in rows if row["low"] > 1), None)
+    lab.figure(made, "speedup", f"Free guesses pay in every round from {pays:.0%} right on" if pays is not None else
+               f"No guesses paid in every round; at best {max(ys):.1f} times as fast", lab.results["models"][GUESSED],
+               "bars: least and most of the rounds",
+               caption="Left: speed-up against the quality of guesses. Right: n-grams by prompt.")
+
+
+def redraw(lab):
+    """The figure from results alone."""
+    figures(lab)
 
 
 def first_right(row):

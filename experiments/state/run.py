@@ -77,3 +77,11 @@ def keep(lab, part: str, measured: bool) -> None:
         lab.kept(part)
     if part == "models" and part in lab.results:
         lab.results[part] = before.get(part, {}) | lab.results[part]
+
+
+def redraw(lab):
+    """Figures from results alone."""
+    if "kernels" in lab.results:
+        show.blocks_figure(lab, lab.results["kernels"])
+    if "positions" in lab.results:
+        show.positions_figure(lab, lab.results["positions"])

@@ -19,6 +19,8 @@ def experiment(
                                              help="Where the report is written.")] = None,
     dirty: Annotated[bool, typer.Option("--dirty", help="Publish although the code has changes that are in no "
                                         "commit; the report says so.")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Draw the figures of the published report anew from its "
+                                         "results; nothing is measured.")] = False,
 ) -> None:
     """Run an experiment and write its report."""
     from numflow import lab
@@ -30,4 +32,9 @@ def experiment(
     for key, equals, _ in pairs:
         if not key or not equals:
             raise RequestError(f"--set needs KEY=VALUE, got {key!r}")
+    if redraw:
+        if quick or dirty or pairs:
+            raise RequestError("--redraw measures nothing: it goes with --out alone")
+        print(lab.redraw_experiment(name, out))
+        return
     print(lab.run_experiment(name, quick, out, {key: value for key, _, value in pairs}, dirty))

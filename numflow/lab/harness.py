@@ -9,8 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from numflow.errors import ModelNotFoundError, RequestError, did_you_mean
+from numflow.lab.plotting import pyplot
 from numflow.lab.recipe import commit
-from numflow.lab.report import Lab, pyplot
+from numflow.lab.report import Lab
 
 
 def experiments_dir() -> Path:
@@ -51,10 +52,7 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
         RequestError: an option that the experiment does not have; a report from a changed tree; results that cannot be.
         DeviceError: matplotlib is not installed.
     """
-    known = list_experiments()
-    if name not in known:
-        raise ModelNotFoundError(f"no experiment {name!r}{did_you_mean(name, known)}")
-    module = _load(experiments_dir() / name / "run.py")
+    known, module = list_experiments(), load(name)
     settings = dict(getattr(module, "OPTIONS", {}))
     for key, value in (options or {}).items():
         if key not in settings:
@@ -71,6 +69,18 @@ def run_experiment(name: str, quick: bool = False, out: Path | None = None,
     module.run(lab)
     lab.write()
     return folder
+
+
+def load(name: str) -> ModuleType:
+    """The module of an experiment.
+
+    Raises:
+        ModelNotFoundError: no such experiment.
+    """
+    known = list_experiments()
+    if name not in known:
+        raise ModelNotFoundError(f"no experiment {name!r}{did_you_mean(name, known)}")
+    return _load(experiments_dir() / name / "run.py")
 
 
 def _as(kind: type, key: str, value: str) -> Any:

@@ -1,6 +1,5 @@
 """Output of an experiment: report.md by program, results.json with the recipe, figures."""
 
-import io
 import json
 import sys
 import time
@@ -8,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.distribution import install
 from numflow.engine.measure.host import host, load_average
-from numflow.errors import DeviceError, RequestError
+from numflow.errors import RequestError
+from numflow.lab import style
+from numflow.lab.plotting import pyplot
 from numflow.lab.recipe import command, commit, described
 
 REJECTED = "rejected"  # folder, in that of the report, of one whose results cannot be
@@ -28,9 +28,12 @@ class Lab:
         self.name, self.title, self.quick, self.folder, self.options = name, title, quick, folder, dict(options)
         self.results: dict[str, Any] = {}
         self.recipes: dict[str, dict[str, Any]] = {}
+        self.past: dict[str, Any] | None = None
         self.doubts: list[str] = []
         self._command = command(name, quick, given or {}, dirty)
         self._body: list[str] = []
+        self.shown: dict[str, Any] = {}  # matplotlib's figures by their names
+        self.captions: dict[str, tuple[str, str]] = {}  # what each shows, and what is said below it
         self._figures: dict[str, bytes] = {}
         self._load, self._commit = load_average(), commit()
         folder.mkdir(parents=True, exist_ok=True)  # what is kept while it runs lies there too
@@ -72,12 +75,18 @@ class Lab:
             self._body.append("| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |")
         self._body.append("")
 
-    def figure(self, figure: Any, name: str, caption: str) -> None:
-        """Keep a matplotlib figure as NAME.png and show it in the report."""
-        data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=120, bbox_inches="tight")
-        self._figures[f"{name}.png"] = data.getvalue()
-        self._body += [f"![{caption}]({name}.png)", "", f"*{caption}*", ""]
+    def figure(self, figure: Any, name: str, finding: str, *facts: str, caption: str = "", part: str = "",
+               **margins: float) -> None:
+        """Keep a figure of `style.figure` as NAME.svg and NAME.png and show it in the report.
+
+        finding: what it shows, as a sentence; its title. facts: model, threads, "simulated". caption: what is said
+        below it, else the finding. part: that of the report whose recipe counts. margins: of `style.layout`.
+        """
+        recipe = self.recipes.get(part) or self.recipe()
+        self.shown[name], self.captions[name] = figure, (finding, caption)
+        style.title(figure, finding, style.source(recipe, *facts, "quick, toy sizes" * self.quick), **margins)
+        self._figures |= {name + suffix: data for suffix, data in style.drawn(figure).items()}
+        self._body += [*shown(name, finding, caption), ""]
 
     def pyplot(self):
         """matplotlib.pyplot without a window.
@@ -88,10 +97,12 @@ class Lab:
         return pyplot()
 
     def recipe(self) -> dict[str, Any]:
-        """The command, the options, the commit, the machine, and its load before and now."""
-        return {"command": self._command, "options": {key: described(value) for key, value in self.options.items()},
-                "started": self._started, "seconds": round(self.seconds, 1), "commit": self._commit,
-                "load_before": self._load, "load_after": load_average(), "host": host()}
+        """The command, the options, the commit, the machine, and its load before and now; of results that are only
+        drawn anew (`redraw.py`), theirs."""
+        return self.past or {
+            "command": self._command, "options": {key: described(value) for key, value in self.options.items()},
+            "started": self._started, "seconds": round(self.seconds, 1), "commit": self._commit,
+            "load_before": self._load, "load_after": load_average(), "host": host()}
 
     def before(self) -> dict[str, Any]:
         """results.json of the report that is there, {} if there is none."""
@@ -125,11 +136,15 @@ class Lab:
         (folder / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
         lines = [*self._head(recipe), *self._body]
         (folder / "report.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-        for name, data in self._figures.items():
-            (folder / name).write_bytes(data)
+        self.write_figures(folder)
         if rejected:
             raise RequestError(f"results that cannot be: {'; '.join(self.doubts)}; measure again in quiet. The report "
                                f"is in {folder}, what was published before stays")
+
+    def write_figures(self, folder: Path) -> None:
+        """The figures alone, as files of a folder."""
+        for name, data in self._figures.items():
+            (folder / name).write_bytes(data)
 
     def _head(self, recipe: Mapping[str, Any]) -> list[str]:
         machine = recipe["host"]
@@ -148,8 +163,8 @@ class Lab:
         if recipe["load_before"] is not None:
             head.append(f"Load average {recipe['load_before']:.1f} before, {recipe['load_after']:.1f} after.")
         older = {part: own for part, own in self.recipes.items() if own["started"] < recipe["started"]}
-        head += [f"Kept from before: {part}, by `{own['command']}` on {own['started']}, commit {own['commit']}."
-                 for part, own in older.items()]
+        head += [f"Kept from before: {part}, by `{own['command']}` on {own['started']}, commit "
+                 f"{own['commit'] or 'not recorded'}." for part, own in older.items()]
         if self.doubts:
             head += ["", f"**Results that cannot be: {'; '.join(self.doubts)}.**"]
         return [*head, ""]
@@ -161,17 +176,6 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def pyplot():
-    """matplotlib.pyplot without a window.
-
-    Raises:
-        DeviceError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+def shown(name: str, finding: str, caption: str = "") -> list[str]:
+    """Lines of a report that show a figure."""
+    return [f"![{finding}]({name}.png)", "", f"*{caption or finding}*"]

@@ -3,17 +3,20 @@
 A series has a colour, a marker and a dash, so that no two are told by colour alone. Names stand at the lines.
 """
 
+import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numflow.lab.report import pyplot
+from numflow.lab.plotting import pyplot
 
 # Colour (of Okabe and Ito), marker, dash. The first five are 15 apart for any eye; the others have their own marker.
 SERIES = (("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#56B4E9", "^", "-."), ("#009E73", "D", ":"),
           ("#000000", "v", (0, (5, 1))), ("#CC79A7", "P", (0, (3, 1, 1, 1))), ("#E69F00", "X", (0, (1, 1))))
 SIZE = (7.2, 4.4)
-_GREY = "#555555"
+GREY = "#555555"
+_END = "end of a line"
 
 
 def series(number: int) -> dict[str, Any]:
@@ -33,18 +36,54 @@ def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE):
     return made, axes
 
 
-def title(figure_, finding: str, source: str) -> None:
-    """The finding above, and below it in grey the model, machine and date that the numbers are from."""
-    height = figure_.get_figheight()
-    figure_.subplots_adjust(top=1 - 0.78 / height, bottom=0.55 / height, left=0.1, right=0.96, wspace=0.28, hspace=0.4)
-    figure_.text(0.012, 1 - 0.12 / height, finding, fontsize=11.5, fontweight="bold", va="top")
-    figure_.text(0.012, 1 - 0.40 / height, source, fontsize=7.5, color=_GREY, va="top")
+def layout(figure_, left: float = 0.72, right: float = 0.29, bottom: float = 0.55, wspace: float = 0.28,
+           hspace: float = 0.4) -> None:
+    """Margins in inches, with room for the two lines of `title`; called before texts are placed by their pixels."""
+    width, height = figure_.get_size_inches()
+    figure_.subplots_adjust(top=1 - 0.78 / height, bottom=bottom / height, left=left / width, right=1 - right / width,
+                            wspace=wspace, hspace=hspace)
+
+
+def title(figure_, finding: str, source: str, **margins: float) -> None:
+    """The finding above, and below it in grey the model, machine and date that the numbers are from; then names at the
+    ends of lines move apart. margins: of `layout`."""
+    width, height = figure_.get_size_inches()
+    layout(figure_, **margins)
+    left = 0.0864 / width
+    figure_.text(left, 1 - 0.12 / height, finding, fontsize=11.5, fontweight="bold", va="top")
+    figure_.text(left, 1 - 0.40 / height, source, fontsize=7.5, color=GREY, va="top")
+    for axis in figure_.axes:
+        _apart([text for text in axis.texts if text.get_gid() == _END])
+
+
+def end(axis, text: str, xs: Sequence[float], ys: Sequence[float], number: int, colour: str | None = None) -> None:
+    """The name of a series behind its last point."""
+    axis.annotate(text, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points", fontsize=8.5, va="center",
+                  color=colour or SERIES[number % len(SERIES)][0], gid=_END)
+
+
+def _apart(found: list) -> None:
+    """Move texts up, and all of them down by half of it, until none covers another; those of each x by themselves."""
+    if not found:
+        return
+    found[0].figure.canvas.draw()
+    pixels = found[0].figure.dpi / 72
+    for x in {text.xy[0] for text in found}:
+        own = sorted((text for text in found if text.xy[0] == x), key=lambda text: text.get_window_extent().y0)
+        at = [text.get_window_extent().y0 for text in own]
+        moved = list(at)
+        for i in range(1, len(own)):
+            moved[i] = max(at[i], moved[i - 1] + own[i - 1].get_window_extent().height + 1)
+        shift = sum(m - a for m, a in zip(moved, at)) / len(own)
+        for text, old, new in zip(own, at, moved):
+            text.set_position((6, (new - old - shift) / pixels))
 
 
 def source(recipe: Mapping[str, Any], *facts: str) -> str:
     """A line of facts (model, threads, "simulated"), the machine, the date and the commit of a report's recipe."""
     host = recipe["host"]
-    return ", ".join(filter(None, [*facts, host["cpu"], f"{recipe['started'][:10]}", f"commit {recipe['commit']}"]))
+    return ", ".join(filter(None, [*facts, host["cpu"], recipe["started"][:10],
+                                   f"commit {recipe['commit'] or 'not recorded'}"]))
 
 
 def name(axis, text: str, x: float, y: float, number: int, offset: tuple[float, float] = (5, 0)) -> None:
@@ -61,21 +100,44 @@ def plain_log(axis, which: str, ticks: Sequence[float]) -> None:
     one.set_minor_locator(pyplot().NullLocator())
 
 
+def drawn(figure_) -> dict[str, bytes]:
+    """The figure as files: the bytes of ".svg" and ".png"; the PNG has 128 colours, a third of the bytes."""
+    from PIL import Image
+
+    vectors, pixels, few = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure_.savefig(vectors, format="svg", metadata={"Date": None})
+    figure_.savefig(pixels, format="png", dpi=110)
+    whole = Image.open(pixels).convert("RGB")
+    whole.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(few, "PNG", optimize=True)
+    pyplot().close(figure_)
+    return {".svg": _short(vectors.getvalue()), ".png": few.getvalue()}
+
+
+def _short(svg: bytes) -> bytes:
+    """An SVG without comments, metadata, indents, spare fonts and needless digits of paths: half the bytes."""
+    svg = re.sub(rb"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", b"", svg, flags=re.S)
+    svg = re.sub(rb"'DejaVu Sans', 'Bitstream Vera Sans'[^;\"]*", b"'DejaVu Sans', sans-serif", svg)
+    svg = re.sub(rb"\n +", b"\n", svg)
+    return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"\s+", b" ", re.sub(rb"(\.\d)\d+", rb"\1", path[0])), svg)
+
+
 def save(figure_, path: Path) -> list[Path]:
     """The figure as SVG and PNG beside each other; path: without a suffix."""
     found = []
-    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 110})):
+    for suffix, data in drawn(figure_).items():
         found.append(path.with_suffix(suffix))
-        figure_.savefig(found[-1], **options)
-    pyplot().close(figure_)
+        found[-1].write_bytes(data)
     return found
 
 
 def texts(figure_) -> list[tuple[str, Any]]:
     """(text, its box in pixels) of everything that is written on a figure."""
-    figure_.canvas.draw()
-    renderer = figure_.canvas.get_renderer()
     plt = pyplot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure_)  # a figure that was saved and closed has none of its own
+    canvas.draw()
+    renderer = canvas.get_renderer()
     found = [t for t in figure_.findobj(plt.Text) if t.get_visible() and t.get_text().strip()]
     return [(t.get_text(), t.get_window_extent(renderer)) for t in found]
 

@@ -40,11 +40,11 @@ def test_golden_texts(name, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny"])
-def test_golden_texts_on_the_simulated_gpu(name, monkeypatch):
+@pytest.mark.parametrize(("name", "tokens"), [("tiny", 12), ("tiny-draft", 12), ("tiny-moe", 6), ("tiny-hybrid", 6)])
+def test_golden_texts_on_the_simulated_gpu(name, tokens, monkeypatch):
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
     with numflow.load(name, backend="cuda") as model:
-        check(model, name, tokens=6)
+        check(model, name, tokens)
 
 
 def test_golden_texts_are_far_from_ties():

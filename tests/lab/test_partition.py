@@ -46,7 +46,7 @@ def test_rows_that_are_not_measured_stay(experiment, tmp_path, monkeypatch):
         return {"model": "m", "rows": rows, "figures": figures, "rounds": 2}
 
     monkeypatch.setattr(experiment, "measure", measure)
-    monkeypatch.setattr(experiment, "_figure", lambda lab, rows: None)
+    monkeypatch.setattr(experiment.show, "virtual", lambda lab, rows: None)
     strategies = {"by layer": "0;1;2;3"}
     for option, expected in (("all", [10, 10, 10, 10]), ("0&1, 0;1;2;3", [10, 10, 20, 20]), ("none", [10, 10, 20, 20])):
         lab = _Lab(tmp_path, virtual=option)

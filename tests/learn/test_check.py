@@ -65,11 +65,19 @@ def test_messages(source, message, tmp_path):
     assert not facts["passed"] and re.fullmatch(message, facts["message"]), facts["message"]
 
 
-def said(file):
+def said(file, lab=LAB):
     try:
-        return checked(LAB, file, None)
+        return checked(lab, file, None)
     except Unusable as error:
         return {"passed": False, "message": str(error)}
+
+
+@pytest.mark.parametrize("lab", labs(), ids=lambda lab: lab.name)
+def test_no_blank_passes(lab, tmp_path):
+    file = tmp_path / lab.file_name
+    file.write_text(lab.blank(), encoding="utf-8")
+    facts = said(file, lab)
+    assert not facts["passed"] and (lab.facts.get("start") or "blank" in facts["message"]), facts["message"]
 
 
 def test_the_blank_is_still_blank(tmp_path):

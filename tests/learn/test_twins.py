@@ -11,11 +11,12 @@ from numflow.lab.op_bench import _network, _Weights
 from numflow.lab.shapes import encoded
 from numflow.learn.cases import cases
 from numflow.learn.cases.build import error, run_case
-from numflow.learn.twins import online, packed, tile
+from numflow.learn.twins import chunked, online, packed, tile
 from numflow.ops import Batch
 from numflow.quant import find
 from numflow.quant.layout import unpack_reference
 from numflow.reference import program as reference
+from numflow.reference.state import sequences
 
 ROWS, COLUMNS, TOKENS = 16, 96, 4
 
@@ -72,13 +73,36 @@ def test_online_attention(case, spans, monkeypatch):
         assert error(plain, found) < 2e-5
 
 
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.name in (
+    "linear_attention-delta", "linear_attention-delta-tiled")], ids=str)
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_the_delta_rule_in_blocks(case, size, monkeypatch):
+    def linear_attention(q, k, v, steps, beta, *, rate, batch, state, heads, key_heads, tiled, **_):
+        owners = np.arange(heads) % key_heads if tiled else np.arange(heads) // (heads // key_heads)
+        q, k = (x.reshape(len(x), key_heads, -1)[:, owners] for x in (q, k))
+        v = v.reshape(len(v), heads, -1)
+        y = np.empty(v.shape, np.float32)
+        for rows, (memory,) in sequences(batch, state):
+            for h in range(heads):
+                y[rows, h], memory[h] = chunked.attention(q[rows, h], k[rows, h], v[rows, h], steps[rows, h] * rate[h],
+                                                          beta[rows, h], memory[h], size)
+        return y.reshape(len(y), -1)
+
+    fast = run_case(case, Program, threads=2)
+    monkeypatch.setitem(reference.KERNELS, "linear_attention", linear_attention)
+    for plain, found in zip(run_case(case, reference.Program), fast, strict=True):
+        assert error(plain, found) < 2e-5
+
+
 def test_twins_are_short_and_named_by_what_they_are_twins_of():
+    import numflow.cpu.attention.linear_attention as linear_attention
     import numflow.cpu.attention.tile as attention_tile
     import numflow.cpu.linear.tile as linear_tile
     import numflow.cuda.linear.gemv as gemv
 
-    for fast, twin in ((linear_tile, "packed"), (linear_tile, "tile"), (attention_tile, "online"), (gemv, "warp_sum")):
+    for fast, twin in ((linear_tile, "packed"), (linear_tile, "tile"), (attention_tile, "online"), (gemv, "warp_sum"),
+                       (linear_attention, "chunked")):
         assert twin in inspect.getdoc(fast), (fast, twin)
-    for module in (packed, tile, online):
+    for module in (packed, tile, online, chunked):
         lines = [line for line in inspect.getsource(module).split('"""', 2)[2].splitlines() if line.strip()]
         assert len(lines) <= 45, (module.__name__, len(lines))

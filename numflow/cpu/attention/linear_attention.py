@@ -11,6 +11,8 @@ tile does not change it, so one token at a time, a prompt in pieces and a prompt
 that comes alone reads S once and writes no state but its own row.
 
 Heads of one column have no matrices (`scan`): lanes are 16 heads, and tokens come one after the other.
+
+The plain twin is `numflow/learn/twins/chunked.py`.
 """
 
 from typing import Any

@@ -137,13 +137,16 @@ def train(net, source, steps: int, rate: float, log=print) -> tuple[dict[str, Va
     return weights, losses
 
 
-def held_out(net, weights, source, batches_: int = 20) -> float:
-    """Mean loss in nats over texts that training has not seen."""
-    losses = []
+def held_out(net, weights, source, batches_: int = 20) -> tuple[float, float]:
+    """Mean loss in nats over texts that training has not seen, and the share of tokens that the largest logit names."""
+    losses, right = [], []
     for _, batch in zip(range(batches_), source):
         tape = Tape()
-        losses.append(tape.loss(net.logits(tape, weights, *batch["inputs"]), batch["targets"], batch["counts"]))
-    return float(np.mean(losses))
+        logits = net.logits(tape, weights, *batch["inputs"])
+        losses.append(tape.loss(logits, batch["targets"], batch["counts"]))
+        same = logits.data.argmax(-1) == batch["targets"]
+        right.append(same[batch["counts"]] if batch["counts"] is not None else same.ravel())
+    return float(np.mean(losses)), float(np.concatenate(right).mean())
 
 
 def entropy(tokenizer) -> float:
@@ -183,8 +186,9 @@ def main() -> None:
     begin, used = time.perf_counter(), time.process_time()
     weights, _ = train(net, stream(tokenizer, 0, options.documents, batch), steps, rate)
     count = sum(w.data.size for w in weights.values())
+    loss, right = held_out(net, weights, stream(tokenizer, 1, 2000, batch))
     facts = {"model": options.model, "parameters": count, "steps": steps, "texts_a_step": batch,
-             "loss": round(held_out(net, weights, stream(tokenizer, 1, 2000, batch)), 4),
+             "loss": round(loss, 4), "right": round(right, 4),
              "entropy": round(entropy(tokenizer), 4) if kind == "causal" else None,
              "seconds": round(time.perf_counter() - begin), "processor_seconds": round(time.process_time() - used),
              "numpy": np.__version__, "python": platform.python_version()}

@@ -1,0 +1,20 @@
+"""matplotlib, where it is installed."""
+
+from numflow.distribution import install
+from numflow.errors import DeviceError
+
+
+def pyplot():
+    """matplotlib.pyplot without a window.
+
+    Raises:
+        DeviceError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise DeviceError(f"experiments draw with matplotlib: {install('report')}") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
