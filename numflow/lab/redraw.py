@@ -59,7 +59,7 @@ def with_figures(report: str, lab: Lab, name: str) -> str:
                            f"{', '.join(sorted(lab.shown))}: run the experiment itself")
     for figure, (finding, caption) in lab.captions.items():
         lines = "\n".join(shown(figure, finding, caption))
-        report = re.sub(rf"^!\[[^\]]*\]\({re.escape(figure)}\.png\)\n\n\*[^\n]*\*$", lambda _, new=lines: new, report,
+        report = re.sub(rf"^!\[[^\]]*\]\({re.escape(figure)}\.png\)\n\n\*[^\n]*\*$", lines.replace("\\", r"\\"), report,
                         flags=re.M)
     line = f"{_LINE}{time.strftime('%Y-%m-%d', time.gmtime())} by `numflow experiment {name} --redraw`."
     report = re.sub(rf"^{re.escape(_LINE)}.*\n", "", report, flags=re.M)

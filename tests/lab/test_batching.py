@@ -25,4 +25,5 @@ def test_the_report_on_batching(tmp_path, monkeypatch):
     assert results["prefix"]["tokens_found"] == 256
     assert results["memory"]["swap"]["same_tokens"] and results["memory"]["recompute"]["same_tokens"]
     assert str(tmp_path) not in json.dumps(found) + text
-    assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "sequences.png", "load.png"}
+    assert {path.name for path in out.iterdir()} == {"report.md", "results.json", "sequences.png", "sequences.svg",
+                                                     "load.png", "load.svg"}
