@@ -16,7 +16,7 @@ def inspect(
     spec: options.SpecFile = None,
     full: Annotated[bool, typer.Option("--full", help="Every step, not grouped over the layers.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every stored tensor as well.")] = False,
-    groups: Annotated[bool, typer.Option("--groups", help="Which steps the CPU's kernels do together.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Steps that kernels do together, by device.")] = False,
     devices: options.Devices = None,
     json: options.Json = False,
     offline: options.Offline = False,
@@ -55,8 +55,9 @@ def inspect(
         _print_cut(placed[2])
         print()
     if groups:
-        print_table(["layers", "pattern", "steps", "operand"],
-                    [(found.layers, found.pattern, " + ".join(found.steps), found.operand) for found in _groups(built)])
+        print_table(["device", "layers", "pattern", "steps", "operand"],
+                    [(row.device, row.layers, row.pattern, " + ".join(row.steps), row.operand)
+                     for row in _groups(built)])
         print()
     print_network(built, checkpoint, full)
     if tensors:
@@ -84,11 +85,12 @@ def _placed(checkpoint, spec, devices: str) -> tuple[list[str], list[dict], list
 
 
 def _groups(built) -> list:
-    """Groups of the CPU with its default activations, those of equal layers together."""
-    from numflow.cpu.patterns import described
+    """Groups of the CPU and of GPUs with default activations, those of equal layers together."""
+    from numflow.cpu import patterns as cpu
+    from numflow.cuda import patterns as cuda
     from numflow.engine.options import LoadOptions
 
-    return described(built, LoadOptions.activations)
+    return [*cpu.described(built, LoadOptions.activations), *cuda.described(built, "int8")]
 
 
 def _print_cut(rows) -> None:

@@ -7,13 +7,12 @@ What goes away is a pass over memory and a barrier; the numbers stay the same, b
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from numflow.cpu.estimate import planned
 from numflow.cpu.linear.activations import NAMES
 from numflow.cpu.linear.linear import activations_of, can_add, operand_kinds, operand_of
 from numflow.cpu.linear.operands import can_make
-from numflow.network.describe import spans, without_layer
+from numflow.network.describe import GroupFacts, facts_of
 from numflow.network.passes.dataflow import adds_taken_over, readers, unchanged
 from numflow.network.passes.grouping import Group, grouped
 from numflow.ops import Network, Step, View
@@ -32,29 +31,13 @@ def groups(network: Network, entry: str, activations: str) -> tuple[Group, ...]:
     return grouped(steps, made | adds)
 
 
-@dataclass(frozen=True)
-class GroupFacts:
-    """Equal groups of several layers: their steps by label, and the operand of the product ("int8", "f32", ...)."""
-
-    entry: str
-    layers: str
-    pattern: str
-    steps: tuple[str, ...]
-    operand: str
-
-
 def described(network: Network, activations: str) -> list[GroupFacts]:
     """The groups of all entries, in order of first appearance."""
-    found: dict[tuple[str, str, tuple[str, ...], str], list[int]] = {}
-    for entry, steps in network.entries.items():
-        for group in groups(network, entry, activations):
-            labels = [without_layer(steps[i].label) for i in group.steps]
-            matrix = planned(network.weights[steps[group.at].weights["weight"]])
-            operand = NAMES[operand_of(matrix, activations_of(steps[group.at], network, activations))]
-            layers = found.setdefault((entry, group.pattern, tuple(label for label, _ in labels), operand), [])
-            layers += [layer for _, layer in labels[:1] if layer is not None]
-    return [GroupFacts(entry, spans(layers), pattern, labels, operand)
-            for (entry, pattern, labels, operand), layers in found.items()]
+    def operand(entry: str, group: Group) -> str:
+        step = network.entries[entry][group.at]
+        matrix = planned(network.weights[step.weights["weight"]])
+        return NAMES[operand_of(matrix, activations_of(step, network, activations))]
+    return facts_of("cpu", network, {entry: groups(network, entry, activations) for entry in network.entries}, operand)
 
 
 def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callable[[Step], object]) -> dict[int, int]:

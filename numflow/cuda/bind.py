@@ -1,18 +1,19 @@
 """The binder of every op, and the steps of an entry bound: which launches each of them is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
 from numflow.cuda.elementwise import act, norm, rope, row, select
 from numflow.cuda.exchange.exchange import HostCall, bind_exchange
-from numflow.cuda.fuse import fused
-from numflow.cuda.linear import embed, head_linear, linear
+from numflow.cuda.linear import embed, head_linear, linear, unit
 from numflow.cuda.moe import moe
+from numflow.cuda.patterns import Form, Together, query_and_key
 from numflow.cuda.state import cache_write, convolution
 from numflow.cuda.state.cache_host import take_rooms, with_copies
 from numflow.errors import NetworkError
+from numflow.network.passes.grouping import Group, done_by
 from numflow.ops import EXCHANGES, Step
 
 BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
@@ -33,24 +34,82 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
 }
 
 
-def bind(steps: tuple[Step, ...], ctx: Context, together: bool = True,
-         units: bool = True) -> list[tuple[Step, list[Call | HostCall]]]:
-    """Every step with its calls, in order.
+PRODUCERS: dict[str, Callable] = {"rms_norm": norm.into_operand, "layer_norm": norm.into_operand,
+                                  "act": act.into_operand, "act_mul": act.into_operand}
 
-    together: let kernels do neighbouring steps; units: also where blocks must own 32 results for that (fuse.py).
+
+def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tuple[Step, list[Call | HostCall]]]:
+    """Every step with its calls, in order; what an earlier step has prepared already is left out.
+
+    together: what kernels do beside the step that they are for (patterns.py).
 
     Raises:
         NetworkError: a step that this executor has no kernel for.
     """
-    bound = []
-    ctx.begin()
     take_rooms(steps, ctx)
-    taken = fused(steps, ctx, BINDERS, units) if together else {}
+    bound, there = [], set()
+    groups, elsewhere = {group.at: group for group in together.groups}, done_by(together.groups)
     for index, step in enumerate(steps):
-        binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
-        if binder is None:
-            raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
-        bound.append((step, taken[index]() if index in taken else binder(step, ctx)))
-        for view in step.outputs:
-            ctx.written(view)
+        made = _calls(steps, index, ctx, together, groups.get(index), index in elsewhere)
+        calls = []
+        for call in made:
+            if not isinstance(call, Call) or call.makes not in there:
+                calls.append(call)
+                there |= {call.makes} - {None} if isinstance(call, Call) else set()
+        bound.append((step, calls))
+        written = [view for i in (groups[index].steps if index in groups else () if index in elsewhere else (index,))
+                   for view in steps[i].outputs]
+        there = {one for one in there if not any(one.view.overlaps(view) for view in written)}
+        there |= {call.leaves for call in calls if isinstance(call, Call) and call.leaves}
     return with_copies(bound, ctx)
+
+
+def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together, group: Group | None,
+           elsewhere: bool) -> list[Call | HostCall]:
+    """The calls of a step, or of the group that it does. elsewhere: another step does it, but for its forms."""
+    step, late = steps[index], together.late.get(index)
+    if group is not None:
+        members = [steps[i] for i in group.steps]
+        return GROUPS[group.pattern](members, ctx, together.units.get(index), late)
+    binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
+    if binder is None:
+        raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
+    if index in together.forms or elsewhere:
+        return _produce(step, ctx, together.forms.get(index, ()), binder)
+    return linear.linear(step, ctx, late=late) if step.op == "linear" else binder(step, ctx)
+
+
+def _produce(step: Step, ctx: Context, forms: tuple[Form, ...], plain: Callable) -> list[Call]:
+    """The calls of a norm or an activation that makes operands of the matrices behind it."""
+    field = ctx.rows(step.outputs[0])
+    return [call for form in forms for call in linear.limited(
+        PRODUCERS[step.op](step, ctx, form.kind, form.runs, form.rows) if form.kind else plain(step, ctx), form.runs,
+        field)]
+
+
+def _linear_add(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+    return linear.linear(steps[0], ctx, steps[1], late)
+
+
+def _linear_add_norm(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+    product, add, norm = steps
+    calls = unit.into_norm(product, ctx, add, norm, kind, late)
+    return [*linear.limited(calls, "few", ctx.rows(norm.outputs[0])), *linear.many(product, ctx, add)]
+
+
+def _linear_act(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+    product, act_mul = steps
+    calls = unit.into_act(product, ctx, act_mul, kind, late)
+    return [*linear.limited(calls, "few", ctx.rows(product.outputs[0])), *linear.many(product, ctx)]
+
+
+def _rope_write(steps: Sequence[Step], ctx: Context, kind: str | None, late: float | None) -> list[Call]:
+    *ropes, write = steps
+    return rope.rope_write(*query_and_key(write, ropes), write, ctx)
+
+
+# By pattern: binder(steps, ctx, kind of operand for few tokens, eps of a norm taken late).
+GROUPS: dict[str, Callable[[Sequence[Step], Context, str | None, float | None], list[Call]]] = {
+    "linear+add": _linear_add, "linear+add+rms_norm": _linear_add_norm, "linear+act_mul": _linear_act,
+    "rope+rope+cache_write": _rope_write,
+}

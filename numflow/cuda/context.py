@@ -2,18 +2,22 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from numflow.cuda.batch import BatchMemory
-from numflow.cuda.device.call import ROW_FIELD, ceil
+from numflow.cuda.device.call import ROW_FIELD, Prepared, ceil
 from numflow.cuda.device.device import Device, Memory, Ref
+from numflow.cuda.estimate import planned
 from numflow.cuda.lang.parameters import Rows
+from numflow.cuda.linear.parameters import AT_ONCE, Late
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.sequence_state import StateMemory
 from numflow.cuda.weights.layout import Matrix
 from numflow.cuda.weights.operand import Operand, bind_operand, operand_bytes, padded
 from numflow.cuda.weights.pack import upload
+from numflow.errors import NetworkError
 from numflow.network.by_length import ByLength
 from numflow.network.windows import windows
 from numflow.ops import Network, View
@@ -72,7 +76,7 @@ class Context:
         self.activations, self.world, self.index = activations, world, index
         self.host_embeddings, self.rooms = host_embeddings, rooms
         self.by_length = ByLength(network, weights.f32)
-        self.vector, self.matrix = weights.vector, weights.matrix
+        self.vector = weights.vector
         self._memory: list[Memory] = []
         self.spare: dict[Hashable, deque] = defaultdict(deque)  # memory of exchanged values (exchange.py)
         self.reset(capacity)
@@ -88,14 +92,18 @@ class Context:
         self._buffers = {buffer.name: self._alloc(4 * capacity[buffer.rows] * self.stride(buffer.width))
                          for buffer in self.network.buffers.values()}
         self._scratch: dict[tuple[str, int], Ref] = {}
-        self.begin()
 
-    def begin(self) -> None:
-        """A new list of steps begins: no operand is made yet."""
-        self._made: set[tuple[View, str, str]] = set()
-        self._produced: set[tuple[View, str, str]] = set()
-        self._late: dict[View, tuple[Ref, int, float]] = {}
-        self._delayed: dict[View, tuple[Ref, int, float]] = {}
+    def matrix(self, name: str) -> Matrix:
+        """A matrix in the layout of `linear`.
+
+        Raises:
+            NetworkError: it is not in the form that the network's types tell, by which steps are done together.
+        """
+        found, weight = self.weights.matrix(name), self.network.weights[name]
+        if found.kind != (form := planned(weight)).kind or bool(found.outliers) > bool(form.outliers):
+            raise NetworkError(f"matrix {name!r} is kept as {found.kind}, its types ({', '.join(weight.types)}) tell "
+                               f"{form.kind}")
+        return found
 
     @staticmethod
     def stride(width: int) -> int:
@@ -121,8 +129,9 @@ class Context:
         return self._scratch[name, nbytes]
 
     def operand(self, view: View, kind: str, runs: str = "all") -> Operand:
-        """A view as an operand of a kind of operand.py, made once for all matrices that follow until a step writes its
-        columns. Kind "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself.
+        """A view as an operand of a kind of operand.py, and the call that makes it (Call.makes).
+
+        Kind "rows": float32 rows on 16-byte boundaries, any distance apart: mostly the view itself.
 
         runs: name of the runs that its calls will take part in, where the binder leaves them out of others.
         """
@@ -131,46 +140,23 @@ class Context:
         if whole and (kind == "rows" or (kind == "f32" and stride == view.width)):
             return Operand(x, None, stride, ())
         kind = "f32" if kind == "rows" else kind
+        x, aux = self.place(view, kind)
+        made = replace(bind_operand(self, view, kind, x, aux), makes=Prepared(view, kind, runs))
+        return Operand(x, aux, padded(view.width), (made,))
+
+    def place(self, view: View, kind: str) -> tuple[Ref, Ref | None]:
+        """Places of a view's operand of a kind: its numbers x, and their scales and sums if it has any."""
         size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
         x = self.scratch(f"{view} as {kind}", size + more)
-        aux = x + size if more else None
-        calls = () if self.made(view, kind, runs) else (bind_operand(self, view, kind, x, aux),)
-        return Operand(x, aux, padded(view.width), calls)
-
-    def made(self, view: View, kind: str, runs: str = "all") -> bool:
-        """Whether somebody made this of a view since its columns were written; whoever asks first has to make it."""
-        before = (view, kind, runs) in self._made
-        self._made.add((view, kind, runs))
-        return before
-
-    def place(self, view: View, kind: str) -> tuple[Ref, Ref]:
-        """Places of a view's operand of a kind: its numbers x, and their scales and sums."""
-        size, more = operand_bytes(ceil(self.room(view), 8) * 8, view.width, kind)
-        x = self.scratch(f"{view} as {kind}", size + more)
-        return x, x + size
-
-    def produce(self, view: View, kind: str, runs: str) -> tuple[Ref, Ref]:
-        """`place` of a view that a step is about to write, which puts its operand there besides or instead."""
-        self._produced.add((view, kind, runs))
-        return self.place(view, kind)
+        return x, x + size if more else None
 
     def squares(self, view: View) -> Ref:
         """f32 [rows, width / 32]: sums of squares whose norm the readers of a view take late (linear/unit.py)."""
         return self.scratch(f"squares of {view}", 4 * self.room(view) * (view.width // 32))
 
-    def delay(self, view: View, eps: float) -> None:
-        """The step about to write a view leaves its norm to the readers, in runs of few tokens."""
-        self._delayed[view] = self.squares(view), view.width // 32, eps
-
-    def lateness(self, view: View) -> tuple[Ref | None, int, float]:
-        """`squares`, their number for a row and eps of the norm that readers of a view still have to take."""
-        return self._late.get(view, (None, 0, 0.0))
-
-    def written(self, view: View) -> None:
-        """A step writes these columns: what was made of them is stale, except what it has made itself."""
-        self._made = {made for made in self._made if not made[0].overlaps(view)} | self._produced
-        self._late = {other: late for other, late in self._late.items() if not other.overlaps(view)} | self._delayed
-        self._produced, self._delayed = set(), {}
+    def late(self, view: View, eps: float | None) -> Late:
+        """The norm that a reader of a view takes late; None: nothing is late."""
+        return AT_ONCE if eps is None else Late(self.squares(view), view.width // 32, eps)
 
     def _alloc(self, nbytes: int) -> Ref:
         self._memory.append(self.device.alloc(nbytes))

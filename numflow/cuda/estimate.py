@@ -3,13 +3,13 @@
 import math
 
 from numflow.cuda.device.call import ceil
-from numflow.cuda.weights.layout import SCHEMES
+from numflow.cuda.weights.layout import SCHEMES, Planned
 from numflow.cuda.weights.operand import padded
 from numflow.cuda.weights.outliers import expected_bytes
 from numflow.network.weights.source import is_computed
 from numflow.ops import Cache, Weight
 from numflow.quant import SCHEMES as QUANT_SCHEMES
-from numflow.quant.apart import with_outliers
+from numflow.quant.apart import OutlierScheme, with_outliers
 from numflow.quant.kv import CODED
 from numflow.quant.stored import Kind, kept_as
 
@@ -17,15 +17,25 @@ _ALIGN = 256  # bytes that every part of a matrix begins on a multiple of
 _PLAIN = {"f32": 4.0, "f16": 2.0}
 
 
+def planned(weight: Weight) -> Planned:
+    """The form that a matrix will have."""
+    kept, apart = _kept(weight)
+    return Planned(kept.name, int(apart is not None))
+
+
+def _kept(weight: Weight) -> tuple[Kind, OutlierScheme | None]:
+    """The kind that a matrix is kept in, and the outliers kept apart from it."""
+    kind = "F32" if is_computed(weight) else weight.types[0]
+    apart = with_outliers(kind, QUANT_SCHEMES)
+    return kept_as(apart.base.name if apart else kind, weight.shape[-1]), apart
+
+
 def weight_bytes(weight: Weight) -> int:
     """Bytes of a weight in memory: matrices as their planes or plain numbers, all else as float32."""
     columns = weight.shape[-1]
     if len(weight.shape) == 1:
         return 4 * columns
-    rows = math.prod(weight.shape[:-1])
-    kind = "F32" if is_computed(weight) else weight.types[0]
-    apart = with_outliers(kind, QUANT_SCHEMES)
-    kept = kept_as(apart.base.name if apart else kind, columns)
+    rows, (kept, apart) = math.prod(weight.shape[:-1]), _kept(weight)
     if kept.is_float:
         return rows * padded(columns) * (4 if kept.name == "f32" else 2)
     cut = any(part.columns is not None for part in weight.parts)

@@ -15,6 +15,7 @@ from numflow.cuda.device.gpu import open_device
 from numflow.cuda.exchange.exchange import HostCall, World
 from numflow.cuda.exchange.nccl import CHOICES
 from numflow.cuda.graphs import Graphs, is_decode, rounded
+from numflow.cuda.patterns import Together, together
 from numflow.cuda.sample.sample import WORDS, best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
@@ -37,7 +38,7 @@ class Program(OneDevice):
     block_size:  tokens per KV block.
     kv_type:     one of quant.kv.KV_TYPES or "auto" (f32 with activations "f32", else f16); kv_k, kv_v: of K or V alone.
     rows:        tokens of a batch there is room for at first; larger batches make the program grow.
-    fused:       let kernels do neighbouring steps together (fuse.py); numbers may differ in their last bits.
+    fused:       let kernels do neighbouring steps together (patterns.py); numbers may differ in their last bits.
     units:       also where blocks must own 32 neighbouring results for that (linear/unit.py).
     gpu:         a Device, or the name of one: "gpu", "simulator", or "auto": what $NUMFLOW_CUDA says, else the GPU.
     host_embeddings: keep the table of tokens' embeddings in the host's memory, as the file has it; its rows are brought
@@ -75,12 +76,15 @@ class Program(OneDevice):
         self.device = open_device(gpu, number) if isinstance(gpu, str) else gpu
         if world is not None:
             world.join(device, self.device, network, collectives)
-        self.activations, self._fused, self._units = activations, fused, units
+        self.activations = activations
         report = progress or (lambda what, done, total: None)
         self._weights = Weights(weights, self.device, lambda done: report("weights", done, len(network.weights)))
         hosted, windows = on_host(len(network.caches), host_kv_percent), cache_windows(network)
         self._caches = {name: KVCache(self.device, cache, block_size, *kinds, index in hosted, windows.get(name, 0))
                         for index, (name, cache) in enumerate(network.caches.items())}
+        plain = {name for name, cache in self._caches.items() if not cache.host and {*cache.types} <= {"f32", "f16"}}
+        self._together = {entry: together(network, entry, activations, plain, units) if fused else Together()
+                          for entry in network.entries}
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
@@ -176,7 +180,7 @@ class Program(OneDevice):
         """Bind every entry to the memory as it is now."""
         self._graphs.clear()
         self._parts: dict[tuple, list[tuple[bool, list[Call | HostCall]]]] = {}
-        self._bound = {entry: bind(steps, self._ctx, self._fused, self._units)
+        self._bound = {entry: bind(steps, self._ctx, self._together[entry])
                        for entry, steps in self.network.entries.items()}
 
     def _walk(self, what: tuple, sizes: Sizes, choose: Callable[[], Call] | None = None) -> None:

@@ -1,10 +1,11 @@
 """A network in words and numbers, for `numflow inspect` and `numflow spec check`."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from numflow.formats.checkpoint import Checkpoint
+from numflow.network.passes.grouping import Group
 from numflow.network.weights.source import is_computed, stored_tensor
 from numflow.network.windows import cache_windows, kept_tokens
 from numflow.ops import Network, Step
@@ -139,3 +140,34 @@ def spans(layers: list[int]) -> str:
         else:
             found.append([layer, layer])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """Equal groups of several layers.
+
+    device:  "cpu" or "cuda".
+    steps:   their labels.
+    operand: kind of the product's operand, or of the one it leaves behind ("int8", "f32", ...); "-" without any.
+    """
+
+    device: str
+    entry: str
+    layers: str
+    pattern: str
+    steps: tuple[str, ...]
+    operand: str
+
+
+def facts_of(device: str, network: Network, groups: Mapping[str, Sequence[Group]],
+             operand: Callable[[str, Group], str]) -> list[GroupFacts]:
+    """Groups by entry as rows, in order of first appearance. operand: of an entry and a group."""
+    found: dict[tuple[str, str, tuple[str, ...], str], list[int]] = {}
+    for entry, several in groups.items():
+        for group in several:
+            labels = [without_layer(network.entries[entry][i].label) for i in group.steps]
+            key = entry, group.pattern, tuple(label for label, _ in labels), operand(entry, group)
+            layers = found.setdefault(key, [])
+            layers += [layer for _, layer in labels[:1] if layer is not None]
+    return [GroupFacts(device, entry, spans(layers), pattern, labels, kind)
+            for (entry, pattern, labels, kind), layers in found.items()]

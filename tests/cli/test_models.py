@@ -92,11 +92,13 @@ def test_inspect_in_full_and_as_json(run, tiny):
 
 def test_inspect_shows_steps_that_are_done_together(run, tiny):
     rows = run("inspect", "--groups", tiny).out.split("\n\n")[2].splitlines()
-    assert rows[1].split() == ["0-1", "rms_norm+linear", "blk.*.attn_norm", "+", "blk.*.attn_q+attn_k+attn_v", "f32"]
+    assert rows[1].split() == ["cpu", "0-1", "rms_norm+linear", "blk.*.attn_norm", "+", "blk.*.attn_q+attn_k+attn_v",
+                               "f32"]
     found = json.loads(run("inspect", "--json", "--groups", tiny).out)["groups"]
-    assert [row["pattern"] for row in found] == ["rms_norm+linear", "linear+add", "rms_norm+linear",
-                                                 "act_mul+linear+add"]
-    assert all(row["layers"] == "0-1" and row["entry"] == "main" for row in found)
+    patterns = {device: [row["pattern"] for row in found if row["device"] == device] for device in ("cpu", "cuda")}
+    assert patterns["cpu"] == ["rms_norm+linear", "linear+add", "rms_norm+linear", "act_mul+linear+add"]
+    assert patterns["cuda"] == ["rope+rope+cache_write", "linear+add", "linear+add"]
+    assert all(row["layers"] == "0-1" and row["entry"] == "main" for row in found if row["device"] == "cpu")
 
 
 def test_inspect_shows_the_file_when_no_spec_fits(run, tiny):

@@ -1,6 +1,6 @@
 """Networks of one quantised matrix, for every tensor type the executor keeps as it is."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,23 +54,25 @@ def values(kind: str, raw: np.ndarray, k: int) -> np.ndarray:
     return decode(raw, find(kind), k, threads=1) if kind in SCHEMES or kind.endswith("%") else to_f32(raw, kind)
 
 
-@dataclass
 class Stored(FakeWeights):
-    """FakeWeights of which one, `name`, is stored as `kind`."""
+    """FakeWeights of which some matrices are stored as a type: name -> (type, rows)."""
 
-    name: str = ""
-    kind: str = ""
-    rows: np.ndarray | None = None
-
-    def __init__(self, other: FakeWeights, name: str, kind: str, rows: np.ndarray):
+    def __init__(self, other: FakeWeights, matrices: dict[str, tuple[str, np.ndarray]]):
         super().__init__(other.arrays, other.weights)
-        self.name, self.kind, self.rows = name, kind, rows
+        self.matrices = matrices
 
     def raw(self, name):
-        if name != self.name:
+        if name not in self.matrices:
             return super().raw(name)
         weight = self.weights[name]
-        return RawMatrix(name, self.kind, self.rows, weight.shape, weight.groups)
+        return RawMatrix(name, *self.matrices[name], weight.shape, weight.groups)
+
+
+def stored_as(case, matrices: dict[str, tuple[str, np.ndarray]]):
+    """The case with these matrices stored as a type: name -> (type, rows)."""
+    weights = case.network.weights | {name: replace(case.network.weights[name], types=(kind,))
+                                      for name, (kind, _) in matrices.items()}
+    return replace(case, network=replace(case.network, weights=weights), weights=Stored(case.weights, matrices))
 
 
 def _rows_and_values(b: Builder, kind: str, n: int, k: int, blank: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +112,7 @@ def linear_case(kind: str, n: int, k: int, tokens: int, bias: bool = False, blan
         weights["bias"] = b.weight("bias", b.normal(n))
     b.step("linear", (x,), (y,), weights)
     case = b.case(y, (((0, tokens),),))
-    return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
+    return stored_as(case, {weights["weight"]: (kind, rows)})
 
 
 def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
@@ -121,7 +123,7 @@ def heads_case(kind: str, n: int, k: int, heads: int, tokens: int):
     y, weight = b.buffer(heads * n), b.weight("weight", matrix, groups=heads)
     b.step("head_linear", (x,), (y,), {"weight": weight}, heads=heads)
     case = b.case(y, (((0, tokens),),))
-    return replace(case, weights=Stored(case.weights, weight, kind, rows))
+    return stored_as(case, {weight: (kind, rows)})
 
 
 def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: int = 0, held: int = 0,
@@ -140,7 +142,7 @@ def experts_case(kind: str, n: int, k: int, experts: int, chosen: int, first: in
     b.step("expert_linear", (x, ids), (routed,), weights, **({"first": first} if held < experts else {}))
     b.step("expert_combine", (routed, gates), (y,))
     case = b.case(y, (((0, 3),),))
-    return replace(case, weights=Stored(case.weights, weights["weight"], kind, rows))
+    return stored_as(case, {weights["weight"]: (kind, rows)})
 
 
 def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first: int = 0):
@@ -151,4 +153,4 @@ def embed_case(kind: str, width: int, blank: bool = False, held: int = 0, first:
     part = {"first": first, "vocabulary": VOCABULARY} if held < VOCABULARY else {}
     b.step("embed", (), (y,), {"table": b.weight("table", values(kind, rows, width))}, scale=1.5, **part)
     case = b.case(y, (((0, 12 if part else 3),),))
-    return replace(case, weights=Stored(case.weights, next(iter(case.weights.arrays)), kind, rows))
+    return stored_as(case, {next(iter(case.weights.arrays)): (kind, rows)})

@@ -14,7 +14,7 @@ from numflow.learn.cases.build import CaseBuilder as Builder
 from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.ops import Batch, View
-from tests.cuda.matrices import Stored, stored, values
+from tests.cuda.matrices import stored, stored_as, values
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
@@ -42,7 +42,7 @@ def produced(op: str, kind: str, width: int, tokens: int, kept: bool = False):
     if rows is None:
         rows = {"F16": matrix.astype(np.float16), "BF16": (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind]
         rows = rows.view(np.uint8)
-    case = replace(case, weights=Stored(case.weights, name, kind, rows))
+    case = stored_as(case, {name: (kind, rows)})
     if kept:
         network = replace(case.network, outputs={**case.network.outputs, "hidden": View(hidden.buffer, 0, width)})
         case = replace(case, network=network)

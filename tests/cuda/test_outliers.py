@@ -16,7 +16,7 @@ from numflow.cuda.weights.pack import upload
 from numflow.formats.types import tensor_type, to_f32
 from numflow.lab.shapes import Shape, random_network
 from numflow.learn.cases.build import CaseBuilder as Builder
-from numflow.learn.cases.build import FakeWeights, error, run_case
+from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.network.weights.columns import stored_columns
 from numflow.network.weights.source import RawMatrix
@@ -25,7 +25,7 @@ from numflow.quant import encode, find
 from numflow.quant.apart import take_apart
 from numflow.reference.program import Program as Reference
 from tests.cuda.fake_driver import FakeDriver, fake_binary
-from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, values
+from tests.cuda.matrices import Stored, embed_case, experts_case, linear_case, stored, stored_as, values
 from tests.partition.plans import placed, run
 
 pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet")
@@ -43,12 +43,12 @@ def cut(raw: RawMatrix, begin: int, end: int) -> RawMatrix:
 class Cut(Stored):
     """Stored, of some columns."""
 
-    def __init__(self, other, name, kind, rows, shape, columns):
-        super().__init__(other, name, kind, rows)
+    def __init__(self, other, matrices, shape, columns):
+        super().__init__(other, matrices)
         self._shape, self._columns = shape, columns
 
     def raw(self, name):
-        return cut(RawMatrix(name, self.kind, self.rows, self._shape), *self._columns) if name == self.name else (
+        return cut(RawMatrix(name, *self.matrices[name], self._shape), *self._columns) if name in self.matrices else (
             super().raw(name))
 
 
@@ -56,9 +56,10 @@ def cut_case(kind, n, k, columns, tokens):
     """linear_case of some columns of a matrix [n, k]."""
     begin, end = columns
     case, rows = linear_case("F16", n, end - begin, tokens), stored(kind, n, k)
-    name = case.weights.name
+    (name,) = case.weights.matrices
     case.weights.arrays[name] = np.ascontiguousarray(values(kind, rows, k)[:, begin:end])
-    return replace(case, weights=Cut(case.weights, name, kind, rows, (n, k), columns))
+    made = stored_as(case, {name: (kind, rows)})
+    return replace(made, weights=Cut(case.weights, made.weights.matrices, (n, k), columns))
 
 
 def rounded(case, kind, k):
@@ -68,7 +69,8 @@ def rounded(case, kind, k):
     x = table[tokens][:, :k].reshape(len(tokens), k // 32, 32)
     scale = np.abs(x).max(2, keepdims=True) / np.float32(127)
     x, near = x.reshape(-1, k), (np.rint(x / scale) * scale).reshape(-1, k)
-    base, outliers = take_apart(case.weights.rows, find(kind), k)
+    ((_, (_, rows)),) = case.weights.matrices.items()
+    base, outliers = take_apart(rows, find(kind), k)
     apart = outliers.add_to(np.zeros((len(base), k), np.float32))
     return (near @ values(find(kind).base.name, np.ascontiguousarray(base), k).T + x @ apart.T).astype(np.float32)
 
@@ -81,9 +83,10 @@ def test_few_tokens(kind, n, k, tokens):
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
     expected = rounded(case, kind, k)
     assert error(actual, expected) < 2e-5
-    base, _ = take_apart(case.weights.rows, find(kind), k)
-    alone = Stored(case.weights, case.weights.name, find(kind).base.name, np.ascontiguousarray(base))
-    assert error(run_case(replace(case, weights=alone), Program, gpu=Simulated())[0], expected) > 0.05
+    ((name, (_, rows)),) = case.weights.matrices.items()
+    base, _ = take_apart(rows, find(kind), k)
+    alone = stored_as(case, {name: (find(kind).base.name, np.ascontiguousarray(base))})
+    assert error(run_case(alone, Program, gpu=Simulated())[0], expected) > 0.05
 
 
 @pytest.mark.parametrize("tokens", [2, pytest.param(11, marks=pytest.mark.slow)])
@@ -173,23 +176,10 @@ def test_a_residual_is_added_at_once():
     b.step("linear", (x,), (product,), {"weight": name})
     b.step("add", (a, product), (y,), scale=0.5)
     case = b.case(y, (((0, 3),),))
-    case = replace(case, weights=Stored(case.weights, name, KIND, rows))
+    case = stored_as(case, {name: (KIND, rows)})
     together, alone = (run_case(case, Program, fused=fused, gpu=Simulated())[0] for fused in (True, False))
     assert error(together, alone) < 1e-5
     assert error(together, run_case(case, Reference)[0]) < 0.05
-
-
-class Several(FakeWeights):
-    """FakeWeights of which some are stored: by name, type and rows."""
-
-    def __init__(self, other, stored_as):
-        super().__init__(other.arrays, other.weights)
-        self._stored = stored_as
-
-    def raw(self, name):
-        if name not in self._stored:
-            return super().raw(name)
-        return RawMatrix(name, *self._stored[name], self.weights[name].shape)
 
 
 @pytest.mark.parametrize("reader", [KIND, "F16"])
@@ -211,7 +201,7 @@ def test_a_norm_whose_readers_want_both_operands(reader):
     one, two, y = linear(normed, "q4", 20), linear(normed, reader, 20), b.buffer(20)
     b.step("add", (one, two), (y,))
     case = b.case(y, (((0, 3),),))
-    case = replace(case, weights=Several(case.weights, matrices))
+    case = stored_as(case, matrices)
     notebook = Program(case.network, case.weights, gpu=Notebook())
     assert "gemv_q3h_int8_4_norm_both_apart" in {
         work.kernel.name for work in notebook.launches(Sizes((3,) * 4, 1)) if isinstance(work, Launch)}

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from numflow.cuda.device.device import Launch, Order
 from numflow.cuda.lang.kernel import Kernel
-from numflow.ops import Step
+from numflow.ops import Step, View
 
 # Fields of the counts that kernels read on the device (batch.py), and the rows of a buffer that each one counts.
 N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = range(4)
@@ -23,16 +24,29 @@ class Sizes:
     keys: int
 
 
+class Prepared(NamedTuple):
+    """Another form of a view's numbers: its kind ("int8", "f16", ...), and the name of the runs that it is made in."""
+
+    view: View
+    kind: str
+    runs: str
+
+
 @dataclass(frozen=True)
 class Call:
     """One launch of a bound step: plan(sizes) -> Launch (or Order), for runs where `when` holds (None: all).
 
-    step: None for what prepares an operand.
+    step:  None for what prepares an operand.
+    makes: what it prepares of a view that the step reads: left out if that is there already, until a step writes the
+           view's columns.
+    leaves: the same of a view that the step writes, beside the rows or instead.
     """
 
     step: Step | None
     plan: Callable[[Sizes], Launch | Order]
     when: Callable[[Sizes], bool] | None = None
+    makes: Prepared | None = None
+    leaves: Prepared | None = None
 
     def only(self, when: Callable[[Sizes], bool]) -> "Call":
         """The same call, left out of runs of other sizes."""

@@ -3,8 +3,9 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
-from numflow.cuda.device.call import N_TOKENS, Call, ceil, per_row
+from numflow.cuda.device.call import N_TOKENS, Call, Prepared, ceil, per_row
 from numflow.cuda.lang.arithmetic import erf, exp, fabs, fmax, fmin, log, tanh
 from numflow.cuda.lang.intrinsics import block_x, block_y, grid_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import DeviceFunction, Kernel, device, kernel
@@ -279,8 +280,9 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
     first, second = ctx.view(step.inputs[0]), ctx.view(step.inputs[-1])
     numbers = (param(step, "limit"), param(step, "alpha")) if two else (0.0, 0.0)
     blocks = 1 if kind == "f16" else ceil(y.width, 4 * THREADS)
-    return [per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.produce(y, kind, runs),
-                    ctx.view(y), int(rows), first, second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)]
+    call = per_row(step, act_operand(name, function, two, kind), ctx.rows(y), blocks, *ctx.place(y, kind), ctx.view(y),
+                   int(rows), first, second, ctx.batch.counts, ctx.rows(y), y.width, *numbers)
+    return [replace(call, leaves=Prepared(y, kind, runs))]
 
 
 @functools.cache

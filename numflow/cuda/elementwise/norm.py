@@ -4,8 +4,9 @@ y = (x - mean) / sqrt(var + eps) * weight + bias; `rms_norm` leaves the mean whe
 """
 
 import functools
+from dataclasses import replace
 
-from numflow.cuda.device.call import Call, per_row
+from numflow.cuda.device.call import Call, Prepared, per_row
 from numflow.cuda.lang.arithmetic import fabs, fmax, sqrt
 from numflow.cuda.lang.intrinsics import block_x, block_y, lane_index, load4, store4, thread_index
 from numflow.cuda.lang.kernel import Kernel, device, kernel
@@ -86,8 +87,9 @@ def into_operand(step: Step, ctx, kind: str, runs: str, rows: bool) -> list[Call
     (x,), (y,) = step.inputs, step.outputs
     weight, bias = (ctx.vector(step.weights[role]) if role in step.weights else None for role in ("weight", "bias"))
     chosen = norm_operand(step.op, weight is not None, bias is not None, kind, 32 if x.width >= VERY_WIDE else 8)
-    return [per_row(step, chosen, ctx.rows(x), 1, *ctx.produce(y, kind, runs), ctx.view(y), int(rows), ctx.view(x),
-                    weight, bias, ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))]
+    call = per_row(step, chosen, ctx.rows(x), 1, *ctx.place(y, kind), ctx.view(y), int(rows), ctx.view(x), weight, bias,
+                   ctx.batch.counts, ctx.rows(x), x.width, param(step, "eps"))
+    return [replace(call, leaves=Prepared(y, kind, runs))]
 
 
 @functools.cache

@@ -14,31 +14,32 @@ from numflow.cuda.linear.gemm import BLOCKS, ROWS, gemm, gemm_sum, tile_of
 from numflow.cuda.linear.gemm import split_of as parts_of
 from numflow.cuda.linear.gemv import TOKENS, WARPS, gemv, split_of
 from numflow.cuda.linear.parameters import AT_ONCE, Late, Residual, Shape, apart_of, bias_of, planes_of, units_of
-from numflow.cuda.weights.layout import Matrix
+from numflow.cuda.weights.layout import Kept, Matrix
 from numflow.cuda.weights.operand import UNIT, Operand
 from numflow.ops import Step, param
 
 FEW = TOKENS[-1]  # tokens that matrix-vector kernels are for
 
 
-def linear(step: Step, ctx, add: Step | None = None) -> list[Call]:
+def linear(step: Step, ctx, add: Step | None = None, late: float | None = None) -> list[Call]:
     """x f32 [T, K], weight [N, K], bias f32 [N] -> y f32 [T, N].
 
-    add: y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
+    add:  y = a + scale * product, to be done as well; its first input is a, and nobody else wants the product.
+    late: eps of the norm that few tokens take of x here (unit.py).
     """
     (x,), (y,) = step.inputs, step.outputs
     weight, field = ctx.matrix(step.weights["weight"]), ctx.rows(y)
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    int8, exact = uses_int8(weight, ctx.activations), is_exact(weight, ctx)
-    operand = ctx.operand(x, *demands(step, ctx)[0])
+    int8, exact = uses_int8(weight, ctx.activations), is_exact(weight, ctx.activations)
+    operand = ctx.operand(x, *demands(weight, ctx.activations)[0])
     to = ctx.view(add.outputs[0] if add else y)
     residual = Residual(*ctx.view(add.inputs[0]), factor=param(add, "scale"), present=1) if add else None
-    late = Late(*ctx.lateness(x))
+    norm = ctx.late(x, late)
 
     def few(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
         tile = next((t for t in TOKENS if t >= rows), FEW)
-        args = gemv_args(to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, late,
+        args = gemv_args(to, operand, weight, bias, None, ctx.batch.counts, field, y.width, 1, residual, norm,
                          ctx.view(x))
         chosen, blocks = gemv_kernel(weight, int8, tile, y.width, False)
         return Launch(chosen, (blocks, ceil(rows, tile), 1), args)
@@ -54,11 +55,10 @@ def many(step: Step, ctx, add: Step | None = None) -> list[Call]:
     return limited([*_many(step, ctx, weight, bias, field), *(act.add(add, ctx) if add else ())], "many", field)
 
 
-def demands(step: Step, ctx) -> tuple[tuple[str, str], ...]:
+def demands(weight: Kept, activations: str) -> tuple[tuple[str, str], ...]:
     """Forms in which a linear wants its input: kind of operand and name of the runs (Context.operand)."""
-    weight = ctx.matrix(step.weights["weight"])
-    kind = "int8" if uses_int8(weight, ctx.activations) else "rows" if weight.is_float else "f32"
-    if is_exact(weight, ctx):
+    kind = "int8" if uses_int8(weight, activations) else "rows" if weight.is_float else "f32"
+    if is_exact(weight, activations):
         return ((kind, "all"),)
     few = ((kind, "few"), ("rows", "few")) if weight.outliers else ((kind, "few"),)
     return *few, ("bf16" if weight.kind == "bf16" else "f16", "many")
@@ -72,15 +72,15 @@ def limited(calls: list[Call], runs: str, field: int) -> list[Call]:
                       (lambda sizes: sizes.rows[field] > FEW)) for call in calls]
 
 
-def is_exact(weight: Matrix, ctx) -> bool:
+def is_exact(weight: Kept, activations: str) -> bool:
     """Whether arithmetic is to be float32, whatever the number of tokens."""
-    return weight.kind == "f32" or ctx.activations == "f32"
+    return weight.kind == "f32" or activations == "f32"
 
 
 def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list[Call]:
     """The calls on tensor cores."""
     (x,), (y,), units = step.inputs, step.outputs, weight.pitch // UNIT
-    operand = ctx.operand(x, *demands(step, ctx)[-1])
+    operand = ctx.operand(x, *demands(weight, ctx.activations)[-1])
     partial = ctx.scratch("parts of sums", 4 * 128 * ROWS * BLOCKS)  # as many tiles as there may be parts of
     shape = Shape(ctx.batch.counts, field=field, n=y.width, units=units)
     args = (ctx.view(y), partial, operand.x, operand.aux, planes_of(weight), bias_of(bias), shape, None, None, 0,
@@ -102,7 +102,7 @@ def _many(step: Step, ctx, weight: Matrix, bias: Ref | None, field: int) -> list
     return [*operand.calls, Call(step, multiply), Call(step, add).only(lambda sizes: parts(sizes) > 1)]
 
 
-def uses_int8(weight: Matrix, activations: str) -> bool:
+def uses_int8(weight: Kept, activations: str) -> bool:
     """Whether a matrix meets int8 activations: plain numbers and those of tables never do."""
     return activations == "int8" and not weight.floats_only
 
@@ -120,7 +120,7 @@ def gemv_args(y: Rows, operand: Operand, weight: Matrix, bias: Ref | None, ids: 
               floats: tuple[Ref | None, int] = (None, 0)) -> tuple:
     """Arguments of `gemv_kernel`. ids, routes: which matrix each row of y wants, and rows of y for one of x.
 
-    late: Context.lateness of x. floats: address and stride of x in float32, for outliers.
+    late: Context.late of x. floats: address and stride of x in float32, for outliers.
     """
     shape, added = Shape(counts, field=field, n=n, units=units_of(weight)), residual or Residual(None, 0, 1.0, 0)
     if weight.is_float:

@@ -12,7 +12,7 @@ For few tokens. A warp takes whole rows, one after the other, as the kernels of 
 import functools
 from typing import NamedTuple
 
-from numflow.cuda.device.call import Call, Sizes, ceil
+from numflow.cuda.device.call import Call, Prepared, Sizes, ceil
 from numflow.cuda.device.device import Launch
 from numflow.cuda.elementwise.act import gated
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
@@ -75,34 +75,37 @@ class Epilogue(NamedTuple):
     q: f32
 
 
-def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str) -> list[Call]:
-    """linear, add, rms_norm for few tokens. kind: of operand that the norm's readers want, "int8", "rows" or "both"."""
+def into_norm(step: Step, ctx, add: Step, norm: Step, kind: str, late: float | None) -> list[Call]:
+    """linear, add, rms_norm for few tokens. kind: of operand that the norm's readers want, "int8", "rows" or "both".
+
+    late: as in linear.linear.
+    """
     (y,), (h,) = add.outputs, norm.outputs
     weight = ctx.vector(norm.weights["weight"]) if "weight" in norm.weights else None
     squares = ctx.squares(h)
     ends = Epilogue(*ctx.view(y), *ctx.view(add.inputs[0]), factor=param(add, "scale"), norm=weight,
                     has_norm=int(weight is not None), p=0.0, q=0.0)
-    return _bind(step, ctx, "", h, kind, squares, ends)
+    return _bind(step, ctx, "", h, kind, squares, ends, late)
 
 
-def into_act(step: Step, ctx, act: Step, kind: str) -> list[Call]:
-    """linear of gate and up, act_mul for few tokens; kind as in into_norm."""
+def into_act(step: Step, ctx, act: Step, kind: str, late: float | None) -> list[Call]:
+    """linear of gate and up, act_mul for few tokens; kind and late as in into_norm."""
     (y,) = act.outputs
     ends = Epilogue(*ctx.view(y), *ctx.view(y), factor=1.0, norm=None, has_norm=0, p=param(act, "limit"),
                     q=param(act, "alpha"))
-    return _bind(step, ctx, param(act, "kind"), y, kind, None, ends)
+    return _bind(step, ctx, param(act, "kind"), y, kind, None, ends, late)
 
 
-def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue) -> list[Call]:
+def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue, late: float | None) -> list[Call]:
     """out: the view that becomes the operand."""
     (x,), field = step.inputs, ctx.rows(out)
     weight = ctx.matrix(step.weights["weight"])
     bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    int8, operand = uses_int8(weight, ctx.activations), ctx.operand(x, *demands(step, ctx)[0])
+    int8, operand = uses_int8(weight, ctx.activations), ctx.operand(x, *demands(weight, ctx.activations)[0])
     to, aux = ctx.place(out, "int8") if kind != "rows" else (None, None)
     shape = Shape(ctx.batch.counts, field=field, n=out.width, units=units_of(weight))
     args = (to, aux, ctx.view(out), squares, ends, Activations(operand.x, operand.aux, operand.pitch),
-            planes_of(weight), bias_of(bias), Late(*ctx.lateness(x)), shape, apart_of(weight, ctx.view(x)))
+            planes_of(weight), bias_of(bias), ctx.late(x, late), shape, apart_of(weight, ctx.view(x)))
 
     def plan(sizes: Sizes) -> Launch:
         rows = sizes.rows[field]
@@ -110,7 +113,7 @@ def _bind(step: Step, ctx, gate: str, out, kind: str, squares, ends: Epilogue) -
         chosen = unit_gemv(weight.kind, int8, tile, gate, kind, weight.outliers > 0)
         return Launch(chosen, (out.width // UNIT, ceil(rows, tile), 1), args)
 
-    return [*operand.calls, Call(step, plan)]
+    return [*operand.calls, Call(step, plan, leaves=None if kind == "rows" else Prepared(out, "int8", "few"))]
 
 
 @functools.cache

@@ -9,9 +9,9 @@ and a block looks its tile up. A block for each expert counts all routes, so tha
 sums make the result the same whatever the order of threads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from numflow.cuda.device.call import N_ROUTES, N_TOKENS, Call, Sizes, ceil, per_row
+from numflow.cuda.device.call import N_ROUTES, N_TOKENS, Call, Prepared, Sizes, ceil, per_row
 from numflow.cuda.device.device import Launch, Ref
 from numflow.cuda.lang.arithmetic import count_bits
 from numflow.cuda.lang.intrinsic import SharedArray
@@ -40,7 +40,7 @@ _counts, _parts = SharedArray(i32, MOST_EXPERTS), SharedArray(i32, 4 * WARPS)
 
 @dataclass(frozen=True)
 class Groups:
-    """Places of routes and tiles. calls: those that compute them; empty if they are computed already."""
+    """Places of routes and tiles. calls: those that compute them."""
 
     order: Ref
     tiles: Ref
@@ -62,7 +62,7 @@ def _most(routes: int, experts: int, tile: int) -> int:
 
 
 def groups(ctx, ids: View, first: int, experts: int, runs: str) -> Groups:
-    """The routes of ids i32 [T, S] to experts first .. first + experts - 1, found once until a step writes them.
+    """The routes of ids i32 [T, S] to experts first .. first + experts - 1.
 
     runs: as in Context.operand.
     """
@@ -77,16 +77,16 @@ def groups(ctx, ids: View, first: int, experts: int, runs: str) -> Groups:
             order, tiles, *ctx.view(ids), ctx.batch.counts, ids.width, first, experts, found.tile(sizes),
             found.most_tiles(sizes)))
 
-    return found if ctx.made(ids, name, runs) else Groups(order, tiles, experts, (Call(None, sort),))
+    return Groups(order, tiles, experts, (Call(None, sort, makes=Prepared(ids, name, runs)),))
 
 
 def matrices_of_routes(ctx, ids: View, first: int, experts: int, runs: str) -> tuple[Ref, tuple[Call, ...]]:
     """i32 [T * S], the place of each route's matrix in a stack of `experts`, -1 for none; and what finds it."""
-    flat = ctx.scratch(f"matrices {first} .. {first + experts - 1} of {ids}", 4 * ctx.room(ids) * ids.width)
-    if ctx.made(ids, f"matrices {first} .. {first + experts - 1}", runs):
-        return flat, ()
-    return flat, (per_row(None, _flatten, N_TOKENS, ceil(ids.width, 32), flat, *ctx.view(ids), ctx.batch.counts,
-                          ids.width, first, experts),)
+    what = f"matrices {first} .. {first + experts - 1}"
+    flat = ctx.scratch(f"{what} of {ids}", 4 * ctx.room(ids) * ids.width)
+    call = per_row(None, _flatten, N_TOKENS, ceil(ids.width, 32), flat, *ctx.view(ids), ctx.batch.counts, ids.width,
+                   first, experts)
+    return flat, (replace(call, makes=Prepared(ids, what, runs)),)
 
 
 @kernel("expert_ids", 32)

@@ -105,11 +105,39 @@ class Scheme(Kind):
 SCHEMES = {name: Scheme(**vars(kind)) for name, kind in KINDS.items() if not kind.is_float}
 
 
+class Kept:
+    """Facts by which kernels of a matrix are chosen: of one in memory (Matrix), or of one that is planned.
+
+    kind: "f32", "f16", "bf16" or the name of a scheme. outliers: slots of a row; of a planned one 0 or 1.
+    """
+
+    kind: str
+    outliers: int
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds plain numbers."""
+        return KINDS[self.kind].is_float
+
+    @property
+    def floats_only(self) -> bool:
+        """Whether kernels multiply it with float32 activations only."""
+        return KINDS[self.kind].floats_only
+
+
 @dataclass(frozen=True)
-class Matrix:
+class Planned(Kept):
+    """The form that a matrix will have in memory, known by its stored type."""
+
+    kind: str
+    outliers: int = 0
+
+
+@dataclass(frozen=True)
+class Matrix(Kept):
     """A matrix [N, K] in device memory.
 
-    kind:   "f32", "f16", "bf16" or the name of a scheme: which kernels serve it. type: as in the file.
+    kind:   which kernels serve it. type: as in the file.
     groups: number of equal matrices stacked along N (experts).
     pitch:  columns of a row with padding.
     parts:  where each part is: "codes" of floats, else those of Scheme.parts; "outliers", if there are any.
@@ -126,16 +154,6 @@ class Matrix:
     parts: dict[str, Ref] = field(repr=False)
     expanded_from: str | None = None
     outliers: int = 0
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds plain numbers."""
-        return KINDS[self.kind].is_float
-
-    @property
-    def floats_only(self) -> bool:
-        """Whether kernels multiply it with float32 activations only."""
-        return KINDS[self.kind].floats_only
 
     @property
     def scheme(self) -> Scheme:

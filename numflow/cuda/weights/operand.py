@@ -25,7 +25,7 @@ _SMALLEST = 1e-36  # below, 127 / max would overflow: such a unit counts as zero
 
 @dataclass(frozen=True)
 class Operand:
-    """x, with `pitch` columns in a row, and what goes with its units. calls: what makes it; empty if it is made."""
+    """x, with `pitch` columns in a row, and what goes with its units. calls: what makes it, if anything."""
 
     x: Ref
     aux: Ref | None
