@@ -24,10 +24,10 @@ def main() -> int:
     parser.add_argument("pattern", nargs="?", default="*", help="kernels, as in a shell: gemm_q4*")
     parser.add_argument("--jobs", default="*", help="only jobs of such a name: linear-q4*")
     parser.add_argument("--seed", type=int, default=0, help="a random order of warps; 0: the lowest block first")
-    parser.add_argument("--every", type=int, default=1, help="only one job of so many")
+    parser.add_argument("--share", type=share, default=(0, 1), metavar="K/N", help="only job K of each N: 0/7")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    names = [job.name for job in jobs() if fnmatch(job.name, options.jobs)][::options.every]
+    names = [job.name for job in jobs() if fnmatch(job.name, options.jobs)][options.share[0]::options.share[1]]
     ran, findings, begun = {}, 0, time.perf_counter()
     with ProcessPoolExecutor(options.processes) as pool:
         waiting = [pool.submit(run, name, options.pattern, options.seed) for name in names]
@@ -42,7 +42,7 @@ def main() -> int:
                 seconds = time.perf_counter() - begun
                 print(f"  {done} of {len(names)} jobs, {len(ran)} kernels, {seconds:.0f} s", flush=True)
     ran = {name: count for name, count in ran.items() if fnmatch(name, options.pattern)}
-    if options.pattern == options.jobs == "*" and options.every == 1:
+    if options.pattern == options.jobs == "*" and options.share[1] == 1:
         from tests.cuda.kernels import all_kernels
 
         missing = sorted(set(all_kernels()) - set(ran))
@@ -53,6 +53,14 @@ def main() -> int:
         print(f"no kernel is called {options.pattern}")
     print(f"{len(ran)} kernels, {findings} findings")
     return int(bool(findings) or not ran)
+
+
+def share(text: str) -> tuple[int, int]:
+    """The numbers of "3/7"."""
+    number, count = (int(part) for part in text.split("/"))
+    if not 0 <= number < count:
+        raise ValueError
+    return number, count
 
 
 _JOBS: dict[str, Job] = {}
