@@ -4,12 +4,23 @@ stored:SCHEME."""
 
 import hashlib
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 
 from numflow.cpu.simd.isa import isa
 from numflow.quant import encode, find
+from numflow.quant.stored import STORED
 from tests.cpu.matrices import activations, columns_of, pack_stored, run_linear
+
+
+def one_of_each(kinds: Iterable[str]) -> list[str]:
+    """The first type of each width of codes, kind of header and table; the kernels of others differ in constants."""
+    alike = {}
+    for kind in kinds:
+        of = STORED[kind].kind
+        alike.setdefault((of.bits, of.header, of.by_16, of.with_base, of.table), kind)
+    return list(alike.values())
 
 
 def digest(kind: str, mode: str, threads: int | str = 2) -> str:

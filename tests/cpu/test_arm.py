@@ -13,7 +13,7 @@ from numflow.formats.types import TYPES
 from numflow.quant.inferflow import INFERFLOW_SCHEMES
 from numflow.quant.stored import STORED
 from tests.conftest import REPO
-from tests.cpu.isa_digest import digest
+from tests.cpu.isa_digest import digest, one_of_each
 
 # Processors with and without dot products of bytes, as environment.
 PROCESSORS = {isa: {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features} for isa, cpu, features in (
@@ -57,15 +57,13 @@ def test_same_bits_of_networks(isa):
 @pytest.mark.parametrize("isa", PROCESSORS)
 @pytest.mark.parametrize("mode", ["int8", "f32"])
 def test_same_bits_for_every_kind_of_type(isa, mode):
-    """One type for each width of codes and kind of header; groups of other sizes differ in a constant of the kernel.
+    """As isa_digest.one_of_each has them.
 
     Without those of Inferflow's that a test has to encode: the encoder is Arm code as well, and not called so.
     """
     kinds = [kind for kind in STORED if (kind not in INFERFLOW_SCHEMES or kind == "q4_b16")
              and (mode == "f32" or TYPES[kind].block > 1)]
-    alike = {(of.bits, of.header, of.by_16, of.with_base): kind for kind, of in
-             ((kind, STORED[kind].kind) for kind in reversed(kinds))}
-    _check(isa, [(kind, mode) for kind in alike.values()])
+    _check(isa, [(kind, mode) for kind in one_of_each(kinds)])
 
 
 @pytest.mark.parametrize(("line", "system", "features"), [
