@@ -6,7 +6,6 @@ import pytest
 from numflow.cuda.device.device import Simulated
 from numflow.cuda.program import Program
 from numflow.learn.cases.build import error, run_case
-from numflow.quant.hub_types import HUB_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.matrices import QUANTISED, embed_case
 
@@ -14,16 +13,11 @@ pytest.importorskip("greenlet", reason="the simulator of the GPU needs greenlet"
 pytestmark = pytest.mark.slow  # .ci/cuda runs them
 
 
-def has_two_scales(kind):
-    """Whether the scale of a row meets one for each 16 columns."""
-    return kind in HUB_TYPES and HUB_TYPES[kind].by_16
-
-
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_rows_of_a_table(kind):
     case = embed_case(kind, 256)
     (actual,) = run_case(case, Program, gpu=Simulated(seed=1))
-    assert error(actual, run_case(case, Reference)[0]) < (1e-5 if has_two_scales(kind) else 1e-6)
+    assert error(actual, run_case(case, Reference)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("host", [False, True])

@@ -12,12 +12,13 @@ from numflow.cuda.device.device import Launch
 from numflow.cuda.exchange.exchange import HostCall, copy_rows
 from numflow.cuda.lang.arithmetic import float_of, half_to_float
 from numflow.cuda.lang.intrinsic import LocalArray
-from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, stream4, thread_index
+from numflow.cuda.lang.intrinsics import as_u16, block_x, block_y, load4, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Planes, planes_of
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
+from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, UNIT
 from numflow.cuda.weights.outliers import value_of
 from numflow.formats.types import to_f32
@@ -106,7 +107,8 @@ def code_rows(kind: str) -> Kernel:
     """A thread for each unit of a quantised table."""
     scheme = SCHEMES[kind]
     codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
-    in_codes, by_row, numbers = scheme.in_codes, "row" in scheme.parts, numbers_of(scheme)
+    in_codes, row_of, numbers = scheme.in_codes, row_header(scheme), numbers_of(scheme)
+    zero = None if scheme.with_base else float(scheme.zero)
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: Rows, planes: Planes, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr, first: u32,
@@ -123,10 +125,7 @@ def code_rows(kind: str) -> Kernel:
                     to[i] = float_of(u32(_NOTHING))
             return
         at = u32(row * units + unit)
-        base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
-        if by_row:
-            base, step, z_bits, dz_bits = stream4(planes.per_row, u32(4 * row))
-            z, dz = float_of(z_bits), float_of(dz_bits)
+        base, step, z, dz = row_of(planes.per_row, row)
         if in_codes:
             p, q, _, _ = load4(planes.low, u32(4 * at))
             a, c = pair_header(p, q, base, step, z, dz)
@@ -138,6 +137,8 @@ def code_rows(kind: str) -> Kernel:
             factor, shift = (a, c) if g < 4 else (a16, c16)
             if unit * 32 + 4 * g < width:
                 w0, w1, w2, w3 = numbers(words[g])
+                if zero is not None:  # before it is multiplied: factor * code rounds what would be left of it
+                    w0, w1, w2, w3, shift = w0 - f32(zero), w1 - f32(zero), w2 - f32(zero), w3 - f32(zero), f32(0)
                 to[4 * g], to[4 * g + 1] = (factor * w0 + shift) * scale, (factor * w1 + shift) * scale
                 to[4 * g + 2], to[4 * g + 3] = (factor * w2 + shift) * scale, (factor * w3 + shift) * scale
         slot = u32(0)

@@ -18,7 +18,6 @@ routes in `order` are its tokens (moe/group.py).
 import functools
 
 from numflow.cuda.lang.arithmetic import (
-    float_of,
     fma_halves,
     load_matrices,
     mma_bf16,
@@ -49,6 +48,7 @@ from numflow.cuda.lang.parameters import Rows
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Bias, Planes, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader
+from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import first_of, into_tile
 
@@ -81,7 +81,8 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
     bfloat = kind == "bf16"
     multiply, stage = mma_bf16 if bfloat else mma_f16, _float_stage if kind in ("f16", "bf16") else _code_stage(kind)
     inverse = 1.0 if kind in ("f16", "bf16") else 1.0 / SCALE
-    per_row_of = kind in SCHEMES and "row" in SCHEMES[kind].parts
+    has_rows = kind in SCHEMES and SCHEMES[kind].row_words > 0
+    row_of = row_header(SCHEMES[kind]) if has_rows else None
     across = 2 if tokens == 128 else 1       # warps side by side along the tokens
     m_tiles, n_tiles = 2 * across, tokens // across // 8
     w_words, x_words = ROWS * PITCH, tokens * PITCH
@@ -125,9 +126,8 @@ def gemm(kind: str, tokens: int, grouped: bool = False, apart: bool = False) -> 
             rows_of[i] = u32(order[2 * at + by_token]) if grouped else at
         # What a row has once: parameters of its headers, its first outlier.
         base, step, z, dz = u32(0), u32(0), f32(0), f32(0)
-        if per_row_of:
-            base, step, z_bits, dz_bits = stream4(planes.per_row, u32(4 * row))
-            z, dz = float_of(z_bits), float_of(dz_bits)
+        if has_rows:
+            base, step, z, dz = row_of(planes.per_row, row)
         slot, end, word = u32(row * outliers), u32((row + 1) * outliers), u32(0)
         if apart:
             slot, word = first_of(slots, slot, end, unit)

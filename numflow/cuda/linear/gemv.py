@@ -9,7 +9,7 @@ The row is read once for up to 8 tokens. Outliers kept apart meet float32 activa
 
 import functools
 
-from numflow.cuda.lang.arithmetic import dp4a_us, float_of, sqrt
+from numflow.cuda.lang.arithmetic import dp4a_us, sqrt
 from numflow.cuda.lang.intrinsic import LocalArray, SharedArray
 from numflow.cuda.lang.intrinsics import (
     as_words,
@@ -29,6 +29,7 @@ from numflow.cuda.lang.reduce import warp_sum
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.cuda.linear.parameters import Apart, Bias, Late, Planes, Residual, Shape
 from numflow.cuda.weights.decode import header, numbers_of, pair_header, reader, sevenths
+from numflow.cuda.weights.decode_scaled import row_header
 from numflow.cuda.weights.layout import SCHEMES, Scheme
 from numflow.cuda.weights.outliers import outlier_adder
 
@@ -138,16 +139,13 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
     """add_row(acc, x, aux, x_pitch, planes .., place, unit, units, source, left): products of a row of the matrix with
     the tokens, those of a lane from its `unit` on; x_pitch: not used here. left: tokens that are there."""
     scheme = SCHEMES[kind]
-    codes, by_row, add_unit = LocalArray(u32, 8), "row" in scheme.parts, _unit(scheme, int8, tokens)
+    codes, row_of, add_unit = LocalArray(u32, 8), row_header(scheme), _unit(scheme, int8, tokens)
     unroll, step = UNROLL[tokens], 32 * split
     ahead, stride = step * (unroll - 1), step * unroll
 
     @device
     def add_row(acc, x, aux, x_pitch, low, high, two, one, head, above, per_row, place, unit, units, source, left):
-        base, step_, z, dz = u32(0), u32(0), f32(0), f32(0)
-        if by_row:
-            base, step_, z_bits, dz_bits = stream4(per_row, u32(4 * place))
-            z, dz = float_of(z_bits), float_of(dz_bits)
+        base, step_, z, dz = row_of(per_row, place)
         words, at = codes(), u32(place * units)
         if unroll > 1:  # written out: a loop would be left as one
             while unit + ahead < units:

@@ -6,6 +6,7 @@ from numflow.cuda.lang.arithmetic import dp4a_us, float_of, half_to_float, high_
 from numflow.cuda.lang.intrinsics import stream1, stream2, stream4
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.weights.decode_scaled import scaled
 from numflow.cuda.weights.layout import Scheme
 from numflow.quant.hub_types import TABLES
 from numflow.quant.stored import (
@@ -268,68 +269,7 @@ def header(scheme: Scheme) -> DeviceFunction:
 
     return {SCALE: scale, SCALE16: scale16, POWER: power, BASE: with_base, BYTES16: bytes16, SUPER: above_both,
             SUPER16: above_both16, SIGNED: signed, SIGNED16: signed16, GRID: grid32, GRID16: grid16,
-            SCALED: _scaled(scheme) if scheme.header == SCALED else None, FACTORED: factored}[scheme.header]
-
-
-def _scaled(scheme: Scheme) -> DeviceFunction:
-    """`header` of SCALED."""
-    (d_words, z_words), factor, zero = scheme.words, scheme.factor, float(scheme.zero)
-    d_of, z_of = _typed(scheme.scale), _typed(scheme.zeros or "U8")
-    halves, whole = scheme.shared == 16, not scheme.shared
-    shift = max(0, scheme.shared // 32).bit_length() - 1 if scheme.shared >= 32 else 0
-    with_zeros, size = z_words > 0, d_words + z_words
-
-    @device
-    def one_of(head, at):
-        a = d_of(head, at)
-        if factor != 1.0:
-            a = a * f32(factor)
-        if with_zeros:
-            return a, -a * z_of(head, u32(at + d_words))
-        return a, -f32(zero) * a
-
-    @device
-    def of_row(head, above, place, base, step, z, dz):
-        a = z * f32(factor)
-        if with_zeros:
-            return a, -a * dz, a, -a * dz
-        return a, -f32(zero) * a, a, -f32(zero) * a
-
-    @device
-    def of_blocks(head, above, place, base, step, z, dz):
-        a, c = one_of(head, u32((place >> u32(shift)) * size))
-        return a, c, a, c
-
-    @device
-    def of_halves(head, above, place, base, step, z, dz):
-        a, c = one_of(head, u32(2 * place * size))
-        b, d = one_of(head, u32((2 * place + 1) * size))
-        return a, c, b, d
-
-    return of_row if whole else of_halves if halves else of_blocks
-
-
-@functools.cache
-def _typed(kind: str) -> DeviceFunction:
-    """read(head, at): the number of a type whose 16 bits, or first of 32, are at a place."""
-
-    @device
-    def half(head, at):
-        return half_to_float(stream1(head, at))
-
-    @device
-    def bfloat(head, at):
-        return float_of(u32(u32(stream1(head, at)) << u32(16)))
-
-    @device
-    def full(head, at):
-        return float_of(u32(u32(stream1(head, at)) | u32(stream1(head, u32(at + 1))) << u32(16)))
-
-    @device
-    def whole(head, at):
-        return f32(u32(stream1(head, at)))
-
-    return {"F16": half, "BF16": bfloat, "F32": full, "U8": whole}[kind]
+            SCALED: scaled(scheme) if scheme.header == SCALED else None, FACTORED: factored}[scheme.header]
 
 
 @device

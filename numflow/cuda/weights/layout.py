@@ -26,7 +26,8 @@ SCALE     f16 d                                              A = d              
 SCALE16   f16 d[2]                                           the same by 16 columns
 POWER     bf16 d                                             as SCALE
 BASE      f16 d, f16 m                                       A = d              C = m
-SCALED    d, z in their types, for as many columns as share them; of one byte z takes two. Or per row f32 d, z
+SCALED    d, z in their types, for as many columns as share them; z of one byte "above", side by side. Or per row f32 d,
+          z, or d alone without zeros
                                                              A = d              C = -z d, or -zero * d; 0 of tables
 FACTORED  u8 s[2], floats of 4 + 3 bits               f32 d  A = d s            C = -zero A, by 16 columns
 SUPER     u8 s, u8 m          f16 d, f16 e                   A = d s            C = -e m
@@ -79,8 +80,13 @@ class Scheme(Kind):
 
     @property
     def words(self) -> tuple[int, int]:
-        """Numbers of 16 bits that d and z of SCALED take."""
-        return SIZES[self.scale] // 2, -(-SIZES[self.zeros] // 2)
+        """Numbers of 16 bits that d and z of SCALED take where they are together."""
+        return SIZES[self.scale] // 2, SIZES[self.zeros] // 2
+
+    @property
+    def row_words(self) -> int:
+        """Words of 4 bytes that a row has for itself."""
+        return 4 if self.is_own else 0 if self.shared else 2 if self.zeros else 1
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
@@ -88,12 +94,14 @@ class Scheme(Kind):
         sizes = {plane: (PLANE_BYTES[plane], UNIT) for plane in self.planes}
         if self.header == SCALED and self.shared:
             sizes["head"] = (2 * sum(self.words), self.shared)
+            if SIZES[self.zeros] == 1:
+                sizes["above"] = (1, self.shared)
         elif self.header != SCALED and not self.in_codes:
             sizes["head"] = (4 if self.header in _WIDE else 2, UNIT)
         if self.header in _ABOVE:
             sizes["above"] = (4, 8 * UNIT)
-        if self.is_own or not self.shared:
-            sizes["row"] = (16, 0)
+        if self.row_words:
+            sizes["row"] = (4 * self.row_words, 0)
         return sizes
 
     def row_bytes(self, columns: int) -> int:

@@ -18,7 +18,9 @@ def planes(scheme: Scheme, codes: np.ndarray, values: tuple[np.ndarray, ...]) ->
     made = dict(zip(scheme.planes, _planes(scheme, groups, values), strict=True))
     if "head" in scheme.parts:
         made["head"] = _head(scheme, values)
-    if "above" in scheme.parts:  # d and e, or d and nothing
+    if scheme.header == SCALED and "above" in scheme.parts:
+        made["above"] = _whole_units(scheme, values[1])
+    elif "above" in scheme.parts:  # d and e, or d and nothing
         made["above"] = _side_by_side(values[0], values[1] if len(values) == 4 else np.zeros_like(values[0]))
     if "row" in scheme.parts:
         made["row"] = (_row(Fields(scheme.own, values[0][:, 0], values[1], codes)) if scheme.is_own
@@ -68,12 +70,10 @@ def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
     if scheme.is_own:
         return values[1] if scheme.header == GRID else values[1].astype(np.uint8)
     if scheme.header == SCALED:
-        words = [np.ascontiguousarray(value if value.dtype != np.uint8 else value.astype("<u2")) for value in values]
-        made = np.concatenate([word[..., None].view("<u2") for word in words], axis=2)
-        return np.pad(made, ((0, 0), (0, made.shape[1] % 2 if scheme.shared == 16 else 0), (0, 0)))
+        words = [np.ascontiguousarray(value)[..., None].view("<u2") for value in values if value.dtype != np.uint8]
+        return _whole_units(scheme, np.concatenate(words, axis=2))
     if scheme.header == FACTORED:
-        steps = _CODES_OF_HALVES[values[1]]
-        return np.pad(steps, ((0, 0), (0, steps.shape[1] % 2)))
+        return _whole_units(scheme, _CODES_OF_HALVES[values[1]])
     if scheme.header == SUPER16:
         return values[2] | values[3] << 4
     if scheme.header == SIGNED:
@@ -81,16 +81,19 @@ def _head(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
     return _side_by_side(*(values[2:] if scheme.header == SUPER else values[1:] if "above" in scheme.parts else values))
 
 
+def _whole_units(scheme: Scheme, headers: np.ndarray) -> np.ndarray:
+    """Headers [N, blocks, ...] of as many blocks as whole units have."""
+    return np.pad(headers, ((0, 0), (0, headers.shape[1] % 2 if scheme.by_16 else 0), *[(0, 0)] * (headers.ndim - 2)))
+
+
 _CODES_OF_HALVES = np.zeros(1 << 16, np.uint8)  # 8-bit floats by the bits of their float16
 _CODES_OF_HALVES[HALVES_OF_E4M3] = np.arange(256)
 
 
 def _whole(scheme: Scheme, values: tuple[np.ndarray, ...]) -> np.ndarray:
-    """d and z of each row behind two words of nothing, u32 [N, 4]."""
-    nothing = np.zeros(len(values[0]), np.uint32)
-    d = header_numbers(values[0], scheme)[:, 0]
-    z = header_numbers(values[1], scheme)[:, 0] if scheme.zeros else np.zeros_like(d)
-    return _side_by_side(nothing, nothing, d.view(np.uint32), z.view(np.uint32))
+    """d and z of each row, f32 [N, 2], or d alone."""
+    numbers = values[:2] if scheme.zeros else values[:1]
+    return _side_by_side(*(header_numbers(part, scheme)[:, 0] for part in numbers))
 
 
 def _row(fields: Fields) -> np.ndarray:

@@ -67,7 +67,7 @@ def _in_blocks(parts: StoredParts, scale: Tensor, values, shape: tuple[int, ...]
 def _blocks(scale: Tensor, values, grid: tuple[int, ...], sizes: tuple[int, int], shape: tuple[int, int]) -> ScaleGrid:
     """Scales [matrices * grid rows, grid columns], each for `sizes` rows and columns of matrices of a shape."""
     n, k = shape
-    group = math.gcd(k, sizes[1])
+    group = math.gcd(k, sizes[1]) if sizes[1] < k else k
     columns = np.arange(k // group) * group // sizes[1]
     whole = bool((columns == np.arange(grid[1])[:len(columns)]).all()) if len(columns) == grid[1] else False
 
