@@ -260,7 +260,6 @@ class Op:
 
 
 REQUIRED = object()
-
 _HEADS = {"heads": REQUIRED, "head_dim": REQUIRED}
 
 OPS = {op.name: op for op in (
@@ -367,14 +366,15 @@ EXCHANGES = {op.name: op for op in (
        "they overlap, devices have the same numbers", ("x?",), ("y",), (), {"group": REQUIRED, "spans": REQUIRED}),
 )}
 
-
 # What rows add by adapters of their own (network/adapters); programs whose `can` has "adapt" do these steps. The
 # matrices come and go while the program runs (Program.set_adapter), by `part`. A, B and v are those of the adapter of
 # the row's sequence; rows without one, and parts that it does not change, stay as they are.
 ADAPTING = {op.name: op for op in (
     Op("adapt", "batch", "y = s y + B (A x) + v of the row. With ids i32 [T, S], where rows of y are routes and x has "
-       "T or T * S rows, A, B and v are those of the row's expert", ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED}),
-    Op("adapt_rows", "batch", "y[t] += B (row tokens[t] of A)", ("y",), ("y",), (), {"part": REQUIRED}),
+       "T or T * S rows, A, B and v are those of the row's expert, of which there are those from number `first` on",
+       ("x", "y", "ids?"), ("y",), (), {"part": REQUIRED, "first": 0}),
+    Op("adapt_rows", "batch", "y[t] += B (row tokens[t] of A), which has `rows` from number `first` on",
+       ("y",), ("y",), (), {"part": REQUIRED, "rows": REQUIRED, "first": 0}),
 )}
 _ALL = OPS | EXCHANGES | ADAPTING
 

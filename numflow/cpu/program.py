@@ -176,7 +176,7 @@ class Program(OneDevice):
         """See executor.contract.Program."""
         self._end("main", None)
         moved = self._ctx.adapters.put(number, parts)
-        self._adapters = self._ctx.adapters.numbers
+        self.adapters = self._ctx.adapters.numbers
         if moved:  # kernels hold addresses
             self._ctx.reset(self._ctx.capacity)
             self._bind()

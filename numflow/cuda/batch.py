@@ -17,7 +17,8 @@ COUNTS = 16  # i32, of which the first 4 are used
 # Array: what it has room for. Tables have a row of `table` block ids for each sequence.
 ARRAYS = {"tokens": "tokens", "positions": "tokens", "types": "tokens", "sequence_of": "tokens",
           "logit_rows": "logits", "starts": "starts", "frequencies": "rows", "lengths": "sequences", "blocks": "tables",
-          "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences"}
+          "cross_blocks": "tables", "cross_lengths": "sequences", "slots": "sequences", "adapters": "tokens",
+          "wanted_adapters": "logits"}
 
 
 def longest_table(arrays: dict[str, np.ndarray]) -> int:

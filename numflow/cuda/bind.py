@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from numflow.cuda.adapters import adapt
 from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
@@ -32,8 +33,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
     "expert_scale": moe.expert_scale, "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,
 }
-
-
+ADAPTING: dict[str, Callable[[Step, Context], list[Call]]] = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}
 PRODUCERS: dict[str, Callable] = {"rms_norm": norm.into_operand, "layer_norm": norm.into_operand,
                                   "act": act.into_operand, "act_mul": act.into_operand}
 
@@ -71,7 +71,7 @@ def _calls(steps: tuple[Step, ...], index: int, ctx: Context, together: Together
     if group is not None:
         members = [steps[i] for i in group.steps]
         return GROUPS[group.pattern](members, ctx, together.units.get(index), late)
-    binder = bind_exchange if step.op in EXCHANGES else BINDERS.get(step.op)
+    binder = bind_exchange if step.op in EXCHANGES else (BINDERS | ADAPTING).get(step.op)
     if binder is None:
         raise NetworkError(f"{step}: device 'cuda' has no kernel for {step.op}")
     if index in together.forms or elsewhere:

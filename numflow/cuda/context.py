@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from numflow.cuda.adapters.tables import AdapterTables
 from numflow.cuda.batch import BatchMemory
 from numflow.cuda.device.call import ROW_FIELD, Prepared, ceil
 from numflow.cuda.device.device import Device, Memory, Ref
@@ -65,6 +66,7 @@ class Context:
     world, index: where the devices of a plan meet, and which of them this is; None without a plan.
     host_embeddings: whether tables of tokens stay with the host. rooms: where its caches have theirs (cache_host.py).
     by_length:   rotary frequencies that depend on the length of a sequence.
+    adapters:    matrices that rows of a batch add by adapters of their own.
     capacity:    rows of each kind there is room for; of "sequences", and of "table": blocks of a sequence.
     """
 
@@ -75,7 +77,7 @@ class Context:
         self.states = states or {}
         self.activations, self.world, self.index = activations, world, index
         self.host_embeddings, self.rooms = host_embeddings, rooms
-        self.by_length = ByLength(network, weights.f32)
+        self.by_length, self.adapters = ByLength(network, weights.f32), AdapterTables(network, device)
         self.vector = weights.vector
         self._memory: list[Memory] = []
         self.spare: dict[Hashable, deque] = defaultdict(deque)  # memory of exchanged values (exchange.py)

@@ -23,7 +23,8 @@ from numflow.cuda.state.sequence_state import StateMemory
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
-from numflow.executor.contract import SAMPLE, TRACE, Progress
+from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress
+from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, TraceRow, View
@@ -57,7 +58,7 @@ class Program(OneDevice):
         NetworkError, FormatError: a weight cannot be had.
     """
 
-    threads, can = None, frozenset({SAMPLE, TRACE})
+    threads, can = None, frozenset({SAMPLE, TRACE, ADAPT})
 
     def __init__(self, network: Network, weights, activations: str = "int8", threads: int | None = None,
                  block_size: int = 64, kv_type: str = "auto", rows: int = 64, progress: Progress | None = None, *,
@@ -98,8 +99,8 @@ class Program(OneDevice):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all weights in device memory."""
-        return self._weights.nbytes
+        """Bytes of all weights in device memory, and of adapters."""
+        return self._weights.nbytes + self._ctx.adapters.nbytes
 
     @property
     def kernels(self) -> list[str]:
@@ -152,6 +153,15 @@ class Program(OneDevice):
             rows.append(TraceRow(index, step.label, step.op, self._shapes(step, batch),
                                  self._where(calls, sizes), microseconds))
         return rows
+
+    def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
+        """See executor.contract.Program."""
+        self._end("main", None)
+        moved = self._ctx.adapters.put(number, parts)
+        self.adapters = self._ctx.adapters.numbers
+        if moved:  # launches hold addresses
+            self._ctx.reset(self._ctx.capacity)
+            self._bind()
 
     def bound(self, entry: str) -> list[tuple[Step, list[Call]]]:
         """The steps of an entry with their calls, as they are bound now."""

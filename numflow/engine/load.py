@@ -69,7 +69,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     program_class = _executor(backend)
     options = _program_options(program_class, how, given)
     several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
-    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several)
+    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several, how.transport)
     place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
     merging = tuple(one.found(how.offline, how.progress) for one in merging)
     checkpoint = formats.open_checkpoint(place)
@@ -102,8 +102,8 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
                                       how.transport != LoadOptions.transport)
             checkpoint, headers = requantised(checkpoint, chosen, quantising, threads, told, not merging), None
         built = headers or build()
-        built = built if choosing is None else adaptable(built, checkpoint)
         if not several:
+            built = built if choosing is None else adaptable(built, checkpoint)
             program = program_class(single_device(built, backend).part(0), network.WeightSource(built, checkpoint),
                                     **options)
         else:
@@ -111,7 +111,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
 
             program = placed_program(built, backend, BACKENDS, how.devices, checkpoint,
                                      FileWeights(checkpoint.path, chosen, quantising, merging), how.transport,
-                                     cpu_layers=how.cpu_layers, options=options)
+                                     cpu_layers=how.cpu_layers, options=options, adapting=choosing is not None)
     model = Model(built, program, lambda: _vocabulary_released(tokenizer(), checkpoint), _ends(checkpoint),
                   _begin(checkpoint), *texts, how.chunk,
                   lambda: _recipe(checkpoint, chosen), lambda: read_defaults(checkpoint),
@@ -152,12 +152,12 @@ def _merged(checkpoint, spec, adapters, how: LoadOptions):
     return found
 
 
-def _check_adapters(adapters, program_class, several: bool):
+def _check_adapters(adapters, program_class, several: bool, transport: str):
     """Adapters that requests are to choose, if that goes."""
-    if adapters is not None and (several or ADAPT not in program_class.can):
+    if adapters is not None and ((several and transport == "ray") or ADAPT not in program_class.can):
         name = next(iter(adapters), "NAME")
-        raise RequestError(f"{option('adapters')}: requests choose among adapters on one device only, of backend 'cpu' "
-                           f"or 'reference'; merge one of them instead: {option('merge', name)}")
+        raise RequestError(f"{option('adapters')}: requests cannot choose among adapters on a Ray cluster; merge one "
+                           f"of them instead: {option('merge', name)}")
     return adapters
 
 

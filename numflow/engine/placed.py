@@ -1,7 +1,7 @@
 """A model over several devices: from a device string to a running plan (`numflow.load(..., devices="0&1;2&3")`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from numflow.engine.adapters.given import GivenAdapter, with_adapters
 from numflow.engine.requantise import Requantising, requantised
 from numflow.errors import DeviceError, option
 from numflow.formats.checkpoint import Checkpoint
+from numflow.network.adapters.steps import adaptable
 from numflow.ops import Network
 from numflow.partition.cut.cpu_layers import with_cpu_layers
 from numflow.partition.cut.cut import partition
@@ -51,13 +52,13 @@ class FileWeights:
 
 def placed_program(built: Network, backend: str, modules: Mapping[str, str], devices: str | None,
                    checkpoint: Checkpoint, files: FileWeights, transport: str = "threads", timeout: float = PROGRESS_S,
-                   cpu_layers: int = 0, options: Mapping[str, Any] | None = None) -> Any:
+                   cpu_layers: int = 0, options: Mapping[str, Any] | None = None, adapting: bool = False) -> Any:
     """The program of a plan.
 
     built: the network with every matrix product on its own (fuse=False). modules: of the executors, by name.
     files: for devices that are not threads of this process. transport: as for PlanProgram, or "ray" for RayProgram.
     timeout: as for PlanProgram. cpu_layers: beside the GPUs of `devices` (partition/cut/cpu_layers.py). options: of the
-    executors' Programs.
+    executors' Programs. adapting: rows may add what adapters of their own have; not of transport "ray".
 
     Raises:
         DeviceError: the device string is wrong, the backend cannot do it, or a device cannot be started.
@@ -71,6 +72,9 @@ def placed_program(built: Network, backend: str, modules: Mapping[str, str], dev
         placement, layers = with_cpu_layers(built, devices, cpu_layers)
     runs = executors_of(placement, backend)
     plan = partition(built, placement, runs, layers=layers)
+    if adapting:
+        plan = replace(plan, devices=tuple(replace(part, network=adaptable(part.network, checkpoint))
+                                           for part in plan.devices))
     if transport == "ray":
         from numflow.partition.cluster.program import RayProgram
 

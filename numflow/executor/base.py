@@ -64,7 +64,7 @@ class OneDevice(Program):
         self._limits = {entry: BatchBounds(network, steps) for entry, steps in network.entries.items()}
         self._ends: dict[tuple[str, str | None], int] = {}
         self._closed = False
-        self._adapters = 0  # numbers that adapters may have
+        self.adapters = 0  # numbers that adapters may have
 
     @property
     def kv_bytes(self) -> int:
@@ -186,7 +186,7 @@ class OneDevice(Program):
     def _checked(self, batch: Batch, entry: str) -> dict[str, np.ndarray]:
         """The arrays of a batch by name, all ids and positions in range; see network.batch.checked."""
         return checked(batch, self._limits[entry], self.block_size, self.window_blocks, self.cross_blocks,
-                       self._adapters)
+                       self.adapters)
 
     def _given(self, batch: Batch, entry: str) -> list[tuple[View, np.ndarray]]:
         """Rows that a batch brings; see network.batch.given_rows."""

@@ -144,6 +144,11 @@ class Program(Protocol):
         """
         raise RequestError("this backend has no profile")
 
+    @property
+    def shares(self) -> Sequence[Network]:
+        """Of a plan, the networks that its devices run, whose steps adapters are for; else none."""
+        return ()
+
     def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
         """Let adapter `number` (0, 1, ...) of Batch.adapters have these matrices in place of all that it had, by the
         `part` of steps (ops.ADAPTING); None: none.

@@ -129,7 +129,7 @@ class Program(OneDevice):
         self._parts.pop(number, None)
         if parts is not None:
             self._parts[number] = dict(parts)
-        self._adapters = max(self._parts, default=-1) + 1
+        self.adapters = max(self._parts, default=-1) + 1
 
     def forget(self, names):
         """Ask the source for these weights again when they are next used."""

@@ -13,6 +13,7 @@ from numflow.cuda.lang.kernel import Kernel
 from numflow.cuda.survey import kernels_of
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
 from numflow.network import WeightSource
+from numflow.network.adapters.steps import adaptable
 from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, blank_rows, experts_case, linear_case
 from tests.cuda.on_ptx.device import assembly
@@ -60,6 +61,8 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
             network, weights = decoder(Shape(2, width, 4, 2, 2 * width, 40, 64), kind)
             for units in (True, False):
                 found |= kernels_of(network, weights, units=units)
+    network, checkpoint = random_network(Shape(2, 512, 4, 2, 1024, 40, 64), "F16")
+    found |= kernels_of(adaptable(network, checkpoint), WeightSource(network, checkpoint))
     for kind in (*grouped, APART[0]):
         case = experts_case(kind, 64, 512, experts=2, chosen=1, blank=True)  # tiles of 16, 64 and 128 routes
         found |= kernels_of(case.network, case.weights)

@@ -78,6 +78,24 @@ def test_no_bit_depends_on_company_chunks_or_threads(base, adapters, models):
                 assert np.array_equal(rows, alone[name]), (chunk, name)
 
 
+@pytest.mark.parametrize("devices, transport", [("0;1", "threads"), ("0&1", "threads"), ("0&1;2", "processes")])
+def test_several_devices(base, adapters, models, devices, transport):
+    with numflow.load(base, activations="f32", devices=devices, transport=transport, adapters={}) as model:
+        size = model.program.weights_bytes
+        for name, folder in adapters.items():
+            model.adapters.load(name, folder)
+        assert model.program.weights_bytes > size
+        texts = [IDS[:3], IDS * 20, *[IDS] * (len(NAMES) - 2)]
+        for name, ids, rows in zip(NAMES, texts, model.logits_batch(texts, adapters=NAMES), strict=True):
+            expected = models[1].logits(ids, adapter=name)
+            assert np.abs(rows - expected).max() < 1e-4 * expected.std()
+        with numflow.Engine(model) as engine:
+            handles = [engine.submit(IDS, 8, ignore_eos=True, adapter=name) for name in NAMES]
+            for name, handle in zip(NAMES, handles, strict=True):
+                alone = models[1].generate(IDS, max_tokens=8, ignore_eos=True, adapter=name)
+                assert handle.result(timeout=120).ids == alone.ids
+
+
 def test_an_engine_mixes_them_and_no_text_changes(base, adapters, models):
     prompts = [IDS[:count] for count in (1, 3, 8)] + [IDS * 12]
     wanted = [(name, ids) for name in NAMES for ids in prompts]
@@ -158,8 +176,7 @@ def test_what_is_refused(base, adapters, models, tmp_path):
     assert "five" not in model.adapters
     with numflow.load(base, "reference") as plain, pytest.raises(RequestError, match="loaded without adapters"):
         plain.generate(IDS, adapter="one")
-    for options in ({"devices": "0;1"}, {"backend": "cuda"}):
-        with pytest.raises(RequestError, match="one device only.*merge='one'"):
-            numflow.load(base, adapters=adapters, **options)
+    with pytest.raises(RequestError, match="Ray cluster.*merge='one'"):
+        numflow.load(base, adapters=adapters, devices="0;1", transport="ray")
     with pytest.raises(FormatError, match="another model"):
         numflow.load(base, "reference", adapters={"a": tmp_path})

@@ -9,10 +9,11 @@ from numflow.cpu.runtime.kernel import ADAPTERS, WANTED_ADAPTERS, Call, Code, Sc
 from numflow.ops import Step, View, param
 
 _CODE = Code("numflow.cpu.adapters.adapt_kernels")
-# routes: rows of y for each token. shared: rows of y for each row of x. numbers: the header's field of adapters.
-DOWN = slots("header rows numbers table experts ids ids_stride routes x x_stride shared columns h ranks")
-UP = slots("header rows numbers table experts ids ids_stride routes y y_stride width h ranks")
-LOOK_UP = slots("header rows numbers table h ranks")
+# first: number of the first of `experts`, or of `held` rows. routes: rows of y for each token. shared: rows of y for
+# each row of x. numbers: the header's field of adapters.
+DOWN = slots("header rows numbers table experts first ids ids_stride routes x x_stride shared columns h ranks")
+UP = slots("header rows numbers table experts first ids ids_stride routes y y_stride width h ranks")
+LOOK_UP = slots("header rows numbers table first held h ranks")
 
 
 def low_rank(step: Step, ctx) -> Call:
@@ -34,8 +35,8 @@ def adapt_rows(step: Step, ctx) -> list[Call]:
     """y f32 [T, D], whose rows are those of a table."""
     y = step.outputs[0]
     h, common = _low_rank(ctx, y), _common(step, ctx, y)
-    down = Call.named(step, _CODE.kernel("adapter_rows"), LOOK_UP, h=h,
-                      **{name: common[name] for name in LOOK_UP._fields if name != "h"})
+    down = Call.named(step, _CODE.kernel("adapter_rows"), LOOK_UP, h=h, held=param(step, "rows"),
+                      **{name: common[name] for name in LOOK_UP._fields if name not in ("h", "held")})
     return [down, _up(step, ctx, common, h)]
 
 
@@ -54,5 +55,5 @@ def _common(step: Step, ctx, y: View, ids: View | None = None) -> dict:
     address, stride = (0, 0) if ids is None else ctx.view(ids)
     wanted = ctx.network.buffers[y.buffer].rows == "logits"
     return {"header": ctx.header, "rows": ctx.rows(y), "numbers": WANTED_ADAPTERS if wanted else ADAPTERS,
-            "table": table, "experts": table.shape[1], "ids": address, "ids_stride": stride,
-            "routes": 1 if ids is None else ids.width, "ranks": ctx.adapters.ranks}
+            "table": table, "experts": table.shape[1], "first": param(step, "first"), "ids": address,
+            "ids_stride": stride, "routes": 1 if ids is None else ids.width, "ranks": ctx.adapters.ranks}

@@ -28,17 +28,23 @@ def adapter_down(args, thread, n_threads):
 
 @kernel
 def adapter_rows(args, thread, n_threads):
-    """h[t] = row tokens[t] of A. Items: rows."""
+    """h[t] = row tokens[t] of A, or zeros where others have it. Items: rows."""
     header, ranks = i64(args, LOOK_UP.header), i64(args, LOOK_UP.ranks)
+    first, held = i64(args, LOOK_UP.first), i64(args, LOOK_UP.held)
     tokens, numbers = i32_ptr(i64(header, TOKENS)), i32_ptr(i64(header, i64(args, LOOK_UP.numbers)))
     begin, end = share(i64(header, i64(args, LOOK_UP.rows)), thread, n_threads)
     for t in range(begin, end):
         if numbers[t] >= 0:
             entry = i64(args, LOOK_UP.table) + 8 * FIELDS * numbers[t]
-            rank = i64(entry, RANK)
-            a, h = f32_ptr(i64(entry, A) + 4 * tokens[t] * rank), f32_ptr(i64(args, LOOK_UP.h) + 4 * t * ranks)
-            for k in range(rank):
-                h[k] = a[k]
+            rank, h = i64(entry, RANK), f32_ptr(i64(args, LOOK_UP.h) + 4 * t * ranks)
+            row = tokens[t] - first
+            if 0 <= row < held:
+                a = f32_ptr(i64(entry, A) + 4 * row * rank)
+                for k in range(rank):
+                    h[k] = a[k]
+            else:
+                for k in range(rank):
+                    h[k] = 0.0
 
 
 @kernel
@@ -79,6 +85,9 @@ def _entry(args, row, routes):
     expert = 0
     if i64(args, UP.ids):
         expert = i32_ptr(i64(args, UP.ids) + 4 * (row // routes) * i64(args, UP.ids_stride))[row % routes]
+        expert -= i64(args, UP.first)
+        if expert < 0 or expert >= i64(args, UP.experts):
+            return 0
     return i64(args, UP.table) + 8 * FIELDS * (number * i64(args, UP.experts) + expert)
 
 

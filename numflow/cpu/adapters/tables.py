@@ -78,7 +78,7 @@ class AdapterTables:
             table[number] = 0
         self._packed.pop(number, None)
         own = self._packed.setdefault(number, {}) if parts else {}
-        for part, some in (parts or {}).items():
+        for part, some in ((part, some) for part, some in (parts or {}).items() if part in self._tables):
             own[part] = [None if one is None else _packed(one, part in self._rows) for one in some]
             for expert, packed in enumerate(own[part]):
                 if packed is not None:

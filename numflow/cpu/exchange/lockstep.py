@@ -42,7 +42,7 @@ class Lockstep:
         """
         first = self._programs[0]
         blocks = dict(item for program in self._programs for item in program.window_blocks.items())
-        arrays = checked(batch, self._limits[entry], first.block_size, blocks, first.cross_blocks)
+        arrays = checked(batch, self._limits[entry], first.block_size, blocks, first.cross_blocks, first.adapters)
         for program, output in zip(self._programs, outputs, strict=True):
             program.prepare(arrays, entry, output)
         self._threads.run(self._table, 1)

@@ -33,8 +33,8 @@ class Adapters(Mapping[str, ChosenAdapter]):
 
         Raises: RequestError: the program cannot run adapters beside one another."""
         if ADAPT not in runner.program.can:
-            raise RequestError(f"{option('adapters')}: requests choose among adapters on one device of the CPU only; "
-                               f"merge one instead ({option('merge')})")
+            raise RequestError(f"{option('adapters')}: this program cannot run adapters beside one another; merge "
+                               f"one instead ({option('merge')})")
         self._runner, self._checkpoint, self._spec = runner, checkpoint, spec
         self._offline, self._progress = offline, progress
         self._named: dict[str, ChosenAdapter] = {}
@@ -78,7 +78,7 @@ class Adapters(Mapping[str, ChosenAdapter]):
             if len(self._named) >= MOST:
                 raise RequestError(f"there are {MOST} adapters already, as many as may be")
             fit = fitted(open_adapter(given.path), self._checkpoint, self._spec)
-            parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale)
+            parts = parts_of(self._runner.network, self._checkpoint, fit, given.scale, self._runner.program.shares)
             with self._runner.lock:
                 self._sweep()
                 taken = {adapter.number for adapter in self._alive}

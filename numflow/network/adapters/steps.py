@@ -1,10 +1,10 @@
 """Adapters that requests choose: steps behind products and look-ups, and what an adapter has for each of them.
 
-    built = adaptable(built, checkpoint)                        # once, when the model is loaded
+    built = adaptable(built, checkpoint)                        # once, when the model is loaded; or each device's share
     parts = parts_of(built, checkpoint, fitted(...), scale)     # for Program.set_adapter
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,14 +48,16 @@ def _places(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_P
         return
     if step.op == "embed":
         y, name = step.outputs[0], f"rows of {weight.name}"
-        yield _Place(replace(step, op="adapt_rows", inputs=(y,), weights={}, params={"part": name},
+        params = {"part": name, "rows": weight.shape[0], "first": param(step, "first")}
+        yield _Place(replace(step, op="adapt_rows", inputs=(y,), weights={}, params=params,
                              label=f"{step.label}.adapter"), weight.parts, scale=param(step, "scale"))
     elif step.op == "expert_linear":
         (x, ids), y = step.inputs, step.outputs[0]
-        yield _Place(_step(step, weight.name, (x, y, ids), y), weight.parts, weight.groups,
+        yield _Place(_step(step, weight.name, (x, y, ids), y, param(step, "first")), weight.parts, weight.groups,
                      bias=(step.weights.get("bias", ""), 0))
     elif step.op == "linear":
-        head, at, y = step.outputs[0] == network.outputs.get("logits"), 0, step.outputs[0]
+        y, at = step.outputs[0], 0
+        head = "logits" in network.outputs and network.buffers[y.buffer].rows == "logits"
         for number, part in enumerate(weight.parts):
             own = View(y.buffer, y.start + at, _rows(part, weight.shape[1], checkpoint))
             yield _Place(_step(step, f"{weight.name}[{number}]", (step.inputs[0], own), own), (part,), head=head,
@@ -63,45 +65,50 @@ def _places(step: Step, network: Network, checkpoint: Checkpoint) -> Iterator[_P
             at += own.width
 
 
-def _step(step: Step, part: str, inputs: tuple[View, ...], y: View) -> Step:
-    return Step("adapt", inputs, (y,), {}, {"part": part}, f"{step.label}.adapter")
+def _step(step: Step, part: str, inputs: tuple[View, ...], y: View, first: int = 0) -> Step:
+    return Step("adapt", inputs, (y,), {}, {"part": part, "first": first}, f"{step.label}.adapter")
 
 
 def _rows(part: Part, columns: int, checkpoint: Checkpoint) -> int:
     tensor = checkpoint.tensors[part.tensor]
+    if part.columns is not None:  # of a share
+        columns = tensor.rows if part.transpose else tensor.columns
     return tensor.rows * tensor.columns // columns if part.rows is None else len(part.rows)
 
 
-def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float) -> AdaptedParts:
-    """The matrices of an adapter by the `part` of the network's steps.
+def parts_of(network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float,
+             shares: Sequence[Network] = ()) -> AdaptedParts:
+    """The matrices of an adapter by the `part` of the network's steps; of those of devices' shares of it, if there are.
 
     Raises:
         RequestError: some of the adapter cannot be one request's alone, by name.
     """
     own, found = fit.adapter, dict[str, list[AdaptedPart | None]]()
-    parts = _Parts(network, checkpoint, fit, scale)
-    for steps in network.entries.values():
-        for step in steps:
-            for place in _places(step, network, checkpoint):
+    done, tied = set[str](), tied_table(network)
+    for share in shares or (network,):
+        parts = _Parts(share, checkpoint, fit, scale, tied)
+        for step in (step for steps in share.entries.values() for step in steps):
+            for place in _places(step, share, checkpoint):
                 some = parts.of(place)
                 if any(part is not None for part in some):
                     found[place.step.params["part"]] = some
+        done |= parts.done
     for name in own.added:
-        if name not in parts.done:
+        if name not in done:
             raise _merge_it(own, name, "the network does not multiply with it as it is stored")
     for name in own.replaced:
-        if name not in parts.done:
+        if name not in done:
             raise _merge_it(own, name, "it is in place of a tensor that no product or look-up has")
     return found
 
 
 class _Parts:
-    """Matrices of an adapter for places of a network. done: names of what has been used."""
+    """Matrices of an adapter for places of a network. done: names of what has been used. tied: of `tied_table`."""
 
-    def __init__(self, network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float):
+    def __init__(self, network: Network, checkpoint: Checkpoint, fit: Fitted, scale: float, tied: str | None):
         self.done = set[str]()
         self._network, self._checkpoint, self._fit, self._scale = network, checkpoint, fit, scale
-        self._tied = tied_table(network)
+        self._tied = tied
         biases = {name: tensor for name, tensor in fit.adapter.replaced.items() if name.endswith(".bias")}
         self._changed = replace(checkpoint, tensors={**checkpoint.tensors, **biases}) if biases else None
 
@@ -113,7 +120,7 @@ class _Parts:
         if len(some) < place.experts:
             if some[0] is not None and some[0].scale is not None:
                 raise _merge_it(self._fit.adapter, names[0], "DoRA of experts in one tensor")
-            some = _by_expert(some[0], place.experts)
+            some = _by_expert(some[0], place.experts, param(place.step, "first"))
         self.done.update(names)
         return some
 
@@ -169,13 +176,16 @@ class _Parts:
         return np.swapaxes(values, -1, -2) if name in self._fit.transposed else values
 
     def _ordered(self, a: np.ndarray, part: Part) -> np.ndarray:
-        """A for x in the order of the matrix's stored columns."""
+        """A for x in the order of the matrix's stored columns, of those that are here."""
         ordered = self._checkpoint.tensors[part.tensor].ordered if part.ordered else None
-        return a if ordered is None else a[..., ordered.order]
+        a = a if ordered is None else a[..., ordered.order]
+        return a if part.columns is None else a[..., slice(*part.columns)]
 
     def _bias(self, name: str, part: Part, place: _Place, number: int) -> np.ndarray | None:
         """Added to the product: an offset, and what a bias in place of the base's has more."""
         own, found = self._fit.adapter, None
+        if part.columns is not None and part.columns[0] > 0:  # another device's share of the sum has it
+            return None
         if name in own.offsets:
             vector, offset = own.offsets[name]
             found = _chosen(vector.f32() * np.float32(offset * self._scale), part)
@@ -220,8 +230,9 @@ def _chosen(values: np.ndarray, part: Part) -> np.ndarray:
     return values if part.rows is None else values[np.asarray(part.rows)]
 
 
-def _by_expert(part: AdaptedPart | None, experts: int) -> list[AdaptedPart | None]:
-    """The matrices of a stack, one by one."""
+def _by_expert(part: AdaptedPart | None, experts: int, first: int) -> list[AdaptedPart | None]:
+    """The matrices of a stack one by one, whose rows are those of experts from number `first` on."""
     if part is None:
         return [None] * experts
-    return [AdaptedPart(a, b) for a, b in zip(part.a, part.b.reshape(experts, -1, part.b.shape[1]), strict=True)]
+    own = part.a[first:first + experts]
+    return [AdaptedPart(a, b) for a, b in zip(own, part.b.reshape(experts, -1, part.b.shape[1]), strict=True)]

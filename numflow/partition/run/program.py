@@ -13,9 +13,10 @@ import numpy as np
 from numflow.decoding.choice import Choice
 from numflow.errors import DeviceError, DeviceFaultError, DeviceMemoryError, did_you_mean, no_memory
 from numflow.executor.base import steps_to
-from numflow.executor.contract import SAMPLE, TRACE, Program
+from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Program
+from numflow.network.adapters.parts import AdaptedParts
 from numflow.network.windows import STATE, kinds
-from numflow.ops import Batch, Network, TraceRow, param
+from numflow.ops import ADAPTING, Batch, Network, TraceRow, param
 from numflow.partition.cut.plan import Plan
 from numflow.partition.run.micro import cut_batch, pieces_of
 from numflow.partition.run.workers import Answers, ProcessWorker, Resident, ThreadWorker
@@ -90,7 +91,8 @@ class PlanProgram(Program):
             self._sizes = {name: self._all(name) for name in ("weights_bytes", "window_bytes", "cross_block_bytes")}
             owner = min((index for index in plan.owners("logits") if index in self._here), default=None)
             picks = owner is not None and SAMPLE in self._world.program(owner).can
-            self.can = frozenset({TRACE, SAMPLE} if picks else {TRACE})
+            adapts = all(ADAPT in self._world.program(part.index).can for part in self.parts)
+            self.can = frozenset({TRACE, *([SAMPLE] if picks else []), *([ADAPT] if adapts else [])})
         except BaseException:
             self.close()
             raise
@@ -140,6 +142,19 @@ class PlanProgram(Program):
         """
         return self._broken or next((self._of_device(worker.index, worker.lost) for worker in list(self._workers)
                                      if worker.lost), "")
+
+    @property
+    def shares(self) -> tuple[Network, ...]:
+        """Networks of the devices, in their order."""
+        return tuple(part.network for part in self.parts)
+
+    def set_adapter(self, number: int, parts: AdaptedParts | None) -> None:
+        """See executor.contract.Program; each device gets the matrices of its own steps."""
+        wanted = [{step.params["part"] for steps in share.entries.values() for step in steps if step.op in ADAPTING}
+                  for share in self.shares]
+        self._each("set_adapter", [(number, parts and {name: parts[name] for name in own & parts.keys()})
+                                   for own in wanted])
+        self._sizes["weights_bytes"] = self._all("weights_bytes")
 
     def reserve(self, blocks: int, cross_blocks: int = 0, windows: Mapping[int, int] | None = None) -> None:
         """Hold this many KV blocks (and blocks of encoder memory) on every device, keeping the content. windows: others
