@@ -67,9 +67,9 @@ def test_embed_options_and_json(run, model, tmp_path):
     file = tmp_path / "texts"
     file.write_text("one\n\nfour\n")
     done = run("embed", "-f", file, "-m", "m", "--no-normalize", "--pooling", "cls", "--truncate",
-               "--prompt", "query", "--json")
+               "--prompt", "query", "--dimensions", "2", "--instruction", "sort", "--json")
     assert json.loads(done.out) == {"model": "m", "spec": "fake", "embeddings": [[3, 0.5], [4, 0.5]]}
-    assert model.calls[0] == (["one", "four"], False, "cls", True, "query", None, None)
+    assert model.calls[0] == (["one", "four"], False, "cls", True, "query", 2, "sort")
     assert model.options[0]["name"] == "m"
 
 

@@ -40,6 +40,24 @@ def test_each_k_type(source, tmp_path, name):
     assert np.linalg.norm(found - expected) < (0.4 if int(name[1]) > 3 else 1.2) * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("name", ["Q2_K_S", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "IQ4_NL"])
+def test_all_readers_see_the_same_numbers(source, tmp_path, name):
+    """To the bit, here gguf-py; so in float32 a file's logits are the same whoever de-quantises it, but for the order
+    of sums: matrices of one type are multiplied together."""
+    target, plain = tmp_path / "x.gguf", tmp_path / "plain.gguf"
+    export_gguf(formats.open_checkpoint(source), target, read_recipe(name, WRITTEN, MIXES))
+    ours, theirs = formats.open_checkpoint(target), {}
+    for tensor in gguf.GGUFReader(target).tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        theirs[tensor.name] = values.reshape(ours.tensors[tensor.name].shape)
+        np.testing.assert_array_equal(ours.tensors[tensor.name].f32().view(np.uint32),
+                                      theirs[tensor.name].view(np.uint32))
+    write_gguf(plain, lambda tensors: tensors.update(theirs), width=256, ffn=512)
+    with numflow.load(target, backend="reference") as a, numflow.load(plain, backend="reference") as b:
+        found, expected = (model.logits(list(TEXT[:20].encode())) for model in (a, b))
+    assert np.abs(found - expected).max() < 1e-5 * expected.std()
+
+
 def test_a_mix_and_a_recipe_over_it(source, tmp_path):
     checkpoint = formats.open_checkpoint(source)
     export_gguf(checkpoint, tmp_path / "x.gguf", read_recipe("q4_k_m", WRITTEN, MIXES))
