@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
@@ -112,8 +113,9 @@ class _Walk:
         names = [f"m{i}" for i in range(len(matrices))]
         x, y = View("x", 0, columns), View("y", 0, columns)
         steps = tuple(Step("linear", (x,), (y,), {"weight": name}, {}, name) for name in names)
+        matrix = Weight("", (columns, columns), types=(matrices[0].type,))
         network = Network("speed", {"main": steps}, {b: Buffer(b, "tokens", columns) for b in ("x", "y")},
-                          {name: Weight(name, (columns, columns)) for name in names}, {}, {"hidden": y}, {})
+                          {name: replace(matrix, name=name) for name in names}, {}, {"hidden": y}, {})
         weights = _Weights(dict(zip(names, matrices, strict=True)))
         self._ctx = Context(network, weights, {}, {"tokens": tokens, "logits": 1, "routes": 1}, "int8", threads)
         self._ctx.buffers.arrays["x"][:] = np.random.default_rng(2).standard_normal((tokens, columns))
