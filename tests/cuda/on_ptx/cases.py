@@ -11,9 +11,12 @@ from types import ModuleType
 import numpy as np
 
 from numflow.cuda.program import Program
-from numflow.lab.shapes import Shape
+from numflow.lab.shapes import Shape, random_network
 from numflow.learn.cases.build import error, run_case
-from numflow.ops import Batch
+from numflow.network import WeightSource
+from numflow.network.adapters.parts import AdaptedPart
+from numflow.network.adapters.steps import adaptable
+from numflow.ops import ADAPTING, Batch, param
 from numflow.quant import SCHEMES
 from numflow.quant.kv import CODED
 from numflow.reference.program import Program as Reference
@@ -56,6 +59,7 @@ def jobs() -> Iterator[Job]:
                 yield Job(f"model-{kind}-{width}{'-units' * units}", partial(_model, kind, width, ffn, units))
     for kind in (*GROUPED, APART[0]):
         yield _case(f"experts-{kind}", replace(experts_case(kind, 64, 512, 2, 1), schedule=GROUPS), MODEL)
+    yield Job("adapters", _adapters)
     yield from _functions()
 
 
@@ -136,6 +140,40 @@ def _model(kind: str, width: int, ffn: int, units: bool, device) -> None:
 def _is_made(kind: str) -> bool:
     """Whether random_checkpoint makes matrices of this type by itself."""
     return kind in SCHEMES or kind.endswith("%") or kind in ("F16", "BF16")
+
+
+def _adapters(device) -> None:
+    """A decoder of one layer, whose sequences have adapters of their own: of two ranks, with vectors and without."""
+    network, checkpoint = random_network(Shape(1, 128, 2, 1, 160, 40, 64), "F16")
+    network, rng = adaptable(network, checkpoint), np.random.default_rng(0)
+    weights = WeightSource(network, checkpoint)
+    programs = [Program(network, weights, activations="f32", gpu=device)]
+    if hasattr(device, "checks"):
+        programs.append(Reference(network, weights))
+    parts = [{param(step, "part"): [_low_rank(step, rank, vectors, rng)] for step in network.entries["main"]
+              if step.op in ADAPTING} for rank, vectors in ((3, True), (9, False))]
+    batch = Batch(np.array([7, 7, 39, 7, 5], np.int32), np.array([0, 0, 1, 0, 1]), np.array([0, 1, 3, 5]),
+                  np.arange(3)[:, None], np.arange(5), adapters=np.array([1, -1, 0]))
+    try:
+        found = []
+        for program in programs:
+            program.reserve(3)
+            for number, own in enumerate(parts):
+                program.set_adapter(number, own)
+            found.append(program.run(batch))
+        if len(found) > 1:
+            _judge(error(*found), 1e-4)
+    finally:
+        for program in programs:
+            program.close()
+
+
+def _low_rank(step, rank: int, vectors: bool, rng) -> AdaptedPart:
+    """Random matrices for a step; vectors: and what is added, and what rows of the base's product are scaled by."""
+    is_table, width = step.op == "adapt_rows", step.outputs[0].width
+    a = rng.standard_normal((param(step, "rows"), rank) if is_table else (rank, step.inputs[0].width), np.float32)
+    bias, scale = (rng.random(width, np.float32) if vectors and not is_table else None for _ in range(2))
+    return AdaptedPart(a, 0.1 * rng.standard_normal((width, rank), np.float32), bias, scale)
 
 
 def _functions() -> Iterator[Job]:
