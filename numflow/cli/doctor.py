@@ -20,9 +20,10 @@ EXTRAS = {"server": ("starlette", "uvicorn", "pydantic", "prometheus_client", "l
           "ray": ("ray",),
           "cuda-compile": ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink"),
           "report": ("matplotlib",), "learn": ("greenlet", "matplotlib"), "structured": ("llguidance",),
-          "site": ("mkdocs",),
+          "site": ("mkdocs",), "traces": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
           "test": ("pytest", "hypothesis", "ruff", "matplotlib", "llguidance", "starlette", "uvicorn", "pydantic",
-                   "prometheus_client", "httpx", "openai", "greenlet", "unicorn", "pyte"),
+                   "prometheus_client", "httpx", "openai", "greenlet", "unicorn", "pyte",
+                   "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
           "test-clients": ("anthropic", "ollama"),
           "test-frameworks": ("instructor", "langchain-ollama", "langchain-openai"),
           "test-web": ("schemathesis", "selenium"), "types": ("mypy",)}

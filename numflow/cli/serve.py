@@ -57,6 +57,8 @@ def serve(
                                                  "Ray Serve; one that dies is replaced.")] = None,
     log: Annotated[str | None, typer.Option(metavar="FILE", show_default="standard error",
                                             help="Where the log goes.")] = None,
+    traces: Annotated[str | None, typer.Option(metavar="URL", show_default=False, help="Collector of OpenTelemetry "
+                      "traces (OTLP over HTTP).")] = None,
     offline: options.Offline = False,
 ) -> None:
     """Serve models over HTTP, with a chat page.
@@ -84,7 +86,7 @@ def serve(
         os.environ["NUMFLOW_OFFLINE"] = "1"
     keys = api_key or list(filter(None, [os.environ.get("NUMFLOW_API_KEY")])) or None
     service = _given(host=host, port=port, api_keys=keys, max_queue=max_queue, memory=memory, log_file=log,
-                     replicas=replicas, allowed_hosts=allow_host,
+                     replicas=replicas, allowed_hosts=allow_host, traces=traces,
                      slot_folder=str(slot_save_path) if slot_save_path else None)
     every = _given(tool_format=tool_format, overflow=overflow) | models.values
     if ray:

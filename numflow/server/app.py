@@ -184,3 +184,5 @@ async def _lifespan(service: Service) -> AsyncIterator[None]:
         loading.cancel()
         watching.cancel()
         await service.pool.close()
+        if service.traces is not None:
+            await asyncio.to_thread(service.traces.close)

@@ -317,7 +317,7 @@ class Core:
         return found
 
     def _part(self, chunk: ScheduledChunk) -> BatchPart:
-        sequence, types = chunk.sequence, self.jobs[chunk.sequence.group].types
+        sequence, types = chunk.sequence, self.jobs[chunk.sequence.group].run()
         ids = np.array([*sequence.ids[chunk.start:chunk.start + chunk.count], *chunk.drafts], np.int32)
         rows = np.arange(chunk.rows.start, chunk.rows.stop, dtype=np.int32)
         return BatchPart(sequence, ids, rows, None if types is None else types[chunk.start:chunk.start + chunk.count])

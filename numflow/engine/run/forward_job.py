@@ -28,6 +28,10 @@ class ForwardJob:
         self._adapter = text.adapter  # its number is taken as long as somebody has it
         self._filled = 0
 
+    def run(self) -> np.ndarray | None:
+        """Tokens of it run in this step; the types of all its tokens."""
+        return self.types
+
     @property
     def finished(self) -> bool:
         """Whether all rows are there."""

@@ -102,25 +102,30 @@ class TextStream:
 
 
 class Timing:
-    """Times of one generation: the prompt's part ends with the first token, the rest is decoding."""
+    """Times of one generation: the prompt's part ends with the first token, the rest is decoding.
+
+    begin, first, last: time.perf_counter() when it was made, and of its first and its latest tokens; None: none came.
+    """
 
     def __init__(self, prompt_tokens: int):
         self._prompt_tokens = prompt_tokens
-        self._begin = time.perf_counter()
-        self._first: float | None = None
+        self.begin = time.perf_counter()
+        self.first: float | None = None
+        self.last: float | None = None
 
     def token(self) -> None:
         """A token has come."""
-        if self._first is None:
-            self._first = time.perf_counter()
+        self.last = time.perf_counter()
+        if self.first is None:
+            self.first = self.last
 
     def stats(self, result: Generation) -> dict[str, float]:
         """Generation.stats, when all tokens have come. A rate without tokens is 0."""
         now = time.perf_counter()
-        first = self._first if self._first is not None else now
-        prefill_s, decode_s = first - self._begin, now - first
+        first = self.first if self.first is not None else now
+        prefill_s, decode_s = first - self.begin, now - first
         runs = max(0, len(result.ids) + (result.finish_reason == "stop") - 1)
         return {"prompt_tokens": self._prompt_tokens, "new_tokens": len(result.ids), "prefill_s": prefill_s,
                 "decode_s": decode_s, "first_token_s": prefill_s,
-                "prefill_tok_s": self._prompt_tokens / prefill_s if self._first is not None else 0.0,
+                "prefill_tok_s": self._prompt_tokens / prefill_s if self.first is not None else 0.0,
                 "decode_tok_s": runs / decode_s if runs else 0.0}

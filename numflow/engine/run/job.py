@@ -1,6 +1,7 @@
 """A request on its way: its samples, their text, and what is told to whoever waits."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from typing import Any
@@ -147,14 +148,16 @@ class Job:
 
     drafters: make the drafters of its samples; None: no tokens are drafted.
     sink: called from the thread that runs the steps, with each piece as it comes and with None at the end.
-    done: set when it has ended. error: what ended it, if it was no good end.
+    done: set when it has ended. error: what ended it, if it was no good end. started: time.perf_counter() when it first
+    ran.
     """
 
     def __init__(self, request: Request, decoder: Decoder, count: int = 1, priority: int = 0,
                  sink: Sink = lambda piece: None, drafters: Drafters | None = None):
         self.request, self.decoder, self.sink = request, decoder, sink
         self.error: BaseException | None = None
-        self.encoder_ids, self.types = request.prompt, None
+        self.encoder_ids = request.prompt
+        self.started: float | None = None
         self.done, self._tallied = threading.Event(), [0, 0, 0]
         self.samples = [Sample(search, TextStream(decoder(request), request.stops), Timing(len(request.prompt)), index,
                                sink, request.context)
@@ -167,6 +170,10 @@ class Job:
         self.group = SequenceGroup(prefix, request.reach, width, priority, len(read),
                                    root=(START, request.shared, read, *([] if own is None else [own.serial])),
                                    adapter=NO_ADAPTER if own is None else own.number)
+
+    def run(self) -> None:
+        """Tokens of it run in this step; they have no types."""
+        self.started = self.started or time.perf_counter()
 
     def text(self) -> list[int]:
         """Prompt and first sample, as far as they have run, of a text that others may go on from."""
@@ -200,6 +207,17 @@ class Job:
     def finished(self) -> bool:
         """Whether every sample has ended."""
         return all(sample.done for sample in self.samples)
+
+    @property
+    def phases(self) -> list[tuple[str, float, float]]:
+        """Name, begin and end (time.perf_counter()) of what it has gone through so far: queue, prefill, decode."""
+        timing, now = self.samples[0].timing, time.perf_counter()
+        if self.started is None:
+            return [("queue", timing.begin, now)]
+        found = [("queue", timing.begin, self.started), ("prefill", self.started, timing.first or now)]
+        if timing.first is not None:
+            found.append(("decode", timing.first, max(sample.timing.last or 0.0 for sample in self.samples)))
+        return found
 
     def propose(self) -> None:
         """Let the samples draft tokens."""

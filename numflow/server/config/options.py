@@ -148,6 +148,9 @@ SERVICE = {
     "log_file": Option(_any_text, "", "Where the log goes; \"\": standard error."),
     "log_level": Option(one_of("error", "warning", "info", "debug"), "info", "What is logged."),
     "log_prompts": Option(FLAG, False, "Also log texts of prompts."),
+    "traces": Option(TEXT, None, "Address of a collector of OpenTelemetry traces (OTLP over HTTP), such as "
+                     "http://127.0.0.1:4318; needs the extra traces. Default: none are made.",
+                     ("otlp_traces_endpoint",)),
     "page": Option(FLAG, True, "Serve the chat page, and the page that looks inside the engine."),
     "replicas": Option(COUNT, None, "Copies of the service behind Ray Serve; each has all models."),
 }

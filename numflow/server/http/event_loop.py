@@ -46,6 +46,7 @@ class Run:
 
     def __init__(self, hub: Hub, engine: Engine, request: Request, n: int = 1, priority: int = 0, retry: int = 1):
         self._engine, self._pieces, self._ended, self._news = engine, list[Piece](), False, asyncio.Event()
+        self.request = request
         try:
             self._job: Job = engine.start(request, n, priority, lambda piece: hub.tell(self, piece))
         except QueueFullError:
@@ -75,6 +76,16 @@ class Run:
     def results(self) -> list[Generation]:
         """The samples as far as they are generated."""
         return self._job.results
+
+    @property
+    def phases(self) -> list[tuple[str, float, float]]:
+        """Name, begin and end (time.perf_counter()) of what it has gone through: queue, prefill, decode."""
+        return self._job.phases
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompt that the prefix cache had."""
+        return self._job.group.reused
 
     @property
     def new_tokens(self) -> int:

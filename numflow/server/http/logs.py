@@ -20,7 +20,7 @@ class _Lines(logging.Formatter):
 
 
 def start_logging(file: str, level: str) -> logging.Handler:
-    """Send the logs of the service and of its web server to a file, or to standard error for "".
+    """Send the logs of the service, of its web server and of its traces to a file, or to standard error for "".
 
     Raises:
         RequestError: the file cannot be written.
@@ -30,7 +30,8 @@ def start_logging(file: str, level: str) -> logging.Handler:
     except OSError as error:
         raise RequestError(f"log_file {file}: {error.strerror}") from None
     handler.setFormatter(_Lines())
-    for name, least in (("numflow.server", level.upper()), ("uvicorn.error", "WARNING")):
+    for name, least in (("numflow.server", level.upper()), ("uvicorn.error", "WARNING"),
+                        ("opentelemetry", "WARNING")):
         logger = logging.getLogger(name)
         logger.setLevel(least)
         logger.handlers, logger.propagate = [handler], False

@@ -21,13 +21,17 @@ from numflow.server.replicas.replica import Head, ReplicaCall
 from numflow.server.replicas.replicas import Replicas
 from numflow.server.service import status
 from numflow.server.service.service import Service
+from numflow.server.service.traces import Traces
 
+_KEPT = (b"content-type", b"traceparent", b"tracestate")  # headers of a request that a replica gets
 _OWN_HEADERS = (b"content-length", b"x-request-id")  # the front makes them itself
 
 
 def serve(config: Config, listens: Callable[[str], None], serves: Callable[[str, dict[str, str]], None]) -> None:
     """Run a service of `config.replicas` replicas until SIGINT or SIGTERM, as listen.serve does."""
     connected()  # in this thread: elsewhere Ray would leave a handler of SIGTERM of its own, which aborts
+    if config.traces:
+        Traces(config.traces).close()  # what is wrong with it is told here; the replicas make the traces
     replicas = Replicas(config, config.replicas)
     service = Service(config, replicas)  # type: ignore[arg-type]  # what a service asks of its pool, it has
     listen.serve(service, listens, serves, endpoints(replicas))
@@ -54,10 +58,11 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
 
 async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Response:
     """Answer with what a replica answers, in one piece or as a stream, as it does."""
-    config, kind = service.config, request.headers.get("content-type")
+    config = service.config
     body = await read_body(request, config.max_body, config.body_timeout)
-    call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id,
-                       [(b"content-type", kind.encode("latin-1"))] if kind else [], request.state.owner)
+    kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := request.headers.get(name.decode()))]
+    call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id, kept,
+                       request.state.owner)
     answer = replicas.ask(call)
     try:
         head = await service.jobs.run(request.receive, _first(answer))

@@ -12,6 +12,7 @@ from numflow.server.config.config import Config
 from numflow.server.http.errors import ApiError
 from numflow.server.service.service import Service
 from numflow.server.service.status import status_of
+from numflow.server.service.traces import Traces
 
 _HELD = 64      # parts of an answer that wait to be fetched
 _TOLD_S = 30.0  # that a replica without its models lives on, so that it can be asked why
@@ -54,6 +55,7 @@ class Replica:
 
     async def __init__(self, config: Config):  # type: ignore[misc]  # Ray Serve awaits it
         self._service = Service(_unguarded(config))
+        self._service.traces = Traces(config.traces) if config.traces else None
         self._app = make_app(self._service)
         self._failure, self._made = "", time.monotonic()
         try:

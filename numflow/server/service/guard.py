@@ -82,7 +82,7 @@ class Guard:
                 answer = error_response(_as_api(error), scope["method"], scope["path"])
                 await answer(scope, receive, send_marked)
         finally:
-            self._record(scope, sent, time.perf_counter() - begin)
+            self._record(scope, sent, headers, begin)
 
     def _check(self, scope, headers: Headers) -> None:
         if scope["path"] in OPEN:
@@ -123,8 +123,9 @@ class Guard:
         equal = [hmac.compare_digest(given, key) for key in self._keys]  # each one, so that time tells nothing
         return self._owners[equal.index(True)] if any(equal) else None
 
-    def _record(self, scope, sent, seconds: float) -> None:
-        """A line of the log. It has no text of prompts unless the service is told so."""
+    def _record(self, scope, sent, headers: Headers, begin: float) -> None:
+        """A line of the log, and a trace. It has no text of prompts unless the service is told so."""
+        seconds = time.perf_counter() - begin
         state = scope["state"]
         error = state.get("error")
         client = scope.get("client")
@@ -142,6 +143,11 @@ class Guard:
             line["code"] = answer.code
             if answer.status >= 500 and answer.code == "internal_error":
                 line["traceback"] = "".join(traceback.format_exception(error))
+        if self._service.traces is not None and scope["method"] == "POST":
+            told = {"method": "POST", "route": route, "status": sent["status"], "id": state["id"],
+                    "error": line.get("code") or (str(sent["status"]) if sent["status"] >= 400 else None)}
+            facts, runs = state.get("facts", {}), state.get("runs", ())
+            line["trace"] = self._service.traces.tell(headers, told, facts, runs, begin)
         serious = error is not None and _as_api(error).status >= 500
         log.log(logging.ERROR if serious else logging.INFO, line)
 

@@ -26,6 +26,7 @@ from numflow.server.models.served import Served
 from numflow.server.service.limits import Limits
 from numflow.server.service.metrics import Metrics, Watch
 from numflow.server.service.store import ResponseStore
+from numflow.server.service.traces import Traces
 
 log = logging.getLogger("numflow.server")
 Body = TypeVar("Body", bound=BaseModel)
@@ -49,6 +50,7 @@ class Service:
         self.metrics = Metrics(self.pool)
         self.responses = ResponseStore(0 if config.replicas else config.max_responses, config.responses_memory)
         self.limits = Limits(config.requests_per_minute, config.tokens_per_minute, config.tokens_per_day)
+        self.traces = Traces(config.traces) if config.traces and not config.replicas else None
         self.started = time.time()
         self.draining = False
         self.failure: BaseException | None = None
@@ -284,4 +286,5 @@ class Generating:
         new = sum(run.new_tokens for run in self.runs)
         self.served.last_request = (self.prompt_tokens, new)
         self.request.state.facts = {"model": self.served.name, "prompt_tokens": self.prompt_tokens, "new_tokens": new}
+        self.request.state.runs = self.runs
         self.lease.release()
