@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numflow.decoding.stops import held_back
+from numflow.server.messages.json_pieces import JsonPieces
 from numflow.server.messages.tool_formats import FORMATS, ToolCall, ToolFormat
 
 THINK, END_THINK = "<think>", "</think>"
+_BETWEEN = " \t\r\n;,]"  # what may stand behind a call whose arguments were told in pieces
 
 
 def special_marks(tokenizer: Any, texts: Iterable[str]) -> dict[int, str]:
@@ -25,20 +27,26 @@ def opens_thinking(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class ReplyPart:
-    """Text of one kind ("content" or "reasoning"), or a call."""
+    """Text of one kind ("content" or "reasoning"), or of a call: its beginning ("call"), JSON text of its arguments
+    ("arguments"), as often as some comes, and its end ("called"), with all of them. index: of the call."""
 
     kind: str
     text: str = ""
     call: "ReplyCall | None" = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
 class ReplyCall:
-    """A call with its place among the reply's calls and an id of its own."""
+    """A call with its place among the reply's calls and an id of its own.
+
+    broken: its arguments broke off, and were closed so that they are JSON.
+    """
 
     index: int
     id: str
     call: ToolCall
+    broken: bool = False
 
     def message(self) -> dict:
         """As it stands in a message."""
@@ -57,7 +65,9 @@ class Reply:
     def add(self, part: ReplyPart) -> None:
         """Take one more part."""
         if part.call is not None:
-            self.calls.append(part.call)
+            self.calls += [part.call] * (part.kind == "called")
+        elif part.kind == "arguments":
+            return
         elif part.kind == "reasoning":
             self.reasoning += part.text
         else:
@@ -65,20 +75,27 @@ class Reply:
 
 
 class Splitter:
-    """Takes text, gives Parts; holds back what may be the beginning of a mark, and calls until they are complete.
+    """Takes text, gives Parts; holds back what may be the beginning of a mark, and calls until they are complete, or,
+    with `pieces`, until their arguments begin.
 
     tools:    format of the calls to look for, None: none. names: functions that exist.
     forced:   the whole text is one call, a JSON object.
     thinking: look for <think> ... </think>. inside: the prompt ended with <think>.
     single:   only the first call counts; others are left out.
+    pieces:   arguments of calls are told as they come, where the format's are an object of JSON. What has been told
+              stays: arguments that break off are closed where they would make the call a text otherwise.
     """
 
     def __init__(self, tools: ToolFormat | None = None, names: frozenset[str] = frozenset(), forced: bool = False,
-                 thinking: bool = True, inside: bool = False, single: bool = False):
+                 thinking: bool = True, inside: bool = False, single: bool = False,
+                 pieces: bool = False):
         self.reply = Reply()
         self._begin, self._end = (tools.begin, tools.end) if tools is not None else ("", "")
         self._whole_text = tools is not None and not tools.begin  # which may be calls and nothing else
-        self._calls_of = (FORMATS["tag_json"] if forced or tools is None else tools).read
+        form = FORMATS["tag_json"] if forced or tools is None else tools
+        self._calls_of, self._head, self._wrapped = form.read, form.head if pieces else None, form.wrapped
+        self._json, self._made = JsonPieces(), ReplyCall(0, "", ToolCall("", ""))  # of the call that is being told
+        self._shown = self._begin  # of a body that turns out to be no call
         self._names, self._forced, self._single = names, forced, single
         self._thinking = thinking and not inside
         self._mode = "reasoning" if thinking and inside else "content"
@@ -98,7 +115,8 @@ class Splitter:
             if self._trim:
                 self._held = self._held.lstrip("\n")
                 self._trim = not self._held
-            step = {"content": self._content, "reasoning": self._reasoning, "call": self._call}[self._mode](end)
+            step = {"content": self._content, "reasoning": self._reasoning, "call": self._call,
+                    "arguments": self._arguments, "behind": self._behind, "between": self._between}[self._mode](end)
             if step is None:
                 return parts
             for part in step:
@@ -131,7 +149,7 @@ class Splitter:
             return self._release("content", (), end)
         before, mark, after = self._held.partition(self._begin)
         if mark:
-            self._mode, self._held = "call", after
+            self._mode, self._held, self._shown = "call", after, self._begin
             return self._text("content", "" if self._fresh and not before.strip() else before)
         if self._fresh and not end and self._begin.startswith(self._held.lstrip()):
             return None  # the space before a call is dropped
@@ -139,6 +157,8 @@ class Splitter:
 
     def _call(self, end: bool) -> list[ReplyPart] | None:
         """Between the marks of a call."""
+        if (begun := self._begin_call()) is not None:
+            return begun
         body, mark, after = self._held.partition(self._end) if self._end else (self._held, "", "")
         if not mark and not end:
             return None
@@ -147,17 +167,69 @@ class Splitter:
         if calls is not None:
             self._fresh = True
             return calls
-        return self._text("content", self._begin + body + mark)  # no call: shown, not swallowed
+        return self._text("content", self._shown + body + mark)  # no call: shown, not swallowed
 
     def _whole(self, end: bool) -> list[ReplyPart] | None:
         """All of the text may be a call."""
+        if (begun := self._begin_call()) is not None:
+            return begun
         if not end or not self._held:
             return None
         text, self._held = self._held, ""
         calls = self._read(text)
-        known = self._forced or all(part.call is not None and part.call.call.name in self._names
-                                    for part in calls or [])
+        known = self._forced or all(part.call is None or part.call.call.name in self._names for part in calls or [])
         return calls if calls and known else self._text("content", text)
+
+    def _begin_call(self) -> list[ReplyPart] | None:
+        """The beginning of a call whose arguments are told in pieces; None if none has come."""
+        found = self._head.match(self._held) if self._head is not None else None
+        if found is None or found[1] not in self._names or (self._single and self.reply.calls):
+            return None
+        self._held, self._mode, self._json = self._held[found.end():], "arguments", JsonPieces()
+        self._made = self._new_call(len(self.reply.calls), ToolCall(found[1], ""))
+        return [ReplyPart("call", call=self._made, index=self._made.index)]
+
+    def _arguments(self, end: bool) -> list[ReplyPart] | None:
+        """Within the arguments of such a call."""
+        told, self._held = self._json.feed(self._held)
+        broken = self._json.state == "bad" or (end and self._json.state == "open")
+        if self._json.state == "open" and end:
+            self._held = ""  # half a key or half a number
+        told += self._json.close() if broken else ""
+        call = self._made.call
+        self._made = replace(self._made, call=ToolCall(call.name, call.arguments + told), broken=broken)
+        parts = [ReplyPart("arguments", told, index=self._made.index)] if told else []
+        if self._json.state == "open":
+            return parts or None
+        if broken:
+            self._mode, self._fresh = "content", False
+        elif self._wrapped:
+            self._mode, self._json = "behind", JsonPieces(inside=True)
+        else:
+            self._mode = "between"
+        return [*parts, ReplyPart("called", call=self._made, index=self._made.index)]
+
+    def _behind(self, end: bool) -> list[ReplyPart] | None:
+        """What is left of the object around the arguments."""
+        _, self._held = self._json.feed(self._held)
+        if self._json.state == "open" and not end:
+            return None
+        if self._json.state == "done":
+            self._mode = "between"
+        else:
+            self._mode, self._fresh = "content", False
+            self._held = self._held if self._json.state == "bad" else ""
+        return []
+
+    def _between(self, end: bool) -> list[ReplyPart] | None:
+        """Behind a call that was told in pieces."""
+        rest = self._held = self._held.lstrip(_BETWEEN)
+        ended = bool(self._end) and rest.startswith(self._end)
+        if not ended and not end and self._end.startswith(rest):
+            return None
+        self._held, self._fresh, self._shown = rest.removeprefix(self._end), True, ""
+        self._mode = "content" if ended or not self._begin or not rest else "call"
+        return []
 
     def _read(self, body: str) -> list[ReplyPart] | None:
         """The calls that a text is; None if it is none."""
@@ -169,8 +241,14 @@ class Splitter:
             return None
         begin = len(self.reply.calls)
         found = found[:1 - begin] if self._single else found
-        return [ReplyPart("call", call=ReplyCall(begin + at, f"call_{secrets.token_hex(12)}", call))
-                for at, call in enumerate(found)]
+        made = [self._new_call(begin + at, call) for at, call in enumerate(found)]
+        return [part for one in made for part in (
+            ReplyPart("call", call=replace(one, call=ToolCall(one.call.name, "")), index=one.index),
+            ReplyPart("arguments", one.call.arguments, index=one.index),
+            ReplyPart("called", call=one, index=one.index))]
+
+    def _new_call(self, index: int, call: ToolCall) -> ReplyCall:
+        return ReplyCall(index, f"call_{secrets.token_hex(12)}", call)
 
     def _release(self, kind: str, marks: tuple[str, ...], end: bool) -> list[ReplyPart] | None:
         """The held text, but for an end that may begin one of the marks."""

@@ -2,17 +2,18 @@
 
 import ast
 import json
-import math
 import re
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from numflow import syntax
 from numflow.errors import RequestError, did_you_mean
+from numflow.server.messages.json_pieces import DECODER as _DECODER
 
 
 class ToolCall(NamedTuple):
@@ -32,6 +33,8 @@ class ToolFormat:
     opening:    what comes before a JSON object with the call, when the model is made to call.
     inner:      marks inside the body.
     write:      the body of a call, by name and arguments.
+    head:       the beginning of a body up to the object of the arguments, with the name, so that they can be told as
+                they come; None: calls are told when they are whole. wrapped: the object stands within another one.
     """
 
     begin: str
@@ -42,6 +45,8 @@ class ToolFormat:
     inner: tuple[str, ...] = ()
     write: Callable[[str, Mapping[str, Any]], str] = lambda name, arguments: _json_text(
         {"name": name, "arguments": arguments})
+    head: re.Pattern[str] | None = None
+    wrapped: bool = False
 
     def text(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call as the model would write it."""
@@ -74,21 +79,6 @@ def _write_python(name: str, arguments: Mapping[str, Any]) -> str:
 def _write_fenced(name: str, arguments: Mapping[str, Any]) -> str:
     return (f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json_text(arguments)}\n```"
             "<｜tool▁call▁end｜>")
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    """A number of JSON that other programs can read too."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large")
-    return value
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _arguments(values: Any) -> str:
@@ -208,23 +198,30 @@ def _fenced_calls(body: str) -> list[ToolCall]:
     return [_call_of({"name": name.strip(), "arguments": arguments}) for name, arguments in found]
 
 
+_JSON_HEAD = re.compile(r'\s*(?:\[\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*'
+                        r'"(?:arguments|parameters|args)"\s*:\s*(?=\{)')
+_NAMED_HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]\s*(?=\{)")
+_TAG_HEAD = re.compile(r"([^>\s]+)>\s*(?=\{)")
+_json_format = partial(ToolFormat, head=_JSON_HEAD, wrapped=True)
+
 # Looked through in this order: the first whose clues are all in the chat template is the model's.
 FORMATS = {
     "tag_parameters": ToolFormat("<tool_call>", "</tool_call>", _tagged_calls, ("<tool_call>", "<parameter="),
                                  write=_write_tagged),
-    "tag_json": ToolFormat("<tool_call>", "</tool_call>", _json_calls, ("<tool_call>",), "<tool_call>\n"),
+    "tag_json": _json_format("<tool_call>", "</tool_call>", _json_calls, ("<tool_call>",), "<tool_call>\n"),
     "bracket_named": ToolFormat("[TOOL_CALLS]", "", _named_calls, ("[TOOL_CALLS]", "[ARGS]"),
-                                inner=("[ARGS]", "[CALL_ID]"), write=_write_named),
-    "bracket_json": ToolFormat("[TOOL_CALLS]", "", _json_calls, ("[TOOL_CALLS]",), "[TOOL_CALLS] "),
+                                inner=("[ARGS]", "[CALL_ID]"), write=_write_named, head=_NAMED_HEAD),
+    "bracket_json": _json_format("[TOOL_CALLS]", "", _json_calls, ("[TOOL_CALLS]",), "[TOOL_CALLS] "),
     "fenced": ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _fenced_calls, ("<｜tool▁calls▁begin｜>",),
                          inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"), write=_write_fenced),
     "pipe_python": ToolFormat("<|tool_call_start|>", "<|tool_call_end|>", _python_calls, ("<|tool_call_start|>",),
                               write=_write_python),
-    "pipe_json": ToolFormat("<|tool_call|>", "<|/tool_call|>", _json_calls, ("<|tool_call|>",), "<|tool_call|>"),
+    "pipe_json": _json_format("<|tool_call|>", "<|/tool_call|>", _json_calls, ("<|tool_call|>",), "<|tool_call|>"),
     "function_tag": ToolFormat("<function=", "</function>", lambda body: _tagged_calls(f"<function={body}</function>"),
-                               ("<function=",), write=lambda name, arguments: f"{name}>{_json_text(arguments)}"),
+                               ("<function=",), head=_TAG_HEAD,
+                               write=lambda name, arguments: f"{name}>{_json_text(arguments)}"),
     "plain_python": ToolFormat("", "", _python_calls, ("[func_name1(",), write=_write_python),
-    "plain_json": ToolFormat("", "", _json_calls, ('"name":', '"parameters":')),
+    "plain_json": _json_format("", "", _json_calls, ('"name":', '"parameters":')),
 }
 
 

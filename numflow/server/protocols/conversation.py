@@ -29,9 +29,9 @@ class ChatPrompt:
     splitter: Mapping[str, Any]
     wished: Mapping[str, Any] = field(default_factory=dict)
 
-    def make_splitter(self) -> Splitter:
-        """A new one, for one choice."""
-        return Splitter(**self.splitter)
+    def make_splitter(self, pieces: bool = False) -> Splitter:
+        """A new one, for one choice. pieces: arguments of calls are told as they come."""
+        return Splitter(**self.splitter, pieces=pieces)
 
 
 def prepare(served: Served, body: ChatRequest, thinking: bool, ignored: Ignored, begun: str = "",

@@ -72,7 +72,8 @@ class _Answer(Answer):
             "model": running.served.name, "content": [], "stop_reason": None, "stop_sequence": None}
 
     async def start(self) -> None:
-        self._talk = Talk(self._service, self._running, *await asyncio.to_thread(self._chat))
+        chat, begun = await asyncio.to_thread(self._chat)
+        self._talk = Talk(self._service, self._running, chat, begun, pieces=self._body.stream)
         await self._talk.start()
 
     def _chat(self) -> tuple[ChatRequest, str]:
@@ -113,7 +114,7 @@ class _Answer(Answer):
     def _end(self, choice: ReplyChoice) -> dict[str, Any]:
         result = choice.result
         reason = {"length": "max_tokens", "stop_string": "stop_sequence"}.get(result.finish_reason or "", "end_turn")
-        if choice.splitter.reply.calls and reason == "end_turn":
+        if any(not call.broken for call in choice.splitter.reply.calls) and reason == "end_turn":
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": result.stop_string if reason == "stop_sequence" else None}
 

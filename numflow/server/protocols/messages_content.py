@@ -152,13 +152,18 @@ class Blocks:
 
     def take(self, part: ReplyPart) -> Iterator[Event]:
         """One more part."""
+        block: dict[str, Any]
+        if part.kind == "arguments":
+            yield self._delta({"type": "input_json_delta", "partial_json": part.text})
+            return
         if part.call is not None:
+            if part.kind == "called":
+                self.blocks[-1]["input"] = json.loads(part.call.call.arguments)
             yield from self.end()
-            block: dict[str, Any] = {"type": "tool_use", "id": f"toolu_{part.call.id.removeprefix('call_')}",
-                                     "name": part.call.call.name, "input": json.loads(part.call.call.arguments)}
-            yield self._begin(block, block | {"input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": part.call.call.arguments})
-            yield from self.end()
+            if part.kind == "call":
+                block = {"type": "tool_use", "id": f"toolu_{part.call.id.removeprefix('call_')}",
+                         "name": part.call.call.name, "input": {}}
+                yield self._begin(block, dict(block))
             return
         kind = "thinking" if part.kind == "reasoning" else "text"
         if self._open != kind:

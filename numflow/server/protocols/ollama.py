@@ -176,7 +176,7 @@ class _Answer(Answer):
 
     def _take(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> None:
         for part in parts:
-            if part.call is not None:
+            if part.kind == "called":
                 self._calls.append(_call(part))
             elif part.kind == "reasoning":
                 self.thinking += part.text
@@ -186,6 +186,8 @@ class _Answer(Answer):
     def _lines(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[bytes]:
         lines = []
         for part in parts:
+            if part.kind in ("call", "arguments"):
+                continue
             told = self.told("", calls=[_call(part)]) if part.call is not None else (
                 self.told("", part.text) if part.kind == "reasoning" else self.told(part.text))
             lines.append(dump(self._line(told | self._logprobs(choice.untold()), {"done": False})) + b"\n")

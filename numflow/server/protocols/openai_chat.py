@@ -32,7 +32,7 @@ class _Answer(Answer):
         begun = ""
         if body.continue_final_message:
             body, begun = _begun(body)
-        self._talk = Talk(service, running, body, begun)
+        self._talk = Talk(service, running, body, begun, pieces=body.stream)
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}
@@ -110,12 +110,13 @@ def _message(reply: Reply) -> dict[str, Any]:
 
 
 def _delta(part: ReplyPart) -> list[dict[str, Any]]:
+    if part.kind == "called":
+        return []
     if part.call is not None:
-        call = part.call
-        first = {"index": call.index, "id": call.id, "type": "function",
-                 "function": {"name": call.call.name, "arguments": ""}}
-        return [{"tool_calls": [first]},
-                {"tool_calls": [{"index": call.index, "function": {"arguments": call.call.arguments}}]}]
+        function: dict[str, Any] = {"name": part.call.call.name, "arguments": ""}
+        return [{"tool_calls": [{"index": part.index, "id": part.call.id, "type": "function", "function": function}]}]
+    if part.kind == "arguments":
+        return [{"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}]
     if part.kind == "reasoning":
         return [{"reasoning_content": part.text, "reasoning": part.text}]
     return [{"content": part.text}]
@@ -125,4 +126,5 @@ def finish_reason(result: Generation, reply: Reply | None = None) -> str:
     """OpenAI's word for why a text ended."""
     if result.finish_reason == "length":
         return "length"
-    return "tool_calls" if reply is not None and reply.calls else "stop"
+    called = reply is not None and any(not call.broken for call in reply.calls)
+    return "tool_calls" if called else "stop"

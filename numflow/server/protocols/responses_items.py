@@ -191,9 +191,11 @@ class ResponseOutput:
 
     def take(self, part: ReplyPart, logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
         """One more part. logprobs: of the tokens of its text."""
+        if part.kind == "arguments":
+            yield from self._arguments(part.text)
+            return
         if part.call is not None:
-            yield from self._end("completed")
-            yield from self._call(part.call)
+            yield from self._called(part.call) if part.kind == "called" else self._call(part.call)
             return
         if self._open != part.kind:
             yield from self._end("completed")
@@ -236,19 +238,35 @@ class ResponseOutput:
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def _call(self, made: ReplyCall) -> Iterator[Event]:
+        """A call begins."""
+        yield from self._end("completed")
         tool = self._tools.get(made.call.name, KnownTool(made.call.name))
-        kind, key, event = ("custom_tool_call", "input", "response.custom_tool_call_input") if tool.custom else (
-            "function_call", "arguments", "response.function_call_arguments")
-        text = custom_input(made.call.arguments) if tool.custom else made.call.arguments
-        item: dict[str, Any] = {"id": new_id("ctc" if tool.custom else "fc"), "type": kind, "status": "in_progress",
-                                "call_id": made.id, "name": tool.name}
+        item: dict[str, Any] = {"id": new_id("ctc" if tool.custom else "fc"), "status": "in_progress",
+                                "type": "custom_tool_call" if tool.custom else "function_call",
+                                "call_id": made.id, "name": tool.name, "input" if tool.custom else "arguments": ""}
         if tool.namespace is not None:
             item["namespace"] = tool.namespace
-        self.items.append(item | {key: text, "status": "completed"})
-        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": item | {key: ""}}
-        yield f"{event}.delta", {**self._place(), "delta": text}
-        yield f"{event}.done", {**self._place(), key: text, **({} if tool.custom else {"name": tool.name})}
-        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+        self.items.append(item)
+        yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)}
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        """More of a call's arguments; the text of a custom tool stands within them, and is told when it is whole."""
+        if "arguments" in (item := self.items[-1]):
+            item["arguments"] += text
+            yield "response.function_call_arguments.delta", {**self._place(), "delta": text}
+
+    def _called(self, made: ReplyCall) -> Iterator[Event]:
+        """A call ends."""
+        item = self.items[-1]
+        if "input" in item:
+            item["input"] = custom_input(made.call.arguments)
+            yield "response.custom_tool_call_input.delta", {**self._place(), "delta": item["input"]}
+            yield "response.custom_tool_call_input.done", {**self._place(), "input": item["input"]}
+        else:
+            yield "response.function_call_arguments.done", {**self._place(), "arguments": item["arguments"],
+                                                            "name": item["name"]}
+        item["status"] = "incomplete" if made.broken else "completed"
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}

@@ -53,8 +53,8 @@ class ReplyChoice:
     """A choice as it grows. entries: log-probabilities of its tokens, of which the first `told` were sent. thought:
     tokens that it was thinking for."""
 
-    def __init__(self, served: Served, prompt: ChatPrompt, run: Run, index: int):
-        self.index, self.splitter = index, prompt.make_splitter()
+    def __init__(self, served: Served, prompt: ChatPrompt, run: Run, index: int, pieces: bool):
+        self.index, self.splitter = index, prompt.make_splitter(pieces)
         self.entries: list[TokenLogprob] = []
         self.told = self.thought = 0
         self.last: list[ReplyPart] = []
@@ -89,16 +89,17 @@ class Talk:
     """One request for an answer to a conversation.
 
     body: what is asked for, as a chat request. begun: text that the answer goes on from. make: the prompt, made in a
-    thread, of a request that has no messages.
+    thread, of a request that has no messages. pieces: arguments of calls are told as they come.
     """
 
     def __init__(self, service: Service, running: Generating, body: ChatRequest, begun: str = "",
-                 make: Callable[[], ChatPrompt] | None = None):
+                 make: Callable[[], ChatPrompt] | None = None, pieces: bool = False):
         self.running, self.body, self.served = running, body, running.served
         self._thinking, self._begun = service.config.reasoning == "separate", begun
         self._most = service.config.max_prompt_tokens
         self._make, self._prompt = make or self._rendered, ChatPrompt(ConversationIds(), {}, {})
         self._choices: list[ReplyChoice] = []
+        self._pieces = pieces
 
     def _rendered(self) -> ChatPrompt:
         return prepare(self.served, self.body, self._thinking, self.running.ignored, self._begun, self._most)
@@ -131,7 +132,8 @@ class Talk:
         """One for each answer, made when they are first looked at; those that did not come to be are left out."""
         run, = self.running.runs
         if not self._choices:
-            self._choices = [ReplyChoice(self.served, self._prompt, run, index) for index in range(len(run.results))]
+            self._choices = [ReplyChoice(self.served, self._prompt, run, index, self._pieces)
+                             for index in range(len(run.results))]
         return self._choices[:len(run.results)]
 
     async def finish(self, take: Callable[[ReplyChoice, list[ReplyPart]], Any] = lambda choice, parts: None) -> None:

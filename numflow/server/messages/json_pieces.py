@@ -1,0 +1,150 @@
+"""JSON that is told while it is being written, so that what has been told can always be closed."""
+
+import json
+import math
+import re
+from typing import Any
+
+DEEPEST = 64  # objects and lists within one another
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_HIGH, _LOW = (rf"u[dD][{digits}][0-9a-fA-F]{{2}}" for digits in ("89abAB", "c-fC-F"))  # halves of a character
+_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_HIGH}\\{_LOW}|u[0-9a-fA-F]{{4}})')
+_BEGUN = re.compile(rf"\\(?:{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?|u[0-9a-fA-F]{{0,3}})?")  # more text may complete it
+_SCALAR = re.compile(r"[-+.\w]+")
+_SPACE = " \t\r\n"
+_CLOSE = {"{": "}", "[": "]"}
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    """A number of JSON that other programs can read too."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+
+
+def written(value: Any) -> str:
+    """A value as JSON text."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+class JsonPieces:
+    """An object of JSON as it comes, told as `json.dumps` writes it. Texts of values are told as they come, keys and
+    other values when they are whole.
+
+    state:  "open", "done" (it has ended) or "bad" (it is none).
+    inside: it has begun already, and a value of it has come.
+    """
+
+    def __init__(self, inside: bool = False):
+        self.state = "open"
+        self._stack = ["{"] if inside else []
+        # What comes next: "value", "first" (a value or the end of a list), "key", "member" (a key or the end of an
+        # object), "colon", "after" (a comma or an end), "text" (within a value), "name" (within a key).
+        self._next = "after" if inside else "value"
+        self._untold = ""  # has been read, and is not told before a value follows
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """What can be told of the text now, and what remains of it: all that comes behind the end, or that is no JSON;
+        while it is open the beginning of what more text completes, to be given again."""
+        told, at = "", 0
+        while self.state == "open" and at < len(text):
+            step = self._string if self._next in ("text", "name") else self._step
+            found = step(text, at)
+            if found is None:
+                break
+            at, now = found
+            told += now
+        rest = text[at:]
+        if self.state == "bad":
+            rest, self._untold = self._untold + rest, ""
+        return told, rest
+
+    def close(self) -> str:
+        """The end of it, where no more of it comes."""
+        self.state = "done"
+        return '"' * (self._next == "text") + "".join(map(_CLOSE.__getitem__, reversed(self._stack)))
+
+    def _bad(self, at: int) -> tuple[int, str]:
+        self.state = "bad"
+        return at, ""
+
+    def _tell(self, text: str) -> str:
+        text, self._untold = self._untold + text, ""
+        return text
+
+    def _string(self, text: str, at: int) -> tuple[int, str] | None:
+        """A piece of a string."""
+        if text[at] == '"':
+            key, self._next = self._next == "name", "colon" if self._next == "name" else "after"
+            return at + 1, self._hold('"') if key else '"'
+        begun = _BEGUN.match(text, at)
+        if begun is not None and begun.end() == len(text):
+            return None
+        found = _PLAIN.match(text, at) or _ESCAPE.match(text, at)
+        if found is None:
+            return self._bad(at)
+        now = found[0] if begun is None else written(DECODER.decode(f'"{found[0]}"'))[1:-1]
+        return found.end(), self._hold(now) if self._next == "name" else now
+
+    def _hold(self, text: str) -> str:
+        self._untold += text
+        return ""
+
+    def _step(self, text: str, at: int) -> tuple[int, str] | None:
+        """What stands outside of strings."""
+        char, wanted = text[at], self._next
+        if char in _SPACE:
+            return at + 1, ""
+        if wanted == "colon" or (wanted == "after" and char == ","):
+            if wanted == "colon" and char != ":":
+                return self._bad(at)
+            self._next = "value" if wanted == "colon" or self._stack[-1] == "[" else "key"
+            return at + 1, self._hold(f"{char} ")
+        if char in "]}":
+            return self._end(char, at)
+        if wanted in ("key", "member"):
+            if char != '"':
+                return self._bad(at)
+            self._next = "name"
+            return at + 1, self._hold(char)
+        return self._value(text, at) if wanted in ("value", "first") else self._bad(at)
+
+    def _end(self, char: str, at: int) -> tuple[int, str]:
+        fits = self._next in ("after", "member" if char == "}" else "first") and _CLOSE[self._stack[-1]] == char
+        if not fits:
+            return self._bad(at)
+        self._stack.pop()
+        self._next = "after"
+        self.state = "open" if self._stack else "done"
+        return at + 1, self._tell(char)
+
+    def _value(self, text: str, at: int) -> tuple[int, str] | None:
+        char = text[at]
+        if char == '"':
+            self._next = "text"
+            return at + 1, self._tell(char)
+        if char in _CLOSE:
+            if len(self._stack) == DEEPEST:
+                return self._bad(at)
+            self._stack.append(char)
+            self._next = "member" if char == "{" else "first"
+            return at + 1, self._tell(char)
+        found = _SCALAR.match(text, at)
+        if found is None:
+            return self._bad(at)
+        if found.end() == len(text):
+            return None
+        try:
+            value = written(DECODER.decode(found[0]))
+        except ValueError:
+            return self._bad(at)
+        self._next = "after"
+        return found.end(), self._tell(value)
