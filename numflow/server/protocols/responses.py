@@ -103,7 +103,8 @@ def _items(service: Service, request: Request, body: ResponsesInput) -> list[dic
     before: Sequence[dict[str, Any]] = ()
     if body.previous_response_id is not None:
         if not service.responses.keeps:
-            raise bad_request("this service keeps no responses: give the items of the whole conversation",
+            why = "has replicas, which keep" if service.config.replicas else "is told (max_responses = 0) to keep"
+            raise bad_request(f"this service {why} no responses: give the items of the whole conversation",
                               "previous_response_id", "unsupported")
         found = service.responses.get(_owner(request), body.previous_response_id)
         if found is None:
