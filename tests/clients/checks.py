@@ -15,6 +15,11 @@ WEATHER = {"name": "weather", "description": "The weather of a city.", "paramete
     "additionalProperties": False}}
 PLACE = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
          "required": ["name", "large"], "additionalProperties": False}
+# Settings of numflow's own. The toy ends no answer by itself: SPEAKS holds it to a few words. CALLS is for programs
+# that cannot say that a tool has to be called: the answer is a call, as the model writes calls.
+_CALL = r'\{"name": "weather", "arguments": \{"city": "[A-Z][a-z]{2,8}"\}\}'
+SPEAKS = {"regex": "[a-z]{3,9}( [a-z]{3,9}){3}"} if MODEL == "toy" else {}
+CALLS = {"regex": f"<tool_call>{_CALL}</tool_call>" if MODEL == "toy" else _CALL}
 KINDS = ("conversation", "stream", "tool call with result", "structured answer")
 
 

@@ -12,7 +12,7 @@ plain = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=
 MORE = {"model": MODEL, "max_tokens": 400, "max_retries": 0}
 
 
-class Place(pydantic.BaseModel):
+class Place(pydantic.BaseModel, extra="forbid"):
     name: Annotated[str, pydantic.Field(max_length=12)]
     large: bool
 

@@ -4,7 +4,7 @@ import json
 from importlib.metadata import version
 
 import ollama
-from checks import ASKED, MODEL, PLACE, QUESTION, TOLD, URL, WEATHER, is_call, is_place, tell
+from checks import ASKED, CALLS, MODEL, PLACE, QUESTION, TOLD, URL, WEATHER, is_call, is_place, tell
 
 client = ollama.Client(host=URL, timeout=300)
 MORE = {"model": MODEL, "options": {"num_predict": 60, "temperature": 0}}
@@ -24,15 +24,14 @@ def stream():
 
 def tool():
     tools, messages = [{"type": "function", "function": WEATHER}], [{"role": "user", "content": ASKED}]
-    first = client.chat(messages=messages, tools=tools, **MORE).message  # nothing forces a call here
-    calls = first.tool_calls or []
-    for call in calls:
-        is_call(call.function.name, dict(call.function.arguments))
-    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
-    messages += [{"role": "assistant", "content": "", "tool_calls": [call]},
-                 {"role": "tool", "tool_name": "weather", "content": TOLD}]
-    assert client.chat(messages=messages, **MORE).message.content
-    return "yes" if calls else "result yes; the model made no call, and nothing can force one"
+    asked = {**MORE, "options": {**MORE["options"], **CALLS}}  # its interface has no word for it
+    first = client.chat(messages=messages, tools=tools, **asked).message
+    call, = first.tool_calls
+    is_call(call.function.name, dict(call.function.arguments))
+    parts = list(client.chat(messages=messages, tools=tools, stream=True, **asked))
+    assert [one.function for part in parts for one in part.message.tool_calls or []] == [call.function]
+    messages += [first, {"role": "tool", "tool_name": "weather", "content": TOLD}]
+    assert client.chat(messages=messages, tools=tools, **MORE).message.content
 
 
 def structured():

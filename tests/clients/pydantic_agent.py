@@ -4,7 +4,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import pydantic
-from checks import KEY, MODEL, QUESTION, TOLD, URL, is_place, tell
+from checks import ASKED, CALLS, KEY, MODEL, QUESTION, TOLD, URL, is_place, tell
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -15,7 +15,7 @@ model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api
 MORE = {"max_tokens": 80, "temperature": 0, "timeout": 300}
 
 
-class Place(pydantic.BaseModel):
+class Place(pydantic.BaseModel, extra="forbid"):
     name: Annotated[str, pydantic.Field(max_length=12)]
     large: bool
 
@@ -33,9 +33,9 @@ def stream():
 
 
 def tool():
-    """The first answer has to be a call of one of two tools, of which one is the answer's own form."""
+    """Calls of a tool, as every answer is held to be one, until they are enough; then an answer that is a call."""
     calls = []
-    agent = Agent(model, output_type=ToolOutput(Place), model_settings={**MORE, "seed": 3}, retries=3)
+    agent = Agent(model, model_settings={**MORE, "extra_body": CALLS})
 
     @agent.tool_plain
     def weather(city: str) -> str:
@@ -44,13 +44,11 @@ def tool():
         return TOLD
 
     try:
-        found = agent.run_sync("What is the weather in Rome? Call weather first.",
-                               usage_limits=UsageLimits(request_limit=6)).output
-    except UsageLimitExceeded:  # it goes on calling: every result has gone back
+        agent.run_sync(ASKED, usage_limits=UsageLimits(request_limit=3))
+    except UsageLimitExceeded:  # every result has gone back
         assert len(calls) > 1
-        return f"yes, {len(calls)} times"
-    assert isinstance(found, Place)
-    return "yes" if calls else "yes, by the answer's tool"
+    found = Agent(model, output_type=ToolOutput(Place), model_settings={**MORE, "seed": 3}).run_sync("Name a city.")
+    assert calls and isinstance(found.output, Place)
 
 
 def structured():

@@ -66,8 +66,11 @@ def outcome(python: Path, name: str, url: str, model: str) -> dict:
     """Outcomes of a program's checks."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OPENAI_API_KEY")}
     env |= {"CLIENT_URL": url, "CLIENT_MODEL": model, "CLIENT_EMBEDDER": "minilm", "LITELLM_LOCAL_MODEL_COST_MAP": "1"}
-    done = subprocess.run([python, Path(__file__).with_name(f"{name}.py")], env=env, capture_output=True, text=True,
-                          timeout=RUN_S, cwd=tempfile.gettempdir())
+    try:
+        done = subprocess.run([python, Path(__file__).with_name(f"{name}.py")], env=env, capture_output=True, text=True,
+                              timeout=RUN_S, cwd=tempfile.gettempdir())
+    except subprocess.TimeoutExpired:
+        return {"version": "?", "found": dict.fromkeys(KINDS, f"no: not done after {RUN_S} s")}
     print(done.stderr, file=sys.stderr)
     if done.returncode or not done.stdout.strip():
         return {"version": "?", "found": dict.fromkeys(KINDS, f"no: {done.stderr.strip().splitlines()[-1:]}")}
@@ -79,9 +82,10 @@ def table(found: dict[tuple[str, str], dict]) -> str:
     lines = ["# Client programs", "", "Programs and libraries made for other services, as they come from the package "
              "index, against `numflow serve`: SmolLM2-135M,", "whose chat template knows no tools (so the generic "
              "format tells it of them), and a toy of random weights whose template does.", "",
-             "`python -m tests.clients.run --out docs/clients.md` runs them and writes such a page; `make "
-             "nightly` runs them. The toy ends no answer by itself,", "which programs that want answers to be complete "
-             "take for an error.",
+             "`python -m tests.clients.run --out docs/clients.md` runs them and writes such a page. `make nightly` runs"
+             " them, and fails where one does.", "The toy ends no answer by itself, so programs that want answers to "
+             "be complete hold it to a few words by `regex`; and models of",
+             "programs that cannot say that a tool has to be called are held to a call so.",
              "", f"| Program | version | model | {' | '.join(KINDS)} |", f"|---|---|---|{'---|' * len(KINDS)}"]
     for (name, model), told in found.items():
         cells = " | ".join(told["found"][kind].replace("|", "\\|").replace("\n", " ") for kind in KINDS)
