@@ -46,16 +46,20 @@ short = ["{{bos}}Q: {{query}}", "A:"]
 """
 
 
-@pytest.fixture(scope="session")
-def model_folders(tmp_path_factory):
+def write_models(root):
     """Folders of the tiny models: chat, encoder, translator."""
-    root = tmp_path_factory.mktemp("served")
     (root / "encoder").mkdir()
     (root / "translator").mkdir()
     encoder = write_case("bert", root / "encoder")
     (encoder / "vocab.txt").write_text("\n".join([*WORDS, *(f"word{i}" for i in range(203 - len(WORDS)))]) + "\n")
     return {"chat": write_chat_model(root / "chat"), "encoder": encoder,
             "translator": write_translator(root / "translator", ("__en__", "__fr__"), max_length=9)}
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory):
+    """Folders of the tiny models."""
+    return write_models(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,19 @@
-"""Bodies that are nearly right, for the routes of every protocol: no answer is a 500."""
+"""Bodies that are nearly right, for the routes of every protocol: no answer is a 500.
 
+    python -m tests.server.test_protocols_fuzz [--seconds 300] [--only ROUTE,ROUTE]
+
+asks each route so long and prints what it answered.
+"""
+
+import argparse
 import copy
 import json
 import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
@@ -64,6 +75,26 @@ BODIES |= {
     "/api/show": {"model": "org/chat", "name": "x", "verbose": True},
     "/api/pull": {"model": "org/chat", "stream": False, "insecure": False},
 }
+BODIES |= {
+    "/v1/chat/completions": {
+        "model": "org/chat", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "n": 1, "seed": 1, "stop": ["x"],
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [
+            {"type": "text", "text": "é\U0001f642"}]},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"}, {"role": "user", "content": "and?"}],
+        "tools": [{"type": "function", "function": {"name": "f", "description": "x", "parameters": WEATHER,
+                                                    "strict": True}}],
+        "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}, "logprobs": True,
+        "top_logprobs": 1, "stream": False, "stream_options": None, "presence_penalty": 0.1, "logit_bias": {"20": 1},
+        "reasoning_effort": None, "chat_template_kwargs": {"enable_thinking": False}, "user": "me"},
+    "/v1/completions": {
+        "model": "org/chat", "prompt": ["hi", "you"], "max_tokens": 3, "echo": True, "logprobs": 1, "stop": "x", "n": 1,
+        "best_of": 1, "suffix": None, "logit_bias": {"20": 1}, "stream": False, "seed": 1, "min_p": 0.1},
+    "/v1/embeddings": {"model": "encoder", "input": ["paris", "is"], "encoding_format": "float", "dimensions": None},
+    "/": {"text": "hi", "decoding_alg": "sample.top_p", "is_streaming_mode": False, "max_output_len": 3,
+          "random_seed": 1, "temperature": 0.5, "system_prompt": "x", "res_prefix": ""},
+}
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
 ODD = [None, True, False, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, "", "x", "\x00", "é\U0001f642", "{", "null", "auto",
        "<tool_call>", "text", "function", [], {}, [[]], [None], [""], {"": None}, {"type": "text"}, {"type": "x"},
@@ -107,26 +138,65 @@ def damaged(body, chance: random.Random):
     return body
 
 
+def hurried(config):
+    """A configuration by which no request takes long."""
+    return config.replace("[service]", "[service]\nrequest_timeout = 5\nmax_choices = 4")
+
+
 @pytest.fixture(scope="module")
 def fuzzed(config_file, tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "service.toml"
-    path.write_text(config_file.read_text().replace("[service]", "[service]\nrequest_timeout = 5\nmax_choices = 4"))
+    path.write_text(hurried(config_file.read_text()))
     with ServerProcess("-c", str(path)) as server:
         yield server
         assert server.wait_idle()["kv_blocks_used"] == 0
         assert "Traceback" not in "".join(server.log), next(line for line in server.log if "Traceback" in line)
 
 
+def ask(http, route, chance):
+    """The status of an answer to a damaged body."""
+    text = json.dumps(damaged(BODIES[route], chance))
+    reply = http.post(route, content=text)
+    assert reply.status_code < 500, (text, reply.text[:500])
+    assert "internal_error" not in reply.text, (text, reply.text[:500])
+    return reply.status_code
+
+
 @pytest.mark.parametrize("route", BODIES)
 def test_no_server_errors(fuzzed, route):
-    chance, seen = random.Random(route), set()
+    chance = random.Random(route)
     with httpx.Client(base_url=fuzzed.url, timeout=60) as http:
         assert http.post(route, json=BODIES[route]).status_code == 200
-        for _ in range(ROUNDS):
-            body = damaged(BODIES[route], chance)
-            text = json.dumps(body)
-            reply = http.post(route, content=text)
-            seen.add(reply.status_code)
-            assert reply.status_code < 500, (text, reply.text[:500])
-            assert "internal_error" not in reply.text, (text, reply.text[:500])
+        seen = {ask(http, route, chance) for _ in range(ROUNDS)}
     assert 400 in seen and seen <= {200, 400, 404}
+
+
+def main() -> int:
+    """Ask each route for a while; 1 if an answer was a 500."""
+    from tests.server.conftest import CONFIG, write_models
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--only", default="")
+    asked, failed = parser.parse_args(), False
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "service.toml"
+        path.write_text(hurried(CONFIG.format(**write_models(Path(scratch)))))
+        for route in asked.only.split(",") if asked.only else BODIES:
+            with ServerProcess("-c", str(path)) as server, httpx.Client(
+                    base_url=server.url, timeout=60) as http:
+                found, chance, end = Counter(), random.Random(), time.monotonic() + asked.seconds
+                try:
+                    while time.monotonic() < end:
+                        found[ask(http, route, chance)] += 1
+                    assert server.wait_idle()["kv_blocks_used"] == 0 and "Traceback" not in "".join(server.log)
+                except AssertionError as error:
+                    failed = True
+                    print(f"{route}: {error}")
+                print(f"{route}: {found.total()} requests in {asked.seconds:g} s, {dict(sorted(found.items()))}",
+                      flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
