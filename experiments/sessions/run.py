@@ -1,0 +1,82 @@
+"""Sessions: how soon the first token comes after a restart, of a conversation that was saved and of one read again.
+
+In each round the model is loaded twice anew and answers a short question, so that its weights are in memory; then the
+time counts, of taking up the session and of the request, until the first token.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+OPTIONS = {"model": "smollm2-135m-instruct", "tokens": 4000, "more": 8, "rounds": 3, "threads": 0, "backend": "cpu"}
+SHARE = 0.05  # of the time of reading all of it
+
+
+def run(lab):
+    import numflow
+    from numflow import registry
+
+    if lab.quick:
+        lab.options |= {"tokens": 40, "rounds": 1}
+    options, path = lab.options, Path(registry.resolve(lab.options["model"]))
+    options["model"] = path.name  # no paths in the report
+    how = {"backend": options["backend"], **({"threads": options["threads"]} if options["threads"] else {})}
+    times: dict[str, list[float]] = {"read again": [], "taken up": [], "taking up": []}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "talk.session"
+        with numflow.load(path, **how) as model, numflow.Engine(model) as engine:
+            ids = np.random.default_rng(0).integers(10, model.vocabulary, options["tokens"] + options["more"]).tolist()
+            first(engine, ids[:options["tokens"]])
+            size = engine.save_session(file).nbytes
+        for number in range(options["rounds"]):
+            lab.say(f"round {number + 1} of {options['rounds']}")
+            found = {}
+            for name, saved in (("read again", None), ("taken up", file)):
+                with numflow.load(path, **how) as model, numflow.Engine(model) as engine:
+                    first(engine, ids[:3])
+                    begin = time.perf_counter()
+                    if saved is not None:
+                        engine.restore_session(saved)
+                        times["taking up"].append(time.perf_counter() - begin)
+                    found[name] = first(engine, ids)
+                    times[name].append(found[name].moment - begin)
+            lab.doubt(found["taken up"].id == found["read again"].id, "the first tokens are not the same")
+            lab.doubt(found["taken up"].cached >= options["tokens"] - 32, "the session was not used")
+    lab.results |= {"seconds": times, "bytes": size}
+    report(lab, times, size, options)
+
+
+class First:
+    """The first token of an answer, when it came, and how much of the prompt had been read before."""
+
+    def __init__(self, job, moments):
+        self.id, self.moment, self.cached = job.results[0].ids[0], moments[0], job.group.reused
+
+
+def first(engine, ids) -> First:
+    """The first token after a prompt."""
+    moments: list[float] = []
+    request = engine.request(ids, max_tokens=1, ignore_eos=True, temperature=0)
+    job = engine.start(request, 1, 0, lambda piece: moments.append(time.perf_counter()))
+    job.done.wait()
+    if job.error is not None:
+        raise job.error
+    return First(job, moments)
+
+
+def report(lab, times, size: int, options) -> None:
+    """A table and a sentence."""
+    found = {name: median(own) for name, own in times.items()}
+    share = found["taken up"] / found["read again"]
+    lab.text(f"A conversation of {options['tokens']} tokens, and {options['more']} new ones; its session is "
+             f"{size / 2**20:.1f} MiB. Medians of {options['rounds']} rounds.")
+    alone = found["taking up"]
+    lab.table(["the conversation is", "first token after (s)", "of reading it again"],
+              [["read again", f"{found['read again']:.3f}", "100 %"],
+               ["taken up from its session", f"{found['taken up']:.3f}", f"{100 * share:.1f} %"],
+               ["of that: taking it up", f"{alone:.3f}", f"{100 * alone / found['read again']:.1f} %"]])
+    lab.claim(f"The first token comes within {100 * SHARE:.0f} % of the time of reading the conversation again.",
+              share <= SHARE)
