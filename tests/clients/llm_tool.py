@@ -17,7 +17,7 @@ class Held(Chat):
 
 model = Held("served", model_name=MODEL, api_base=f"{URL}/v1", supports_schema=True, supports_tools=True)
 model.key = KEY
-MORE = {"max_tokens": 80, "temperature": 0}
+MORE = {"max_tokens": 120, "temperature": 0}
 
 
 def conversation():

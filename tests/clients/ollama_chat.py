@@ -7,7 +7,7 @@ import ollama
 from checks import ASKED, CALLS, MODEL, PLACE, QUESTION, TOLD, URL, WEATHER, is_call, is_place, tell
 
 client = ollama.Client(host=URL, timeout=300)
-MORE = {"model": MODEL, "options": {"num_predict": 60, "temperature": 0}}
+MORE = {"model": MODEL, "options": {"num_predict": 120, "temperature": 0}}
 
 
 def conversation():

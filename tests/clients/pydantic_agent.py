@@ -12,7 +12,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import UsageLimits
 
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY))
-MORE = {"max_tokens": 80, "temperature": 0, "timeout": 300}
+MORE = {"max_tokens": 120, "temperature": 0, "timeout": 300}
 
 
 class Place(pydantic.BaseModel, extra="forbid"):

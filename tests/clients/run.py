@@ -4,7 +4,8 @@
 
 needs a package index that pip can reach and the models of NUMFLOW_MODELS. Each program (a file beside this one) has a
 conversation, a stream, a call of a tool whose result goes back, and a structured answer, with SmolLM2, whose template
-knows no tools, and with a toy of random weights, whose template does. Exits with 1 if anything fails.
+knows no tools, and with a toy of random weights, whose template does. Exits with 1 if anything fails or cannot be
+installed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.clients.checks import KINDS
@@ -51,15 +53,36 @@ preload = true
 """
 
 
+class NotInstalledError(Exception):
+    """A program that the package index did not give."""
+
+
 def environment(root: Path, name: str, packages: tuple[str, ...]) -> Path:
-    """The Python of a program's environment, made if it is not there."""
+    """The Python of a program's environment, made if it is not there.
+
+    Raises:
+        NotInstalledError: it cannot be made.
+    """
     place = root / FOLDERS.get(name, name)
     python = place / "bin" / "python"
-    if not (place / "made").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True, timeout=INSTALL_S)
-        (place / "made").touch()
+    if (place / "made").exists():
+        return python
+    for command in ([sys.executable, "-m", "venv", "--clear", place],
+                    [python, "-m", "pip", "install", "-q", *packages]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+        except subprocess.TimeoutExpired:
+            raise NotInstalledError(f"not done after {INSTALL_S} s") from None
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            raise NotInstalledError((done.stderr.strip().splitlines() or ["no reason was told"])[-1])
+    (place / "made").touch()
     return python
+
+
+def failed(why: str) -> dict:
+    """Outcomes of a program that was not there, or did not come to its checks."""
+    return {"version": "?", "found": dict.fromkeys(KINDS, f"no: {why}")}
 
 
 def outcome(python: Path, name: str, url: str, model: str) -> dict:
@@ -70,10 +93,10 @@ def outcome(python: Path, name: str, url: str, model: str) -> dict:
         done = subprocess.run([python, Path(__file__).with_name(f"{name}.py")], env=env, capture_output=True, text=True,
                               timeout=RUN_S, cwd=tempfile.gettempdir())
     except subprocess.TimeoutExpired:
-        return {"version": "?", "found": dict.fromkeys(KINDS, f"no: not done after {RUN_S} s")}
+        return failed(f"not done after {RUN_S} s")
     print(done.stderr, file=sys.stderr)
     if done.returncode or not done.stdout.strip():
-        return {"version": "?", "found": dict.fromkeys(KINDS, f"no: {done.stderr.strip().splitlines()[-1:]}")}
+        return failed(f"{done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -111,15 +134,23 @@ def main() -> int:
         with ServerProcess("-c", str(config), wait=False) as server:
             server.wait_ready(900)
             for name in names:
-                python = environment(asked.environments or Path(scratch), name, PROGRAMS[name][1])
                 for model in MODELS if name != "openai_embeddings" else ("minilm",):
-                    found[name, model] = outcome(python, name, server.url, model)
+                    try:
+                        python = environment(asked.environments or Path(scratch), name, PROGRAMS[name][1])
+                        found[name, model] = outcome(python, name, server.url, model)
+                    except NotInstalledError as error:
+                        found[name, model] = failed(f"cannot be installed: {error}")
                     print(f"{name} {model}: {found[name, model]}", flush=True)
     page = table(found)
     print(page)
     if asked.out is not None:
         asked.out.write_text(page, encoding="utf-8")
-    return int(any(text.startswith("no") for told in found.values() for text in told["found"].values()))
+    return exit_code(found.values())
+
+
+def exit_code(found: Iterable[dict]) -> int:
+    """1 if anything failed, or a program could not be installed."""
+    return int(any(text.startswith("no") for told in found for text in told["found"].values()))
 
 
 if __name__ == "__main__":

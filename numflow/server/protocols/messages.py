@@ -73,7 +73,7 @@ class _Answer(Answer):
 
     async def start(self) -> None:
         chat, begun = await asyncio.to_thread(self._chat)
-        self._talk = Talk(self._service, self._running, chat, begun, pieces=self._body.stream)
+        self._talk = Talk(self._service, self._running, chat, begun, pieces=bool(self._body.stream))
         await self._talk.start()
 
     def _chat(self) -> tuple[ChatRequest, str]:

@@ -32,7 +32,7 @@ class _Answer(Answer):
         begun = ""
         if body.continue_final_message:
             body, begun = _begun(body)
-        self._talk = Talk(service, running, body, begun, pieces=body.stream)
+        self._talk = Talk(service, running, body, begun, pieces=bool(body.stream))
         self._envelope = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion",
                           "created": int(time.time()), "model": self._served.name,
                           "system_fingerprint": self._served.fingerprint}

@@ -158,7 +158,8 @@ class _Answer(Answer):
         self._talk: Talk
 
     async def start(self) -> None:
-        self._talk = Talk(self._service, self._running, await asyncio.to_thread(self._chat), pieces=self._body.stream)
+        chat = await asyncio.to_thread(self._chat)
+        self._talk = Talk(self._service, self._running, chat, pieces=bool(self._body.stream))
         await self._talk.start()
 
     def _chat(self) -> ChatRequest:
