@@ -8,11 +8,13 @@ from llm.default_plugins.openai_models import Chat
 
 
 class Held(Chat):
-    """A model that calls a tool before anything else, for which llm has no option."""
+    """A model that calls a tool before anything else, and none when it has the result: llm has no option for that."""
 
     def build_kwargs(self, prompt, stream):
         made = super().build_kwargs(prompt, stream)
-        return {**made, "extra_body": CALLS} if prompt.tools and not prompt.tool_results else made
+        if prompt.tools:
+            made["extra_body"] = {"tool_choice": "none"} if prompt.tool_results else CALLS
+        return made
 
 
 model = Held("served", model_name=MODEL, api_base=f"{URL}/v1", supports_schema=True, supports_tools=True)
@@ -40,7 +42,7 @@ def tool():
         return TOLD
 
     found = model.conversation(tools=[weather], chain_limit=3).chain(ASKED, options=MORE)
-    assert found.text() and calls
+    assert found.text() and len(calls) == 1
 
 
 def structured():
