@@ -27,6 +27,7 @@ def tool():
     asked = {**MORE, "options": {**MORE["options"], **CALLS}}  # its interface has no word for it
     first = client.chat(messages=messages, tools=tools, **asked).message
     call, = first.tool_calls
+    assert not first.content
     is_call(call.function.name, dict(call.function.arguments))
     parts = list(client.chat(messages=messages, tools=tools, stream=True, **asked))
     assert [one.function for part in parts for one in part.message.tool_calls or []] == [call.function]

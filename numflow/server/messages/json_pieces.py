@@ -52,7 +52,7 @@ class JsonPieces:
         self._untold = ""  # has been read, and is not told before a value follows
 
     def feed(self, text: str) -> tuple[str, str]:
-        """What can be told of the text now, and what remains of it: all that comes behind the end, or that is no JSON;
+        """The text that can be told now, and the rest of it: all that comes behind the end, or that is no JSON;
         while it is open the beginning of what more text completes, to be given again."""
         told, at = "", 0
         while self.state == "open" and at < len(text):
@@ -99,7 +99,7 @@ class JsonPieces:
         return ""
 
     def _step(self, text: str, at: int) -> tuple[int, str] | None:
-        """What stands outside of strings."""
+        """A piece of what stands outside of strings."""
         char, wanted = text[at], self._next
         if char in _SPACE:
             return at + 1, ""

@@ -210,7 +210,7 @@ class Splitter:
         return [*parts, ReplyPart("called", call=self._made, index=self._made.index)]
 
     def _behind(self, end: bool) -> list[ReplyPart] | None:
-        """What is left of the object around the arguments."""
+        """The rest of the object around the arguments."""
         _, self._held = self._json.feed(self._held)
         if self._json.state == "open" and not end:
             return None

@@ -180,7 +180,7 @@ class _Answer(Answer):
                 self._calls.append(_call(part))
             elif part.kind == "reasoning":
                 self.thinking += part.text
-            else:
+            elif part.kind == "content":
                 self.text += part.text
 
     def _lines(self, choice: ReplyChoice, parts: Sequence[ReplyPart]) -> list[bytes]:
