@@ -260,14 +260,13 @@ class Op:
 
 
 REQUIRED = object()
-_HEADS = {"heads": REQUIRED, "head_dim": REQUIRED}
 
 OPS = {op.name: op for op in (
     Op("embed", "batch", "y[t] = table[tokens[t]] * scale. Where `vocabulary` is given, the table has rows first .. "
        "first + V - 1 of one of so many rows, and rows of other tokens become -0.0, which changes no number that it is "
        "added to", (), ("y",), ("table",), {"scale": 1.0, "first": 0, "vocabulary": 0}),
-    Op("embed_position", "batch",
-       "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",), {"offset": 0}),
+    Op("embed_position", "batch", "y[t] = x[t] + table[positions[t] + offset]", ("x",), ("y",), ("table",),
+       {"offset": 0}),
     Op("embed_type", "batch", "y[t] = x[t] + table[types[t]]", ("x",), ("y",), ("table",)),
     Op("rms_norm", "rows", "y = x / sqrt(mean(x^2) + eps) * weight, over each of `groups` equal column groups "
        "(weight [D] or [D / groups])", ("x",), ("y",), ("weight?",), {"eps": REQUIRED, "groups": 1}),
@@ -281,14 +280,13 @@ OPS = {op.name: op for op in (
        (), ("y",), ("inv_freq", "long?"), {"scale": 1.0, "border": 0, "long_scale": 1.0, "stretch": 1.0}),
     Op("rope", "heads", "rotate columns [start, start + 2F) of each head by `angles` [T, 2F]; pairing 'half' rotates "
        "(i, i + F), 'adjacent' (2i, 2i + 1); other columns are copied",
-       ("x", "angles"), ("y",), (), {**_HEADS, "pairing": "half", "start": 0}),
+       ("x", "angles"), ("y",), (), {"heads": REQUIRED, "head_dim": REQUIRED, "pairing": "half", "start": 0}),
     Op("head_concat", "heads", "y [T, H * (A + B)]: head h is (a head h, b head h); b [T, B] is shared by all heads",
        ("a", "b"), ("y",), (), {"heads": REQUIRED}),
     Op("head_linear", "heads", "y [T, H * N]: head h = weight[h] [N, K] @ head h of x [T, H * K]",
        ("x",), ("y",), ("weight",), {"heads": REQUIRED}),
-    Op("cache_write", "batch",
-       "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where values are "
-       "a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
+    Op("cache_write", "batch", "store k [T, G*E], v [T, G*E_v] of each token at its position in `cache`; no v where "
+       "values are a prefix of keys", ("k", "v?"), (), (), {"cache": REQUIRED}),
     Op("index_select", "batch",
        "y i32 [T, W]: bit p % 32 of word p // 32 is set where key p of `cache` is among the top_k best that a row "
        "sees, by the sum over heads h of weights[t, h] * max(q head h . key, 0); of equals the earlier ones",
@@ -314,6 +312,9 @@ OPS = {op.name: op for op in (
     Op("gated_recurrence", "batch", "y = h = a h + sqrt(1 - a^2) sigmoid(entry + entry_bias) x, h [W] of a sequence; "
        "log a = -8 softplus(rate) sigmoid(fade + fade_bias), at position 0 a = 0",
        ("x", "entry", "fade"), ("y",), ("rate", "entry_bias", "fade_bias"), {"state": REQUIRED}),
+    Op("wkv", "batch", "y = (a + w v) / (b + w), w = e^(first + k); then a = e^decay a + e^k v, b = e^decay b + e^k; "
+       "state [3, W]: a and b of each channel, divided by e^m, and m, their largest exponent so far",
+       ("k", "v"), ("y",), ("decay", "first"), {"state": REQUIRED}),
     Op("act", "elements", "y = act(x). xielu: y = positive * x^2 + beta * x for x > 0, else "
        "negative * (exp(min(x, eps)) - 1 - x) + beta * x", ("x",), ("y",), (),
        {"kind": REQUIRED, "positive": 0.0, "negative": 0.0, "beta": 0.0, "eps": 0.0}),
@@ -345,9 +346,8 @@ OPS = {op.name: op for op in (
        "times scale and the expert's own", ("logits",), ("ids", "gates"), ("bias?", "scales?"), {"score": "softmax",
         "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1, "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
-    Op("expert_linear", "rows",
-       "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (shared by the S "
-       "routes) or T*S rows; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
+    Op("expert_linear", "rows", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (of all S "
+       "routes) or T*S; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "
        "larger stack, and rows of routes to others become 0", ("x", "ids"), ("y",), ("weight", "bias?"), {"first": 0}),
     Op("expert_combine", "rows", "y [T, D] = sum over s of gates[t, s] * x[(t, s)]; without the gates if not weighted",
        ("x", "gates"), ("y",), (), {"weighted": True}),

@@ -26,6 +26,7 @@ from numflow.reference import (
     norm,
     rope,
     select,
+    wkv,
 )
 from numflow.reference.state import StateMemory
 
@@ -42,7 +43,7 @@ KERNELS = {
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route, "expert_scale": moe.expert_scale,
     "expert_linear": moe.expert_linear,
     "softplus": act.softplus, "linear_attention": linear_attention.linear_attention,
-    "gated_recurrence": gated_recurrence.gated_recurrence,
+    "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "expert_combine": moe.expert_combine,
 }
 OF_ADAPTERS = {"adapt": adapt.adapt, "adapt_rows": adapt.adapt_rows}

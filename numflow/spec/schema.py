@@ -120,10 +120,11 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
     },
     "mixer": {
         "kind": _choice(("attention", "conv", "delta", "state_space", "scan", "decay", "state_space_attention",
-                         "gated_recurrence", "none"), "attention",
+                         "gated_recurrence", "wkv", "none"), "attention",
                         "what mixes the tokens of a layer: attention; a gated short convolution; linear attention by "
                         "the gated delta rule, of a state space (one step a head, or a scan with one a channel), or "
-                        "with a fixed decay; a state space beside attention; a gated recurrence of channels; nothing"),
+                        "with a fixed decay; a state space beside attention; a gated recurrence of channels; a mean of "
+                        "values whose weights fade; nothing"),
     },
     "recurrent": {
         "heads": _int(1, "heads of the state; of a scan its channels"),
@@ -241,10 +242,14 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                           "gate and up as two matrices or one, and in which order of rows"),
         "limit": _float(0.0, "swiglu_clamp: where gate and up are clamped", 0, 1e30),
         "alpha": _float(0.0, "swiglu_clamp: slope of the sigmoid"),
+        **{f"xielu_{name}": _float(0.0, f"xielu: ffn_act_{name} of files without that tensor")
+           for name in ("positive", "negative", "beta", "eps")},
         "sparsity": _float(0.0, "the part of a normal distribution's lower values that the gate is cut at, its mean "
                            "and deviation taken from the token's own columns: what is below becomes 0; 0 = off", 0,
                            0.999999),
         "sub_norm": _bool("has('ffn_sub_norm.weight')", "a norm before the down matrix"),
+        "token_shift": _bool(False, "matrices read shares of the token and of the one before; the output is multiplied "
+                             "by sigmoid(ffn_gate(x))"),
         "gate_scale": _float(1.0, "what the gate's matrix gives is multiplied by it"),
         "out_scale": _float(1.0, "the output is multiplied by it"),
     },

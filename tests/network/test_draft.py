@@ -119,8 +119,7 @@ MOST = {"granitemoehybrid_mamba": 7, "hunyuan_v1_moe": 8}  # keys of parts that 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.name for path in SHARED.glob("fixtures_2026/*")
-                                        if path.is_dir() and path.name != "rwkv"))  # which has no specification
+@pytest.mark.parametrize("name", sorted(path.name for path in SHARED.glob("fixtures_2026/*") if path.is_dir()))
 def test_families_of_2025_26_take_at_most_five_lines_of_hand_work(tmp_path, name):
     """An architecture that nobody knows: each key to confirm is a line, and another family to extend is one."""
     folder = shared("fixtures_2026", name)

@@ -17,7 +17,7 @@ from tests.specs.case import relative_error
 
 TOLERANCE = 1e-4
 ENCODERS = ["modernbert", "qwen3_embedding", "xlm_roberta_classifier"]
-OTHERS = {*ENCODERS, "rwkv", "bert_base_multilingual_cased", "m2m100_418m"}  # rwkv has no spec
+OTHERS = {*ENCODERS, "bert_base_multilingual_cased", "m2m100_418m"}
 CAUSAL = sorted((group, path.name) for group in ("fixtures", "fixtures_2026")
                 for path in SHARED.glob(f"{group}/*") if path.is_dir() and path.name not in OTHERS)
 NEW = 12

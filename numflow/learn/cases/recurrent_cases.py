@@ -24,6 +24,12 @@ def recurrent_cases():
     y, weights = b.buffer(60), {role: b.weight(role, b.normal(60)) for role in ("rate", "entry_bias", "fade_bias")}
     b.step("gated_recurrence", (x, entry, fade), (y,), weights, state=b.state(60))
     yield b.case(y, SCHEDULE)
+    b = Builder("wkv")
+    k, v = b.inputs(60, 60, spread=2.0)
+    y, weights = b.buffer(60), {"decay": b.weight("decay", -np.exp(b.normal(60))),
+                                "first": b.weight("first", b.normal(60))}
+    b.step("wkv", (k, v), (y,), weights, state=b.state(3, 60))
+    yield b.case(y, SCHEDULE)
 
 
 def _case(name, heads, key_heads, k_dim, v_dim, delta=False, tiled=False, by_column=False, scaled=False, skip=False,

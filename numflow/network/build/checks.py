@@ -269,11 +269,13 @@ def _linear_attention(step: Step, network: Network) -> None:
 
 
 def _by_channel(step: Step, network: Network) -> None:
-    """Every weight and every state has a number for each column."""
+    """Every weight and every state has a number for each column, that of `wkv` three."""
     _same(step, network)
-    for shape in (*(network.weights[name].shape for name in step.weights.values()),
-                  *(network.states[name].shape for name in states_of(step).values())):
-        _expect(step, "shape of a weight or state", (step.outputs[0].width,), shape)
+    width = step.outputs[0].width
+    for name in step.weights.values():
+        _expect(step, f"shape of {name!r}", (width,), network.weights[name].shape)
+    for name in states_of(step).values():
+        _expect(step, f"shape of {name!r}", (3, width) if step.op == "wkv" else (width,), network.states[name].shape)
 
 
 def _act(step: Step, network: Network) -> None:
@@ -388,13 +390,11 @@ _SHAPES = {
     "embed": _embed, "embed_position": _table, "embed_type": _table, "rms_norm": _norm, "layer_norm": _norm,
     "linear": _linear, "rope_angles": _rope_angles, "rope": _rope, "head_concat": _head_concat,
     "head_linear": _head_linear, "cache_write": _cache_write, "index_select": _index_select,
-    "attention": _attention, "act": _act, "act_mul": _act,
-    "gate_rows": _gate_rows, "permute": _permute,
+    "attention": _attention, "act": _act, "act_mul": _act, "gate_rows": _gate_rows, "permute": _permute,
     "mul": _same, "causal_conv": _causal_conv, "add": _same, "scale": _scale, "scale_by_position": _scale_by_position,
     "sparsify": _same, "match_rms": _match_rms, "mix": _mix, "softcap": _same, "clamp": _same, "copy": _same,
-    "select_rows": _select,
+    "select_rows": _select, "adapt": _adapt, "adapt_rows": _adapt,
     "moe_route": _route, "expert_scale": _combine, "expert_linear": _expert_linear, "expert_combine": _combine,
-    "softplus": _by_channel, "gated_recurrence": _by_channel, "linear_attention": _linear_attention,
-    "adapt": _adapt, "adapt_rows": _adapt,
+    "linear_attention": _linear_attention, **dict.fromkeys(("softplus", "gated_recurrence", "wkv"), _by_channel),
     "send": _any_view, "receive": _any_view, "all_reduce": _all_reduce, "all_gather": _all_gather,
 }

@@ -67,8 +67,10 @@ def _times(b: Builder, key: str, x: View) -> View:
 
 
 def _xielu(b: Builder) -> dict[str, Any]:
-    """Numbers of xIELU (arXiv 2411.13010) from those that the file has."""
-    positive, negative, beta, eps = (b.number(f"ffn_act_{name}") for name in ("positive", "negative", "beta", "eps"))
+    """Numbers of xIELU (arXiv 2411.13010) from those that the file has, as tensors where the spec names them."""
+    positive, negative, beta, eps = (
+        b.number(f"ffn_act_{name}") if any(b.names.candidates(f"ffn_act_{name}", "weight", b.layer, b.stack))
+        else b.option("ffn", f"xielu_{name}") for name in ("positive", "negative", "beta", "eps"))
     return {"positive": _softplus(positive), "negative": beta + _softplus(negative), "beta": beta, "eps": eps}
 
 

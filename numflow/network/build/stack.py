@@ -3,8 +3,8 @@
 from numflow.network.build.altup import altup_layer, begin_streams, end_streams
 from numflow.network.build.attention import cross_attention, cross_memory, self_attention
 from numflow.network.build.builder import Builder
+from numflow.network.build.channels import gated_recurrence, shifted_feed_forward, weighted_keys
 from numflow.network.build.feed_forward import dense_and_experts, feed_forward
-from numflow.network.build.gated_recurrence import gated_recurrence
 from numflow.network.build.linear_attention import decaying_attention, delta_rule
 from numflow.network.build.per_layer import per_layer_branch, per_layer_inputs
 from numflow.network.build.recurrent import short_convolution
@@ -16,7 +16,7 @@ from numflow.ops import View
 # What mixes the tokens of a text, by mixer.kind: x [T, D] -> [T, D].
 MIXERS = {"attention": self_attention, "conv": short_convolution, "delta": delta_rule, "state_space": state_space,
           "scan": selective_scan, "decay": decaying_attention, "state_space_attention": state_space_beside_attention,
-          "gated_recurrence": gated_recurrence}
+          "gated_recurrence": gated_recurrence, "wkv": weighted_keys}
 
 
 def decoder_or_encoder(b: Builder) -> None:
@@ -106,7 +106,7 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     if cross:
         _residual_branch(b, x, "cross", cross_attention)
     if b.option("ffn", "enabled"):
-        _residual_branch(b, x, "ffn", _beside(x) if b.option("moe", "beside") else feed_forward)
+        _residual_branch(b, x, "ffn", _feed_forward(b, x))
     if b.option("per_layer", "width"):
         per_layer_branch(b, x, x)
     if b.option("block", "output_scale"):
@@ -114,9 +114,11 @@ def transformer_layer(b: Builder, x: View, cross: bool = False) -> View:
     return x
 
 
-def _beside(stream: View):
-    """The feed-forward part whose experts read the stream that its dense part has the norm of."""
-    return lambda b, x: dense_and_experts(b, x, stream)
+def _feed_forward(b: Builder, stream: View):
+    """The feed-forward block of this layer. stream: what its input is the norm of, which some experts read."""
+    if b.option("moe", "beside"):
+        return lambda b, x: dense_and_experts(b, x, stream)
+    return shifted_feed_forward if b.option("ffn", "token_shift") else feed_forward
 
 
 def _residual_branch(b: Builder, x: View, name: str, block) -> None:

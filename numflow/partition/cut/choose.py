@@ -259,7 +259,7 @@ class _Chooser:
         "scale_by_position": _elementwise,  # of the row's position beside the element
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "permute", "select_rows",
                          "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale", "expert_combine",
-                         "softplus", "linear_attention", "gated_recurrence"), _whole),
+                         "softplus", "linear_attention", "gated_recurrence", "wkv"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,

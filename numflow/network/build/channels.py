@@ -1,0 +1,72 @@
+"""Blocks whose states are a few numbers for each channel: gated recurrences, fading means, the token before."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from numflow.network.build.builder import Builder
+from numflow.network.build.recurrent import convolution
+from numflow.ops import View
+
+
+def gated_recurrence(b: Builder, x: View) -> View:
+    """out(h * gelu(gate(x))), h the gated recurrence of a convolution of in(x) (arXiv 2402.19427). Returns [T, D]."""
+    width, blocks = b.option("recurrent", "heads") * b.option("recurrent", "value_dim"), b.option("recurrent", "heads")
+    size = width // blocks
+    gate = b.linear("lru_gate", x, b.view("recurrent_gate", width))
+    inner = convolution(b, "ssm_conv1d", b.linear("lru_in", x, b.view("lru_in", width)), b.view("lru_conv", width))
+    both = b.view("lru_gates", 2 * width)
+    parts = [View(both.buffer, start, width) for start in (0, width)]
+    weights = {"rate": b.vector("lru_rate", "weight", width)}
+    for view, name in zip(parts, ("entry", "fade")):
+        # A matrix for each block of columns, stored [blocks, inputs, outputs]
+        matrix = b.head_matrices(f"lru_{name}", blocks, size, range(size), size, "", turned=True)
+        b.emit("head_linear", (inner,), (view,), f"lru_{name}", {"weight": matrix}, heads=blocks)
+        weights[f"{name}_bias"] = b.vector(f"lru_{name}_bias", "weight", width, flat=True)
+    y = b.view("recurrent", width)
+    b.emit("gated_recurrence", (inner, *parts), (y,), "lru", weights, state=b.state("lru", width))
+    b.emit("act_mul", (gate, y), (y,), "gated", kind="gelu_tanh")
+    return b.linear("ssm_out", y, b.view("branch", x.width))
+
+
+def weighted_keys(b: Builder, x: View) -> View:
+    """out(sigmoid(gate(x)) * y), y a mean of values that keys weigh, which fades (arXiv 2305.13048). Returns [T, D]."""
+    width = b.option("recurrent", "heads") * b.option("recurrent", "value_dim")
+    before = _token_before(b, "shift", x)
+    gate, k, v = (b.linear(module, _between(b, f"{module}_mix", x, before), b.view(module, width))
+                  for module in ("attn_gate", "attn_k", "attn_v"))
+    weights = {"decay": b.vector("wkv_decay", "weight", width, flat=True),
+               "first": b.vector("wkv_first", "weight", width, flat=True)}
+    b.weights[weights["decay"]] = replace(b.weights[weights["decay"]], negative_exp=True)
+    y = b.view("recurrent", width)
+    b.emit("wkv", (k, v), (y,), "wkv", weights, state=b.state("wkv", 3, width, axis=1))
+    b.emit("act_mul", (gate, y), (y,), "gated", kind="sigmoid")
+    return b.linear("attn_output", y, b.view("branch", x.width))
+
+
+def shifted_feed_forward(b: Builder, x: View) -> View:
+    """sigmoid(gate(x)) * down(act(up(x))), gate and up with shares of the token before. Returns [T, D]."""
+    before, hidden = _token_before(b, "ffn_shift", x), b.view("ffn", b.option("ffn", "width"))
+    gate = b.linear("ffn_gate", _between(b, "ffn_gate_mix", x, before), b.view("ffn_gate", x.width))
+    b.linear("ffn_up", _between(b, "ffn_up_mix", x, before), hidden)
+    b.emit("act", (hidden,), (hidden,), "ffn_act", kind=b.option("ffn", "activation"))
+    y = b.linear("ffn_down", hidden, b.view("branch", x.width))
+    b.emit("act_mul", (gate, y), (y,), "ffn_gated", kind="sigmoid")
+    return y
+
+
+def _token_before(b: Builder, label: str, x: View) -> View:
+    """x of the token before, zeros before the first: a convolution whose taps are 1 and 0."""
+    taps = b.constant(f"shift.{x.width}", np.tile(np.array([1, 0], np.float32), (x.width, 1)))
+    y = b.view("before", x.width)
+    b.emit("causal_conv", (x,), (y,), label, {"weight": taps}, state=b.state(label, 1, x.width, axis=1))
+    return y
+
+
+def _between(b: Builder, module: str, x: View, before: View) -> View:
+    """before + share * (x - before), a share [D] of each channel."""
+    y = b.view("between", x.width)
+    b.emit("add", (x, before), (y,), f"{module}.change", scale=-1.0)
+    b.emit("scale", (y,), (y,), module, {"weight": b.vector(module, "weight", x.width, flat=True)}, scale=1.0)
+    b.emit("add", (y, before), (y,), f"{module}.sum")
+    return y
