@@ -120,5 +120,5 @@ def test_every_op_has_a_rule_for_cutting():
     assert ops >= {"send", "receive", "all_reduce"}
     strange = replace(built, entries={"main": (replace(built.entries["main"][0], op="stir"),)})
     with pytest.raises(NetworkError, match="no rule says how devices of a group share stir"):
-        choose(strange, "main", (0.5, 0.5), {}, "split", "split")
-    assert len(choose(strange, "main", (1.0,), {}, "split", "split")) == 1
+        choose(strange, "main", (0.5, 0.5), {}, {}, "split", "split")
+    assert len(choose(strange, "main", (1.0,), {}, {}, "split", "split")) == 1

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from numflow.ops import Cache, Network, State, Step, View, Weight, param, states_of
+from numflow.partition.cut.apart import taken_apart
 from numflow.partition.cut.by_layer import PipelineStage
 from numflow.partition.cut.choose import (
     COLUMNS,
@@ -28,6 +29,7 @@ from numflow.partition.cut.choose import (
     of_heads,
     own_columns,
 )
+from numflow.partition.cut.recurrent import RECURRENT, StateCut, own_params, read_in_pieces
 from numflow.partition.cut.slices import columns_of, experts_of, rows_of
 from numflow.partition.cut.spans import Spans, holders
 
@@ -67,18 +69,21 @@ class DeviceSteps:
 
 
 def cut_by_tensor(network: Network, stage: PipelineStage, group: tuple[int, ...], shares: tuple[float, ...],
-                  groups: tuple[tuple[int, ...], ...], caches: Mapping[str, CacheCut], embedding: str = "split",
+                  groups: tuple[tuple[int, ...], ...], caches: Mapping[str, CacheCut],
+                  states: Mapping[str, StateCut], embedding: str = "split",
                   head: str = "split") -> list[DeviceSteps]:
     """The steps of each device of a group.
 
-    group: indices of its devices in the plan, of all groups in `groups`. caches: how the group cuts each cache.
-    embedding, head: as for `choose`.
+    group: indices of its devices in the plan, of all groups in `groups`. caches, states: how the group cuts each of
+    them. embedding, head: as for `choose`.
     """
     local = replace(network, entries=stage.entries)
-    emitter = _Emitter(local, group, groups, caches)
-    for entry, steps in stage.entries.items():
+    if len(group) > 1:
+        local = taken_apart(local, states)
+    emitter = _Emitter(local, group, groups, caches, states)
+    for entry, steps in local.entries.items():
         emitter.entry = entry
-        for step, choice in zip(steps, choose(local, entry, shares, caches, embedding, head), strict=True):
+        for step, choice in zip(steps, choose(local, entry, shares, caches, states, embedding, head), strict=True):
             emitter.step(step, choice)
     return emitter.devices
 
@@ -86,8 +91,8 @@ def cut_by_tensor(network: Network, stage: PipelineStage, group: tuple[int, ...]
 class _Emitter:
     """Emits steps in order; `layouts` has the values that are not whole, `makers` the labels of their steps."""
 
-    def __init__(self, network: Network, group, groups, caches):
-        self.network, self.group, self.groups, self.caches = network, group, groups, caches
+    def __init__(self, network: Network, group, groups, caches, states):
+        self.network, self.group, self.groups, self.caches, self.states = network, group, groups, caches, states
         self.devices = [DeviceSteps(network) for _ in group]
         self.layouts: dict[View, Layout] = {}
         self.makers: dict[View, str] = {}
@@ -236,7 +241,7 @@ class _Emitter:
                 inputs=tuple(self.split(v, pieces[v], i) if v in pieces else v for v in step.inputs),
                 outputs=tuple(piece(v, spans[i]) for v in step.outputs),
                 weights={role: self._slice(step, role, begin, end) for role in step.weights},
-                params=self._params(step, begin, end), cache=i if "cache" in step.params else None,
+                params=self._params(step, i, begin, end), cache=i if "cache" in step.params else None,
                 state=((end - begin), step.outputs[0].width) if states_of(step) else (1, 1))
         return Split(spans) if step.outputs else None
 
@@ -249,6 +254,8 @@ class _Emitter:
             return {view: of_heads(spans, step.outputs[0], view) for view in own_columns(step)}
         if step.op == "head_linear":
             return {step.inputs[0]: of_heads(spans, step.outputs[0], step.inputs[0])}
+        if step.op in RECURRENT:
+            return read_in_pieces(step, self.states[param(step, "state")])
         if step.op in ("attention", "cache_write"):
             cache = self.network.caches[param(step, "cache")]
             cut = self.caches[cache.name]
@@ -267,11 +274,15 @@ class _Emitter:
         if step.op == "head_linear":
             size = step.outputs[0].width // param(step, "heads")
             return experts_of(weight, begin // size, end // size)
+        if step.op == "linear_attention":  # numbers of each head
+            return rows_of(weight, *(at * weight.shape[0] // step.outputs[0].width for at in (begin, end)))
         if step.op in ("linear", "causal_conv") or weight.shape == (step.outputs[0].width,):
             return rows_of(weight, begin, end)
         return weight  # a norm's, the same for every head
 
-    def _params(self, step: Step, begin: int, end: int) -> dict:
+    def _params(self, step: Step, i: int, begin: int, end: int) -> dict:
+        if step.op in RECURRENT:
+            return own_params(step, self.states[param(step, "state")], i)
         key = {"rms_norm": "groups", "layer_norm": "groups", "rope": "heads", "head_concat": "heads",
                "head_linear": "heads", "attention": "heads"}.get(step.op)
         if key is None:

@@ -7,6 +7,9 @@ What an output projection can take in pieces decides how everything before it is
     attn_output              columns                  each device has a partial sum: one all_reduce
     ffn_gate, ffn_up, act    rows      } by columns of ffn_down
     ffn_down                 columns                  one all_reduce
+    ssm_in, convolution      rows, channels           } by heads or channels of the state (recurrent.py), what one
+    recurrent step, its gate                           } step makes of several kinds taken apart first (apart.py)
+    ssm_out                  columns                  one all_reduce
     experts                  by expert                one all_reduce, together with the shared expert's
     embedding                rows                     one all_reduce, in which one device has each token's row
     head                     rows                     one all_gather
@@ -22,6 +25,7 @@ from typing import ClassVar
 
 from numflow.errors import NetworkError
 from numflow.ops import OPS, Cache, Network, Step, View, Weight, param
+from numflow.partition.cut.recurrent import RECURRENT, StateCut, read_in_pieces
 from numflow.partition.cut.slices import column_unit
 from numflow.partition.cut.spans import Spans, even_spans, head_spans, holders, is_aligned, kv_spans, scaled
 
@@ -93,24 +97,24 @@ def _cache_cut(heads: int, cache: Cache, width: int, output: Weight | None, shar
     return CacheCut(spans, kv_spans(spans, heads, cache.kv_heads), fits)
 
 
-def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapping[str, CacheCut], embedding: str,
-           head: str) -> list[Sharding]:
+def choose(network: Network, entry: str, shares: tuple[float, ...], caches: Mapping[str, CacheCut],
+           states: Mapping[str, StateCut], embedding: str, head: str) -> list[Sharding]:
     """A choice for every step of an entry.
 
-    shares: of the devices of the group. caches: of `cut_caches` on the whole model.
+    shares: of the devices of the group. caches, states: of `cut_caches` and `cut_states` on the whole model.
     embedding, head: "split" or "placed" (on the first device of the group).
     """
     steps = network.entries[entry]
     if len(shares) == 1:
         return [Sharding(WHOLE)] * len(steps)
-    return _Chooser(network, steps, shares, caches, embedding, head).all()
+    return _Chooser(network, steps, shares, caches, states, embedding, head).all()
 
 
 class _Chooser:
     """Walks the steps from the last one; `wanted` has the cut that later steps ask of a view."""
 
-    def __init__(self, network, steps, shares, caches, embedding, head):
-        self.network, self.steps, self.shares, self.caches = network, steps, shares, caches
+    def __init__(self, network, steps, shares, caches, states, embedding, head):
+        self.network, self.steps, self.shares, self.caches, self.states = network, steps, shares, caches, states
         self.embedding, self.head = embedding, head
         self.wanted: dict[View, Spans] = {}
 
@@ -185,6 +189,11 @@ class _Chooser:
         self.wanted[step.inputs[0]] = spans
         return Sharding(COLUMNS, spans)
 
+    def _recurrent(self, at: int, step: Step, spans: Spans | None) -> Sharding:
+        cut = self.states[param(step, "state")]
+        self.wanted |= read_in_pieces(step, cut)
+        return Sharding(COLUMNS, cut.columns)
+
     def _linear(self, at: int, step: Step, spans: Spans | None) -> Sharding:
         x, y, weight = step.inputs[0], step.outputs[0], self.network.weights[step.weights["weight"]]
         if spans is not None:
@@ -208,11 +217,15 @@ class _Chooser:
         made = self._writer(at, x)
         if made is None:
             return None, False
-        source = self.steps[made]
-        attention = self._attention_of(made)
-        if attention is not None:
-            cut = self.caches[param(attention, "cache")]
-            return scaled(cut.heads, x.width // param(attention, "heads")), cut.fits
+        source, mixer = self.steps[made], self._mixer_of(made)
+        if mixer is not None and mixer.op == "attention":
+            cut = self.caches[param(mixer, "cache")]
+            return scaled(cut.heads, x.width // param(mixer, "heads")), cut.fits
+        if mixer is not None:
+            state = self.states[param(mixer, "state")]
+            return state.columns, state.fits
+        if source.op == "causal_conv" and x in self.wanted and is_aligned(self.wanted[x], column_unit(weight)):
+            return self.wanted[x], True  # as the recurrent step behind it reads them
         if source.op in ("act", "act_mul", "mul") and all(self._by_columns(made, view) for view in source.inputs):
             unit = column_unit(weight)
             spans = even_spans(x.width, self.shares, max(unit, 1))
@@ -221,15 +234,16 @@ class _Chooser:
             return even_spans(x.width, self.shares), unit == 1
         return None, False
 
-    def _attention_of(self, made: int) -> Step | None:
-        """The step, if it is an attention, or the one whose output it multiplies with a gate or by heads."""
+    def _mixer_of(self, made: int) -> Step | None:
+        """The step, if it is an attention or recurrent, or the one whose output it multiplies with a gate or by heads,
+        or norms."""
         source = self.steps[made]
-        if source.op == "attention":
+        if source.op in ("attention", *RECURRENT):
             return source
-        if source.op not in ("act_mul", "head_linear"):
+        if source.op not in ("act_mul", "head_linear", "rms_norm"):
             return None
         writers = [self._writer(made, view) for view in source.inputs]
-        found = [self._attention_of(writer) for writer in writers if writer is not None]
+        found = [self._mixer_of(writer) for writer in writers if writer is not None]
         return next((step for step in found if step is not None), None)
 
     def _by_columns(self, at: int, view: View) -> bool:
@@ -258,12 +272,13 @@ class _Chooser:
         **dict.fromkeys((op.name for op in OPS.values() if op.local == "elements"), _elementwise),
         "scale_by_position": _elementwise,  # of the row's position beside the element
         **dict.fromkeys(("embed_position", "embed_type", "rope_angles", "gate_rows", "permute", "select_rows",
-                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale", "expert_combine",
-                         "softplus", "linear_attention", "gated_recurrence", "wkv"), _whole),
+                         "moe_route", "index_select", "sparsify", "match_rms", "mix", "expert_scale",
+                         "expert_combine"), _whole),
         **dict.fromkeys(("send", "receive"), _whole),  # exchanges between groups
         "rms_norm": _norm, "layer_norm": _norm, "rope": _rope,
         "head_concat": _head_concat, "head_linear": _head_linear, "attention": _attention,
-        "cache_write": _cache_write, "causal_conv": _channels, "linear": _linear, "embed": _embed,
+        "cache_write": _cache_write, "causal_conv": _channels, "softplus": _channels,
+        **dict.fromkeys(RECURRENT, _recurrent), "linear": _linear, "embed": _embed,
         "expert_linear": _experts,
     }
 

@@ -13,6 +13,7 @@ from numflow.partition.cut.by_tensor import PIECES, DeviceSteps, cut_by_tensor
 from numflow.partition.cut.choose import cut_caches
 from numflow.partition.cut.devices import Devices, parse_devices
 from numflow.partition.cut.plan import DevicePart, Plan, layers_by_stack
+from numflow.partition.cut.recurrent import cut_states
 
 PLACES = ("split", "placed")
 
@@ -46,8 +47,8 @@ def partition(network: Network, devices: str | Devices, executor: str | Mapping[
     parts: list[DevicePart] = []
     for number, (stage, group) in enumerate(zip(stages, placement.groups, strict=True)):
         shares = tuple(device.share for device in group)
-        cut = cut_by_tensor(network, stage, groups[number], shares, groups, cut_caches(network, shares), embedding,
-                            head)
+        cut = cut_by_tensor(network, stage, groups[number], shares, groups, cut_caches(network, shares),
+                            cut_states(network, shares), embedding, head)
         for device, index, steps in zip(group, groups[number], cut, strict=True):
             own = _network(network, steps, fuse)
             verify(own)

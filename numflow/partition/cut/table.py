@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from numflow.ops import EXCHANGES, Step, param
 from numflow.partition.cut.plan import DevicePart, Plan, layer_of
+from numflow.partition.cut.recurrent import RECURRENT
 
 _SPAN = re.compile(r"^(.*?)\[(:, )?(\d+):(\d+)\]$")
 
@@ -15,7 +16,7 @@ class CutRow:
     """A step of all layers that share it in the same way.
 
     how:    column-parallel (each device makes some outputs of a product), row-parallel (each reads some inputs and
-            makes a part of the sum), tokens (each has the rows of some tokens), heads, replicated, whole.
+            makes a part of the sum), tokens (each has the rows of some tokens), heads, channels, replicated, whole.
     spans:  by device, what it has. then: the exchange behind the step, "" if there is none.
     """
 
@@ -72,6 +73,10 @@ def _sharing(same: list[Step | None], parts: list[DevicePart]) -> tuple[str, tup
     kinds = {kind for _, kind, _ in weights[0]}
     if kinds == {""}:
         return "replicated", tuple("all" for _ in same)
+    if step.op == "linear_attention":
+        return "heads", tuple(f"{param(other, 'heads')} heads" for other in there)
+    if step.op in RECURRENT:
+        return "channels", tuple(f"{other.outputs[0].width} channels" for other in there)
     how = "row-parallel" if "columns" in kinds else "tokens" if step.op == "embed" else "column-parallel"
     return how, tuple(", ".join(f"{name} {'columns ' * (kind == 'columns')}{span}" for name, kind, span in spans)
                       for spans in weights)
