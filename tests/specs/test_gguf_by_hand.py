@@ -1,0 +1,161 @@
+"""GGUF files as llama.cpp's converter writes them, of families whose tiny model it cannot convert: named and rearranged
+here as it does, the numbers are those of the same weights under the published names.
+
+It rounds weights of BitNet, knows MiniMax by keys that the class does not write, and has no name for a dense layer as
+the class of Kimi Linear saves it; of Apertus it makes metadata of what is stored as tensors.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from numflow import network
+from numflow.errors import SpecError
+from numflow.network import WeightSource
+from numflow.reference.program import Program
+from tests.specs.case import load_case, memory_checkpoint, relative_error, run
+from tests.specs.weights import values
+
+COMMON = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+          "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "attention_layernorm": "attn_norm",
+          "feedforward_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+          "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+EXPERTS = {"block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias", "block_sparse_moe.gate": "ffn_gate_inp",
+           "block_sparse_moe.shared_experts.gate_proj": "ffn_gate_shexp",
+           "block_sparse_moe.shared_experts.up_proj": "ffn_up_shexp",
+           "block_sparse_moe.shared_experts.down_proj": "ffn_down_shexp",
+           "block_sparse_moe.gate_proj": "ffn_gate", "block_sparse_moe.up_proj": "ffn_up",
+           "block_sparse_moe.down_proj": "ffn_down"}
+STACKS = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
+
+
+def renamed(name, *tables):
+    for old, new in sorted({key: value for table in tables for key, value in table.items()}.items(),
+                           key=lambda pair: -len(pair[0])):
+        name = re.sub(rf"(^|\.){re.escape(old)}(\.|$)", rf"\g<1>{new}\2", name)
+    return name
+
+
+def stacked(tensors):
+    """Experts one by one as one tensor of each kind."""
+    found = {}
+    for name, array in tensors.items():
+        match = re.fullmatch(r"(blk\.\d+\.)block_sparse_moe\.experts\.\d+\.(w\d)\.weight", name)
+        found.setdefault(match[1] + STACKS[match[2]] + ".weight" if match else name, []).append(array)
+    return {name: parts[0] if len(parts) == 1 else np.stack(parts) for name, parts in found.items()}
+
+
+def common(architecture, config, **more):
+    keys = {"block_count": "num_hidden_layers", "embedding_length": "hidden_size", "context_length":
+            "max_position_embeddings", "feed_forward_length": "intermediate_size", "attention.head_count":
+            "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+            "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta", "vocab_size":
+            "vocab_size", "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+            "attention.key_length": "head_dim", "attention.value_length": "head_dim"}
+    found = {key: config[old] for key, old in keys.items() if old in config} | more
+    return {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in found.items()}}
+
+
+def bitnet(config, tensors):
+    names = {"self_attn.attn_sub_norm": "attn_sub_norm", "mlp.ffn_sub_norm": "ffn_sub_norm"}
+    metadata = common("bitnet", config, **{"rope.scaling.type": "linear", "rope.scaling.factor": 1.0})
+    return metadata, {renamed(name, COMMON, names): array for name, array in tensors.items()}
+
+
+def apertus(config, tensors):
+    """Numbers of the activation are metadata, without the architecture's name."""
+    numbers = {name: float(array.reshape(-1)[0]) for name, array in tensors.items() if ".act_fn." in name}
+    lists = {f"xielu.{part}": [number for name, number in numbers.items() if name.endswith(part)]
+             for part in ("alpha_p", "alpha_n", "beta", "eps")}
+    names = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+    return common("apertus", config, **{"rope.dimension_count": 16}) | lists, {
+        renamed(name, COMMON, names): array for name, array in tensors.items() if name not in numbers}
+
+
+def minimax(config, tensors):
+    names = {"self_attn.qkv_proj": "attn_qkv", "self_attn.output_gate": "attn_gate", "self_attn.norm": "attn_norm_2",
+             "self_attn.out_proj": "attn_output"}
+    metadata = common("minimax-01", config, **{"residual_scale": 1.5, "rope.dimension_count": 12,
+                                               "attention.recurrent_layers": [True, False, True]})
+    return metadata, stacked({renamed(name, COMMON, EXPERTS, names): array for name, array in tensors.items()
+                              if not name.endswith(("_decay", "slope_rate"))})
+
+
+def kimi(config, tensors):
+    """Rates of their logarithms, convolutions in four dimensions, keys and values of latents apart, keys turned."""
+    linear, heads, nope = config["linear_attn_config"], config["num_attention_heads"], config["qk_nope_head_dim"]
+    names = {f"self_attn.{old}": f"ssm_{new}" for old, new in (
+        ("q_conv1d", "conv1d_q"), ("k_conv1d", "conv1d_k"), ("v_conv1d", "conv1d_v"), ("A_log", "a"),
+        ("dt_bias", "dt.bias"), ("f_a_proj", "f_a"), ("f_b_proj", "f_b"), ("g_a_proj", "g_a"), ("g_b_proj", "g_b"),
+        ("b_proj", "beta"), ("o_norm", "norm"))}
+    names |= {"self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm"}
+    found = {}
+    for name, array in tensors.items():
+        new = renamed(name, COMMON, EXPERTS, names)
+        if name.endswith("A_log"):
+            array = -np.exp(array)
+        elif "conv1d" in name:
+            array = array.reshape(1, array.shape[0], 1, -1)
+        elif "kv_b_proj" in name:
+            both, place = array.reshape(heads, -1, array.shape[1]), new.split("self_attn")[0]
+            found[place + "attn_k_b.weight"] = both[:, :nope].swapaxes(1, 2)
+            new, array = place + "attn_v_b.weight", both[:, nope:]
+        found[new] = array
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    full = [int(layer + 1 in linear["full_attn_layers"]) for layer in range(config["num_hidden_layers"])]
+    return common("kimi-linear", config, **{
+        "attention.head_count_kv": full, "ssm.conv_kernel": linear["short_conv_kernel_size"],
+        "kda.head_dim": linear["head_dim"], "attention.kv_lora_rank": rank, "rope.dimension_count": rope,
+        "attention.key_length": rank + rope, "attention.key_length_mla": nope + rope,
+        "attention.value_length_mla": config["v_head_dim"], "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_token"], "expert_gating_func": 2,
+        "expert_feed_forward_length": config["moe_intermediate_size"], "expert_shared_count": 1,
+        "leading_dense_block_count": 1, "expert_weights_scale": config["routed_scaling_factor"]}), stacked(found)
+
+
+# What a family's file cannot say otherwise: one factor for what goes on beside every block, none for the blocks.
+SAID = {"minimax": {key: 1.5 if "alpha" in key else 1.0 for key in (
+    *(f"{kind}_attn_{part}_factor" for kind in ("linear", "full") for part in ("alpha", "beta")), "mlp_alpha_factor",
+    "mlp_beta_factor")}}
+FAMILIES = {"bitnet": bitnet, "apertus": apertus, "minimax": minimax, "kimi_linear": kimi}
+
+
+def both(name):
+    """(checkpoint with published names, the same as GGUF, its tensors)."""
+    case = load_case(name)
+    config = case.configs[0] | SAID.get(name, {})
+    if name == "apertus":  # divisors of frequencies are a tensor there, as of other families
+        config = {key: value for key, value in config.items() if key != "rope_scaling"}
+    arrays = {key: values(key, shape).astype(np.float32) for key, shape in case.tensors.items()}
+    metadata, stored = FAMILIES[name](config, arrays)
+    return (memory_checkpoint(config, case.tensors, make=lambda key, shape: arrays[key]),
+            memory_checkpoint(metadata, {key: array.shape for key, array in stored.items()}, "gguf",
+                              lambda key, shape: stored[key]), stored)
+
+
+def logits(checkpoint, ids):
+    built = network.build(network.choose_spec(checkpoint), checkpoint)
+    return run(Program(built, WeightSource(built, checkpoint)), ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_same_numbers_come_out(name):
+    published, gguf, _ = both(name)
+    for given in load_case(name).inputs:
+        assert relative_error(logits(gguf, given["ids"]), logits(published, given["ids"])) < 2e-5
+
+
+def test_what_a_file_must_say():
+    """Numbers without which another model would come out, and a factor that is stored beside a matrix."""
+    _, gguf, _ = both("apertus")
+    del gguf.config["xielu.alpha_n"]
+    with pytest.raises(SpecError, match="xielu_negative: .* has no 'apertus.xielu.alpha_n' or 'xielu.alpha_n'"):
+        network.build(network.choose_spec(gguf), gguf)
+    _, gguf, stored = both("bitnet")
+    stored["blk.1.attn_q.scale"] = np.ones(1, np.float32)
+    shapes = {key: array.shape for key, array in stored.items()}
+    scaled = memory_checkpoint(gguf.config, shapes, "gguf", lambda key, shape: stored[key])
+    with pytest.raises(SpecError, match=r"blk\.1\.attn_q\.scale"):
+        network.build(network.choose_spec(scaled), scaled)
