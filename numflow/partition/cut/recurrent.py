@@ -57,7 +57,8 @@ def own_params(step: Step, cut: StateCut, device: int) -> dict:
 
 def gates_of(steps: tuple[Step, ...], at: int) -> tuple[list[View], Step | None]:
     """Factors of the output of the recurrent step `at`, and its output projection, if there is one."""
-    found, gates = steps[at].outputs[0], []
+    found = steps[at].outputs[0]
+    gates: list[View] = []
     for step in steps[at + 1:]:
         if found not in step.inputs:
             if any(view.overlaps(found) for view in step.outputs):
