@@ -13,7 +13,8 @@ pytest.importorskip("tokenizers")
 def test_generate_with_the_block_of_the_model(run, tmp_path):
     table_of_next_words(tmp_path)
     write_letters(tmp_path, 203)
-    options = ("-m", tmp_path, "-n", "24", "--set", "ignore_eos=true", "--temperature", "0", "--device", "reference", "--stats")
+    options = ("-m", tmp_path, "-n", "24", "--set", "ignore_eos=true", "--temperature", "0", "--device", "reference",
+               "--stats")
     plain = run("generate", *options, "hello")
     drafted = run("generate", *options, "--draft", "mtp", "--set", "draft_tokens=4", "hello")
     assert (plain.code, drafted.code) == (0, 0), plain.err + drafted.err

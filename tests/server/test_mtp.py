@@ -12,17 +12,14 @@ pytest.importorskip("tokenizers")
 BODY = {"prompt": "hello", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("configured", [False, True])
-def test_drafts_by_the_block_of_the_model(tmp_path, configured):
+def test_drafts_by_the_block_of_the_model(tmp_path):
     table_of_next_words(tmp_path)
     write_letters(tmp_path, 203)
     config = tmp_path / "service.toml"
     config.write_text(f'[engine]\nbackend = "reference"\n[models.m]\npath = "{tmp_path}"\ndraft = "mtp"\n')
-    named = ("-m", f"m={tmp_path}", "--device", "reference", "--draft", "mtp")
-    arguments = ("-c", str(config)) if configured else named
     with numflow.load(tmp_path, backend="reference") as model:
         expected = model.generate("hello", max_tokens=24, ignore_eos=True).text
-    with ServerProcess(*arguments) as server:
+    with ServerProcess("-c", str(config)) as server:
         reply = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()
         assert reply["choices"][0]["text"] == expected
         engine = server.wait_idle()
