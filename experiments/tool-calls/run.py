@@ -92,7 +92,8 @@ def asked(lab, served, options) -> dict[str, dict[str, int]]:
     for name in (*forms, "free"):
         lab.say(f"{name}: {len(texts)} questions")
         more = {"tools": [tools[name]], "tool_choice": "required"} if name in forms else {"tools": [*tools.values()]}
-        found[name] = counted(served, texts, more, options["max_tokens"], forms)
+        found[name] = own = counted(served, texts, more, options["max_tokens"], forms)
+        lab.say(f"{name}: {own['answers']} answers, {own['calls']} calls, {own['valid']} of them fit")
     return found
 
 

@@ -7,12 +7,18 @@ from checks import KEY, MODEL, PLACE, QUESTION, TOLD, URL, is_place, tell
 from smolagents import ChatMessage, OpenAIServerModel, ToolCallingAgent, tool
 
 
-def served(seed=5):
-    return OpenAIServerModel(MODEL, api_base=f"{URL}/v1", api_key=KEY, max_tokens=100, temperature=0.7, seed=seed)
+class Held(OpenAIServerModel):
+    """A model that asks for the weather before it calls the answer's own tool, between which it would choose."""
+
+    def _prepare_completion_kwargs(self, *given, **named):
+        made = super()._prepare_completion_kwargs(*given, **named)
+        if made.get("tools"):
+            made["tool_choice"] = {"type": "function", "function": {"name": "final_answer" if calls else "weather"}}
+        return made
 
 
-model = served()
-SEEDS = 8  # so often a step may be the answer's own tool, between which and the weather the model chooses
+MORE = {"api_base": f"{URL}/v1", "api_key": KEY, "max_tokens": 100, "temperature": 0.7, "seed": 5}
+model = OpenAIServerModel(MODEL, **MORE)
 calls = []
 
 
@@ -41,12 +47,9 @@ def stream():
 
 
 def run():
-    for seed in range(SEEDS):
-        agent = ToolCallingAgent(tools=[weather], model=served(seed), max_steps=3, verbosity_level=0)
-        assert agent.run("The weather in Rome?") is not None
-        if calls:
-            return "yes"
-    raise AssertionError(f"{SEEDS} answers without a call of the weather")
+    agent = ToolCallingAgent(tools=[weather], model=Held(MODEL, **MORE), max_steps=6, verbosity_level=0)
+    assert agent.run("The weather in Rome?") is not None and calls
+    return "yes" if len(calls) == 1 else f"yes, {len(calls)} times"
 
 
 def structured():
