@@ -6,6 +6,7 @@ import pytest
 
 from numflow.server.service.store import ResponseStore, StoredResponse
 from tests.server.test_openai_client import WEATHER
+from tests.waiting import until
 
 openai = pytest.importorskip("openai")
 
@@ -98,8 +99,10 @@ def test_a_tool_has_to_be_called(openai_client, http, choice):
     deltas = [event["delta"] for name, event in events if name.endswith("arguments.delta")]
     assert kinds == ["created", "in_progress", "output_item.added", *["function_call_arguments.delta"] * len(deltas),
                      "function_call_arguments.done", "output_item.done", "completed"]
-    assert len(deltas) > 3 and "".join(deltas) == call.arguments
+    assert "".join(deltas) == call.arguments
     assert events[2][1]["item"]["arguments"] == "" and events[-3][1]["arguments"] == call.arguments
+    until(lambda: sum(name.endswith("arguments.delta") for name, _ in events_of(http, **fields, seed=1)) > 3,
+          "arguments in pieces", 1)  # on a busy machine several come as one
 
 
 def test_a_conversation_with_a_tool(openai_client, http):
