@@ -12,7 +12,8 @@ from .frontier import _offered
 from .outputs import _kind
 
 SHOWN = ("q2", "q3", "q3h", "q4")
-COLUMNS = 64  # of the row that are drawn: two blocks
+COLUMNS = 64  # of the row that are kept: two blocks
+DRAWN = 32    # of these
 TARGET = 3.75
 
 
@@ -52,17 +53,18 @@ def _middle(model: str) -> tuple[str, np.ndarray]:
 def figure(lab, found) -> None:
     """Numbers before and after, and the error below each, in four panels."""
     made, axes = style.figure(2, len(found["schemes"]), (12, 4.2))
-    x = np.array(found["values"])
+    x = np.array(found["values"][:DRAWN])
     reach = 1.15 * np.abs(x).max()
     for axis, (name, one) in zip(axes[0], found["schemes"].items()):
-        y = np.array(one["values"])
+        y = np.array(one["values"][:DRAWN])
         axis.plot(range(len(x)), x, "o", color=style.GREY, markersize=2.5)
         axis.step(range(len(x)), y, where="mid", color=style.SERIES[0][0], linewidth=1)
         axis.set(ylim=(-reach, reach))
         axis.set_title(f"{name}: {one['levels']} levels, {one['bits']:.2f} bits", fontsize=8.5)
         axis.set_xticklabels([])
     for axis, one in zip(axes[1], found["schemes"].values()):
-        axis.fill_between(range(len(x)), np.array(one["values"]) - x, step="mid", color=style.SERIES[1][0], linewidth=0)
+        axis.fill_between(range(len(x)), np.array(one["values"][:DRAWN]) - x, step="mid", color=style.SERIES[1][0],
+                          linewidth=0)
         axis.set(ylim=(-reach / 3, reach / 3), xlabel=f"column; error of the row {one['error']:.1%}")
     for axis in axes[:, 1:].flat:
         axis.set_yticklabels([])
@@ -72,7 +74,8 @@ def figure(lab, found) -> None:
     half = found["schemes"]["q3h"]
     lab.figure(made, "row", f"{half['levels']} levels follow a row to {half['error']:.0%}; 4 miss it by {first:.0%}, "
                f"16 by {last:.0%}", found["model"], found["tensor"], part="row", wspace=0.08, hspace=0.12,
-               caption="Dots: weights of a row. Lines: what each scheme stores for them. Below: the difference.")
+               caption="Dots: the first 32 weights of a row. Lines: what each scheme stores for them. Below: the "
+                       "difference.")
 
 
 def chosen_part(lab, places) -> None:
@@ -128,11 +131,12 @@ def chosen_figure(lab, found) -> None:
             axis.grid(visible=False)
         above.set_xlabel(f"{name}: divergence when only these are q3")
         below.set_xlabel(f"part of the depth: what {one['target']:g} bits per weight become")
-    most, times = max(((scheme, sum(scheme in row for one in found.values() for row in one["schemes"].values()))
-                       for scheme in {s for one in found.values() for row in one["schemes"].values() for s in row}),
-                      key=lambda pair: _bits(pair[0]))
-    lab.figure(made, "chosen", f"Of {TARGET:g} bits a weight, the most ({most}) go to {times} kinds that suffer most",
-               part="chosen", left=1.2, wspace=0.35, hspace=0.25,
+    spans = []
+    for name, one in found.items():
+        schemes = sorted({scheme for row in one["schemes"].values() for scheme in row}, key=_bits)
+        spans.append(f"parts of {name} get {schemes[0]} to {schemes[-1]}")
+    lab.figure(made, "chosen", f"At {TARGET:g} bits a weight {', '.join(spans)}", part="chosen", left=1.2, wspace=0.35,
+               hspace=0.25,
                caption="Above: the divergence that each part causes in q3. Below: its scheme, by --target-bpw.")
 
 

@@ -152,9 +152,8 @@ class Lab:
                              if machine[name])
         tree = "no commit" if recipe["commit"] is None else f"commit {recipe['commit']}"
         changed = " (the tree had changes that are in no commit)" if (recipe["commit"] or "").endswith("+") else ""
-        family = f", family {machine['family']}" if machine["family"] else ""
         caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
-        facts = [f"{machine['cpu']}{family}, {machine['cores']} cores", f"caches {caches}" if caches else "",
+        facts = [_processor(machine), f"caches {caches}" if caches else "",
                  " ".join(machine["flags"]), machine["system"]]
         head = [f"# {self.title}", "",
                 f"Written by `{recipe['command']}` on {recipe['started']} in {recipe['seconds']:.0f} s, {tree}{changed}"
@@ -163,8 +162,7 @@ class Lab:
         if recipe["load_before"] is not None:
             head.append(f"Load average {recipe['load_before']:.1f} before, {recipe['load_after']:.1f} after.")
         older = {part: own for part, own in self.recipes.items() if own["started"] < recipe["started"]}
-        head += [f"Kept from before: {part}, by `{own['command']}` on {own['started']}, commit "
-                 f"{own['commit'] or 'not recorded'}." for part, own in older.items()]
+        head += [kept(part, own, machine) for part, own in older.items()]
         if self.doubts:
             head += ["", f"**Results that cannot be: {'; '.join(self.doubts)}.**"]
         return [*head, ""]
@@ -174,6 +172,19 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
+
+
+def kept(part: str, recipe: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    """A line on a part that is of a run before; with its machine, if what is known of it is not the report's."""
+    own, flags = _processor(recipe["host"]), " ".join(recipe["host"].get("flags", ()))
+    where = f", on {own}{'; ' * bool(flags)}{flags}"
+    return (f"Kept from before: {part}, by `{recipe['command']}` on {recipe['started']}, commit "
+            f"{recipe['commit'] or 'not recorded'}{where if own != _processor(machine) else ''}.")
+
+
+def _processor(machine: Mapping[str, Any]) -> str:
+    family = f", family {machine['family']}" if machine.get("family") else ""
+    return f"{machine['cpu']}{family}, {machine['cores']} cores"
 
 
 def shown(name: str, finding: str, caption: str = "") -> list[str]:

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 
 import pytest
@@ -161,3 +162,10 @@ def test_parts_that_are_kept_keep_their_recipe(folder, monkeypatch):
     assert parts["a"]["command"] == "numflow experiment count"
     assert parts["b"]["command"] == "numflow experiment count --set part=b"
     assert "Kept from before: a, by `numflow experiment count` on 2026-01-01" in (out / "report.md").read_text()
+    assert re.search(r"Kept from before: a, .* commit [^,]+\.$", (out / "report.md").read_text(), re.M)
+    there = (out / "results.json").read_text()
+    cores = json.loads(there)["recipe"]["host"]["cores"]
+    (out / "results.json").write_text(there.replace(f'"cores": {cores}', '"cores": 96'))
+    run_experiment("count", options={"part": "b"})
+    text = (out / "report.md").read_text()
+    assert re.search(r"Kept from before: a, .* commit [^,]+, on .*, 96 cores.*\.$", text, re.M)

@@ -7,9 +7,14 @@ import pytest
 
 from numflow.cli.experiment import experiment
 from numflow.errors import ModelNotFoundError, RequestError
-from numflow.lab import redraw_experiment
+from numflow.lab import redraw_experiment, style
+from numflow.lab.redraw import drawn_again, with_figures
+from tests.conftest import REPO
 from tests.lab.test_harness import folder  # noqa: F401
 
+REPORTS = sorted(path.parent.name for path in (REPO / "reports").glob("*/results.json"))
+SLOW = {"quant-error": pytest.mark.slow}  # nine figures
+LARGEST = 60_000  # bytes of an SVG
 COUNT = '''"""Counts to three."""
 from numflow.lab import style
 
@@ -24,6 +29,22 @@ def redraw(lab):
     axis.set_xlabel("n")
     lab.figure(made, "line", f"The sum is {lab.results['sum']}", "counted")
 '''
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in REPORTS])
+def test_a_report_is_drawn_from_its_results(name):
+    lab, there = drawn_again(name), REPO / "reports" / name
+    text = (there / "report.md").read_text(encoding="utf-8")
+    with_figures(text, lab, name)
+    for figure, made in lab.shown.items():
+        assert style.crowded(made) == [], figure
+        finding, source = (text.get_text() for text in made.texts[:2])
+        assert any(character.isdigit() for character in finding) and "commit " in source, figure
+        assert any(axis.get_xlabel() for axis in made.axes), figure
+        assert f"![{finding}]({figure}.png)" in text, f"drawn anew: numflow experiment {name} --redraw"
+        drawn = (there / f"{figure}.svg").read_bytes()
+        assert finding.replace("&", "&amp;").encode() in drawn and len(drawn) < LARGEST, figure
+        assert (there / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_figure_is_drawn_again(folder, monkeypatch, capsys):  # noqa: F811

@@ -1,6 +1,7 @@
 """Figures: colours that every eye tells apart, texts that do not cover each other, a finding and its source on each."""
 
 import importlib.util
+import io
 from itertools import combinations
 
 import pytest
@@ -73,3 +74,23 @@ def test_errors_of_a_file(tmp_path):
         draw_errors(report, "x", tmp_path / "gone" / "x.svg")
     with pytest.raises(RequestError, match="has no errors of tensors"):
         draw_errors({"tensors": []}, "x", tmp_path / "x.svg")
+
+
+def test_an_svg_is_shortened_and_says_the_same():
+    from xml.etree import ElementTree
+
+    made, axes = style.figure(1, 2)
+    for axis in axes:
+        axis.plot(range(20), range(20), **style.series(1))
+        axis.annotate("here & there", (10, 4))
+    style.title(made, "A finding of 20", "a source")
+    whole = io.BytesIO()
+    made.savefig(whole, format="svg", metadata={"Date": None})
+    long, short = whole.getvalue(), style.drawn(made)[".svg"]
+    assert len(short) < len(long) / 2 and b'class="s0"' in short
+    for tag in ("text", "use", "path"):
+        found = [[(one.text, [round(float(one.get(key, 0)), 1) for key in "xy"])
+                  for one in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}" + tag)]
+                 for svg in (long, short)]
+        assert [text for text, _ in found[0]] == [text for text, _ in found[1]] and found[0]
+        assert all(abs(a - b) < 0.11 for (_, one), (_, other) in zip(*found) for a, b in zip(one, other))

@@ -15,10 +15,10 @@ HERE = Path(__file__).parent
 REPORTS = HERE.parents[2] / "reports"
 
 
-def results(name: str) -> tuple[dict, dict]:
-    """Results and recipe of a report."""
+def results(name: str, part: str = "") -> tuple[dict, dict]:
+    """Results of a report, and its recipe or that of a part."""
     found = json.loads((REPORTS / name / "results.json").read_text(encoding="utf-8"))
-    return found["results"], found["recipe"]
+    return found["results"], found.get("parts", {}).get(part, found["recipe"])
 
 
 def why_eleven():
@@ -43,7 +43,7 @@ def why_eleven():
 
 def error_against_bits():
     """Relative error of random normal weights against bits per weight."""
-    found, recipe = results("quant-error")
+    found, recipe = results("quant-error", "weights")
     rows = {row["scheme"]: (row["bits"]["normal"], row["errors"]["normal"], row["family"]) for row in found["rows"]}
     ours = ["q2", "q3", "q3h", "q4", "q5", "q6", "q8"]
     theirs = sorted((n for n, row in rows.items() if row[2] == "Inferflow"), key=lambda n: rows[n][0])
@@ -55,8 +55,14 @@ def error_against_bits():
     for n in ("q2", "q3", "q3h", "q4", "q5", "q6"):
         axis.annotate(n, rows[n][:2], xytext=(-6, -9), textcoords="offset points", fontsize=8.5, ha="right",
                       color=style.SERIES[0][0])
-    axis.set_yscale("log")
-    axis.set_xlabel("bits per weight")
+    steps = [rows[n] for n in ("q3_b32t1b", "q3h_b64t1", "q4_b32t1a")]
+    axis.plot([step[0] for step in steps], [step[1] for step in steps], color=style.SERIES[1][0], linewidth=1)
+    for at, label in enumerate(("Q3", "Q3H", "Q4")):
+        saved = f", {steps[at][1] / steps[at - 1][1] - 1:.0%}" if at else ""
+        axis.annotate(label + saved, steps[at][:2], xytext=(6, 8) if at else (-4, 9), textcoords="offset points",
+                      fontsize=8.5, ha="left" if at else "right", color=style.SERIES[1][0])
+    style.plain_log(axis, "y", (0.003, 0.01, 0.03, 0.1, 0.3))
+    axis.set_xlabel("bits per weight (joined: Inferflow's 3, 3.5 and 4 bits)")
     axis.set_ylabel("relative rms error (logarithmic)")
     axis.legend(fontsize=8)
     three, half, four = (rows[n][1] for n in ("q3", "q3h", "q4"))
@@ -67,7 +73,7 @@ def error_against_bits():
 
 def divergence_against_bits():
     """KL divergence from the float model against bits per weight."""
-    found, recipe = results("quant-error")
+    found, recipe = results("quant-error", "frontier")
     rows = found["frontier"]["smollm2-135m-instruct"]
     families = list(dict.fromkeys(row["family"] for row in rows))
     made, axis = style.figure()
@@ -208,7 +214,7 @@ def speculation():
 
 def cache_types():
     """Divergence by the types of keys and of values."""
-    found, recipe = results("quant-error")
+    found, recipe = results("quant-error", "kv")
     rows = found["kv"]["smollm2-135m-instruct"]
     made, axis = style.figure()
     same = sorted((row["bytes"] / 1000, row["kl"]["mean"], row["k"], row["v"]) for row in rows)
