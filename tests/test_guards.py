@@ -127,6 +127,38 @@ def test_no_assertion_on_the_clock():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
+def context_writes(source: str) -> list[int]:
+    """Lines where a function changes an attribute or an item of its parameter `ctx`, or asks what it has; functions
+    within it, which run later, may."""
+    found = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef) and "ctx" in {a.arg for a in function.args.args}:
+            later = {node for inner in ast.walk(function) if isinstance(inner, ast.FunctionDef | ast.Lambda)
+                     and inner is not function for node in ast.walk(inner)}
+            for node in set(ast.walk(function)) - later:
+                written = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+                asked = isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr")
+                if (written and ast.unparse(node).startswith("ctx")) or (asked and ast.unparse(node.args[0]) == "ctx"):
+                    found.append(node.lineno)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("source, count", [
+    ("def f(step, ctx):\n    ctx.add = step", 1), ("def f(ctx):\n    ctx.made[1], a = 2, 3\n    del ctx.b", 2),
+    ("def f(ctx):\n    for ctx.i in g(): ctx.n += 1\n    return getattr(ctx, 'late', 0)", 2),
+    ("def f(ctx):\n    def act():\n        ctx.n += 1\n    a = ctx.made\n    return a[ctx.i], act", 0),
+    ("def f(other):\n    other.a = 1", 0)])
+def test_the_search_for_writes_to_a_context(source, count):
+    assert len(context_writes(source)) == count
+
+
+def test_binders_change_nothing_of_what_they_are_given():
+    """Binders tell each other nothing through their context: groups and calls are data (docs/architecture.md)."""
+    found = {str(path.relative_to(REPO)): context_writes(path.read_text(encoding="utf-8"))
+             for path in sources("numflow/cpu/**/*.py", "numflow/cuda/**/*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
 def questions(source: str) -> list[str]:
     """Openings of docstrings that are a question's: they tell what a thing is about, and not what it is."""
     found, words = [], "What|Who|Whose|Why|How|Which|Where|When"

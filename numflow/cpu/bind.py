@@ -1,6 +1,7 @@
 """From the steps of a network to the table that threads walk: every step's calls, and where a barrier must stand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import gt, lt
 
 import numpy as np
@@ -52,13 +53,13 @@ class Bound:
         members = {group.at: group.steps for group in groups}
         barriers: list[int] = []
         self.steps: list[tuple[Step, list[Call]]] = []
-        ctx.begin()
+        there: set[tuple[View, int]] = set()  # operands that are made, and not stale
         for index, step in enumerate(steps):
             if index in self.done_by:
                 self.steps.append((step, []))
                 continue
             before, after = ([steps[i] for i in members.get(index, ()) if lies(i, index)] for lies in (lt, gt))
-            calls, effects = _bind(step, before, after, _adapting(steps, index), ctx)
+            calls, effects = _bind(step, before, after, _adapting(steps, index), there, ctx)
             if unordered.meets(*effects):
                 barriers[-1], unordered = 1, _Unordered()
             unordered.add(*effects)
@@ -81,23 +82,31 @@ class Bound:
                                for call, barrier in zip(self.calls, self._barriers, strict=True)], np.int64)
 
 
-def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step],
+def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step], there: set[tuple[View, int]],
           ctx: Context) -> tuple[list[Call], tuple[list, list]]:
     """Calls and effects of a step together with those of its group, and with the first part of what rows add by
     adapters.
 
     before, after: the group's other steps; a norm or an activation before a `linear`, an `add` after it.
+    there: operands that need not be made; changed to those that are there after the step.
     """
-    for view in (view for maker in before for view in maker.outputs):
-        ctx.written(view)
+    _written(before, there)
     if before or after:
         calls = linear.linear(step, ctx, *before or (None,), *after)
     else:
         calls = (BINDERS.get(step.op) or ADAPTING.get(step.op) or exchange.BINDERS[step.op])(step, ctx)
+    calls = [call for call in calls if call.makes not in there]
+    calls[:1] = [replace(call, joined=False) for call in calls[:1]]
+    there |= {call.makes for call in calls if call.makes is not None}
     calls[1:1] = [adapt.low_rank(other, ctx) for other in adapting]
-    for view in (view for each in (step, *after) for view in each.outputs):
-        ctx.written(view)
+    _written([step, *after], there)
     return calls, _effects([*before, step, *after], calls)
+
+
+def _written(steps: list[Step], there: set[tuple[View, int]]) -> None:
+    """Take out the operands of columns that steps write."""
+    there -= {(view, kind) for view, kind in there
+              if any(view.overlaps(y) for step in steps for y in step.outputs)}
 
 
 def _adapting(steps: tuple[Step, ...], index: int) -> list[Step]:

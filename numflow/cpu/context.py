@@ -110,11 +110,6 @@ class Context:
         """Allocate buffers for so many rows of each kind; everything is to be bound anew."""
         self.capacity, self.buffers = capacity, Buffers(self.network, capacity)
         self._scratch: dict[tuple[str, int], np.ndarray] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """A new list of steps begins: no operand is made yet."""
-        self._made: set[tuple[View, int]] = set()
 
     def packed(self, name: str) -> Packed:
         """A matrix in the layout of `linear`.
@@ -155,22 +150,16 @@ class Context:
         return Scratch(name, self._scratch.setdefault((name, nbytes), aligned(nbytes, np.uint8)))
 
     def operand(self, view: View, kind: int, maker: Step | None = None) -> Operand:
-        """A view as an operand, made once for all matrices that follow until a step writes its columns.
+        """A view as an operand, and the call that makes it (Call.makes).
 
         maker: the step that computes the view, to be done while the operand is made.
         """
-        made, (x_bytes, aux_bytes) = (view, kind) in self._made, operand_bytes(self.room(view), view.width, kind)
-        memory = self.scratch(f"{view} as {NAMES[kind]}", x_bytes + aux_bytes)._replace(written=not made)
-        x, aux = memory, memory._replace(array=memory.array[x_bytes:]) if aux_bytes else 0
-        if made:
-            return Operand(x, aux, ())
-        self._made.add((view, kind))
+        x_bytes, aux_bytes = operand_bytes(self.room(view), view.width, kind)
+        x = self.scratch(f"{view} as {NAMES[kind]}", x_bytes + aux_bytes)
+        aux = x._replace(array=x.array[x_bytes:]) if aux_bytes else 0
         if maker is not None:
             call = bind_made(maker, self, x, aux, kind)
         else:
             call = bind_operand(self.header, self.rows(view), *self.view(view), view.width, x, aux, kind)
-        return Operand(x, aux, (call,))
-
-    def written(self, view: View) -> None:
-        """A step writes these columns: operands made of them are stale."""
-        self._made = {(v, kind) for v, kind in self._made if not v.overlaps(view)}
+        read = aux._replace(written=False) if isinstance(aux, Scratch) else aux
+        return Operand(x._replace(written=False), read, (replace(call, makes=(view, kind)),))

@@ -46,7 +46,7 @@ def bind(steps: tuple[Step, ...], ctx: Context, together: Together) -> list[tupl
     Raises:
         NetworkError: a step that this executor has no kernel for.
     """
-    take_rooms(steps, ctx)
+    take_rooms(steps, ctx.caches, ctx.rooms)
     bound, there = [], set()
     groups, elsewhere = {group.at: group for group in together.groups}, done_by(together.groups)
     for index, step in enumerate(steps):

@@ -35,7 +35,7 @@ CHUNK = 256  # columns that a thread takes at a time
 class Operand:
     """A view as the right-hand operand of a matrix: memory of x and aux (0 but for int8).
 
-    calls: what makes it from the view; empty if an earlier step has and the view was not written since.
+    calls: what makes it from the view.
     """
 
     x: Scratch

@@ -47,7 +47,7 @@ import numpy as np
 from numflow import kernel_cache
 from numflow.cpu.runtime import code_files
 from numflow.cpu.runtime.interrupt import held_back
-from numflow.ops import Step
+from numflow.ops import Step, View
 
 # Fields of the batch header, an int64 array: counts of the batch, then addresses of arrays.
 N_TOKENS, N_LOGIT_ROWS, N_ROUTES, N_SEQUENCES = 0, 1, 2, 3
@@ -251,6 +251,8 @@ class Call:
 
     scratch: those of its arguments that other steps use too.
     joined:  of one step's calls, that each thread may go on with it before others are done with the one before.
+    makes:   the view that it makes an operand of, and its kind: left out if that is there already, until a step writes
+             the view's columns.
     """
 
     step: Step | None
@@ -259,6 +261,7 @@ class Call:
     keep: tuple = field(default=(), repr=False)
     joined: bool = False
     scratch: tuple[Scratch, ...] = field(default=(), repr=False)
+    makes: tuple[View, int] | None = None
 
     @classmethod
     def named(cls, step: Step | None, kernel: Kernel, slots: Any, /, *, keep: tuple = (), joined: bool = False,

@@ -79,11 +79,11 @@ def _spans(steps: Sequence[Step], names: Sequence[str]) -> list[tuple[str, int, 
     return [(name, found[0], found[-1]) for name, found in uses.items()]
 
 
-def take_rooms(steps: Sequence[Step], ctx) -> None:
+def take_rooms(steps: Sequence[Step], caches: Mapping[str, KVCache], rooms: Rooms) -> None:
     """Give each cache of the host that these steps use its room, before they are bound."""
-    spans = _spans(steps, [name for name, cache in ctx.caches.items() if cache.host])
+    spans = _spans(steps, [name for name, cache in caches.items() if cache.host])
     for turn, (name, _, _) in enumerate(spans):
-        ctx.caches[name].room = ctx.rooms.at(turn)
+        caches[name].room = rooms.at(turn)
 
 
 def with_copies(bound: list[tuple[Step, list]], ctx) -> list[tuple[Step, list]]:
