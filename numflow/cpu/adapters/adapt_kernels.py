@@ -7,7 +7,7 @@ from numflow.cpu.runtime.kernel import TOKENS, kernel
 from numflow.cpu.simd.float32 import fma, load_part, store_part, sum_lanes
 from numflow.cpu.simd.vector import inline, zero_f32
 
-_AT_ONCE = 4  # rows of A that meet a row of x at once: tables.RANKS
+_AT_ONCE = 4  # rows of A that meet a row of x at once (tables.RANKS), and tiles of y that are summed at once
 
 
 @kernel
@@ -49,27 +49,22 @@ def adapter_rows(args, thread, n_threads):
 
 @kernel
 def adapter_up(args, thread, n_threads):
-    """y[row] = scale y[row] + B h + bias. Items: rows times tiles of 16 columns."""
+    """y[row] = scale y[row] + B h + bias. Items: rows times fours of tiles of 16 columns."""
     width = i64(args, UP.width)
     tiles = (width + 15) // 16
-    begin, end = share(i64(i64(args, UP.header), i64(args, UP.rows)) * tiles, thread, n_threads)
+    fours = (tiles + _AT_ONCE - 1) // _AT_ONCE
+    begin, end = share(i64(i64(args, UP.header), i64(args, UP.rows)) * fours, thread, n_threads)
     for item in range(begin, end):
-        row, tile = item // tiles, item % tiles
+        row, tile = item // fours, item % fours * _AT_ONCE
         entry = _entry(args, row, i64(args, UP.routes))
         if entry and (i64(entry, RANK) or i64(entry, BIAS) or i64(entry, SCALE)):
-            rank, count = i64(entry, RANK), width - 16 * tile
-            h = f32_ptr(i64(args, UP.h) + 4 * row * i64(args, UP.ranks))
-            b, total = i64(entry, B) + 64 * tile * rank, zero_f32()
-            if i64(entry, BIAS):
-                total = load_part(i64(entry, BIAS) + 64 * tile, 16)
-            for k in range(rank):
-                total = fma(h[k], load_part(b + 64 * k, 16), total)
-            y = i64(args, UP.y) + 4 * (row * i64(args, UP.y_stride) + 16 * tile)
-            if i64(entry, SCALE):
-                total = fma(load_part(y, count), load_part(i64(entry, SCALE) + 64 * tile, 16), total)
+            h = i64(args, UP.h) + 4 * row * i64(args, UP.ranks)
+            y = i64(args, UP.y) + 4 * row * i64(args, UP.y_stride)
+            if tile + _AT_ONCE <= tiles:
+                _up_four(entry, h, y, tile, width)
             else:
-                total = load_part(y, count) + total
-            store_part(y, total, count)
+                for one in range(tile, tiles):
+                    _up_one(entry, h, y, one, width)
 
 
 @inline
@@ -104,3 +99,51 @@ def _dot_four(a, x, columns, h):
         fourth = fma(value, load_part(a + 4 * (3 * columns + i), left), fourth)
     sums = f32_ptr(h)
     sums[0], sums[1], sums[2], sums[3] = sum_lanes(first), sum_lanes(second), sum_lanes(third), sum_lanes(fourth)
+
+
+@inline
+def _up_four(entry, h, y, tile, width):
+    """y of four tiles, whose sums need not wait for each other."""
+    rank, values = i64(entry, RANK), f32_ptr(h)
+    b, more = i64(entry, B) + 64 * tile * rank, 64 * rank
+    first, second = _bias(entry, tile), _bias(entry, tile + 1)
+    third, fourth = _bias(entry, tile + 2), _bias(entry, tile + 3)
+    for k in range(rank):
+        value, at = values[k], b + 64 * k
+        first = fma(value, load_part(at, 16), first)
+        second = fma(value, load_part(at + more, 16), second)
+        third = fma(value, load_part(at + 2 * more, 16), third)
+        fourth = fma(value, load_part(at + 3 * more, 16), fourth)
+    _add(entry, y, tile, width, first)
+    _add(entry, y, tile + 1, width, second)
+    _add(entry, y, tile + 2, width, third)
+    _add(entry, y, tile + 3, width, fourth)
+
+
+@inline
+def _up_one(entry, h, y, tile, width):
+    """The same of one tile, in the same order."""
+    rank, values, total = i64(entry, RANK), f32_ptr(h), _bias(entry, tile)
+    for k in range(rank):
+        total = fma(values[k], load_part(i64(entry, B) + 64 * (tile * rank + k), 16), total)
+    _add(entry, y, tile, width, total)
+
+
+@inline
+def _bias(entry, tile):
+    """Bias of a tile, zeros without any."""
+    total = zero_f32()
+    if i64(entry, BIAS):
+        total = load_part(i64(entry, BIAS) + 64 * tile, 16)
+    return total
+
+
+@inline
+def _add(entry, y, tile, width, total):
+    """y = scale y + total, of a tile."""
+    at, count = y + 64 * tile, width - 16 * tile
+    if i64(entry, SCALE):
+        total = fma(load_part(at, count), load_part(i64(entry, SCALE) + 64 * tile, 16), total)
+    else:
+        total = load_part(at, count) + total
+    store_part(at, total, count)
