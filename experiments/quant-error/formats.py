@@ -29,15 +29,19 @@ def rows_of_formats() -> list[tuple[str, str, float, float]]:
 
 
 def formats_part(lab, places):
-    """Decode speed of each format on matrices larger than the cache, by all cores."""
+    """Decode speed of each format on matrices larger than the cache, by all cores; of types that were not asked for,
+    what the report has."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    only = lab.options["types"].split(",") if lab.options["types"] else None
     formats = [row for row in rows_of_formats() if not lab.quick or row[1] == "Q4_0"]
-    rows = {row["type"]: row for row in speed_table(
-        lab.quick, tuple(dict.fromkeys(kind for _, kind, _, _ in formats)), default_threads(), columns=COLUMNS,
-        tokens=8)}
+    before = (lab.before().get("results") or {}).get("formats", []) if lab.options["merge"] else []
+    rows = {row["type"]: row for row in before} | {row["type"]: row for row in speed_table(
+        lab.quick, tuple(dict.fromkeys(kind for _, kind, _, _ in formats if only is None or kind in only)),
+        default_threads(), columns=COLUMNS, tokens=8)}
+    formats = [row for row in formats if row[1] in rows]
     lab.results |= {"formats": list(rows.values()), "load_before_formats": load}
     lab.heading("Formats of files on the CPU")
-    slowest, fastest = next(iter(rows.values()))["read_gb_s"]
+    slowest, fastest = (pick(row["read_gb_s"][end] for row in rows.values()) for end, pick in ((0, min), (1, max)))
     lab.text(f"Bits of a weight in rows of {COLUMNS} columns, and decoding from 1 GiB of each format by "
              f"{default_threads()} threads as in the part above; plain reads were {slowest:.1f} to {fastest:.1f} GB/s, "
              f"the load average {load:.1f} when this part began. Activations are int8, but float32 for FP8 and NF4.")

@@ -12,7 +12,7 @@ import re
 import time
 from pathlib import Path
 
-from . import formats, frontier, kv, outputs, rows, speeds, weights
+from . import files, formats, frontier, kv, outputs, rows, speeds, weights
 
 _TEXT = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "text" / "wikitext-2-raw.test.txt"
 OPTIONS = {
@@ -25,11 +25,12 @@ OPTIONS = {
     "every": 1,                                             # one token of so many is scored
     "minutes": 0.0,                                         # nothing long is begun later than this, 0: everything is
     "keep": "",                                             # folder for intermediate files, to go on from later
-    "parts": "weights,frontier,kv,speed,formats,row,chosen",
+    "parts": "weights,frontier,kv,speed,formats,files,row,chosen",
+    "types": "",                                            # of formats and files, with commas; "": all
     "merge": False,                                         # what the report has of other parts stays in it
 }
 PARTS = {"weights": weights.weight_error, "frontier": frontier.frontier, "kv": kv.kv_types, "speed": speeds.speed_part,
-         "formats": formats.formats_part, "row": rows.row_part, "chosen": rows.chosen_part}
+         "formats": formats.formats_part, "files": files.files_part, "row": rows.row_part, "chosen": rows.chosen_part}
 _MARK = "<!-- part {}, {} -->"  # before each part of the report
 
 

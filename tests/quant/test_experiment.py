@@ -26,6 +26,12 @@ def test_it_writes_its_report(tmp_path, monkeypatch):
     for figure in ("error_against_bits", "error_times_levels", "codes"):
         assert (out / f"{figure}.png").stat().st_size > 10_000
     weights = report[report.index("## Relative rms error"):report.index("## Speed")]
+    assert [row["type"] for row in results["formats"]] == ["Q4_0"] and "Whole models of GGUF's types" in report
+    assert [row["type"] for row in results["files"]] == ["Q4_0"] and min(results["files"][0]["tokens_s"]) > 0
+    more = {"llama_cpp": "", "parts": "files", "types": "IQ3_S", "merge": "true"}
+    run_experiment("quant-error", quick=True, out=tmp_path, options=more)
+    results = json.loads((out / "results.json").read_text())["results"]
+    assert [row["type"] for row in results["files"]] == ["Q4_0", "IQ3_S"]
     again = {"llama_cpp": "", "parts": "speed", "merge": "true"}
     run_experiment("quant-error", quick=True, out=tmp_path, options=again)
     merged, now = (out / "report.md").read_text(), json.loads((out / "results.json").read_text())["results"]

@@ -1,0 +1,157 @@
+"""The part about files: decoding with models of about 1 GB, all of whose matrices are of one GGUF type.
+
+Numbers are drawn at random: speed does not depend on them. llama.cpp, where it is at hand, runs the same file.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from numflow.cpu.runtime.cores import default_threads
+from numflow.formats import gguf_writer
+from numflow.formats.types import TYPES
+from numflow.formats.writer import TensorEntry
+
+from .speed import _random, _read_seconds
+
+TYPES_OF_FILES = ("Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4", "IQ4_NL", "IQ4_XS", "IQ3_S",
+                  "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0", "Q1_0", "Q2_0")
+WIDTH, FFN, HEADS, VOCABULARY = 2048, 8192, 16, 258
+BYTES, TOKENS, ROUNDS = 1 << 30, 16, 3
+# Where blocks have float16 scales; the first two bytes where nothing is said. MXFP4, NVFP4 and IQ1_M have others.
+_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,),
+           "TQ2_0": (64,), "MXFP4": (), "NVFP4": (), "IQ1_M": ()}
+
+
+def files_part(lab, places):
+    """Decode speed of whole models, beside llama.cpp's; of types that were not asked for, what the report has."""
+    threads, load = default_threads(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    wanted = [kind for kind in lab.options["types"].split(",") if kind in TYPES_OF_FILES] or list(TYPES_OF_FILES)
+    bench = shutil.which("llama-bench", path=places["llama_cpp"] or None)
+    before = (lab.before().get("results") or {}).get("files", []) if lab.options["merge"] else []
+    rows = {row["type"]: row for row in before if row["type"] in TYPES_OF_FILES}
+    memory = _random((8 if lab.quick else 512) << 20)
+    for kind in wanted[:1] if lab.quick else wanted:
+        lab.say(f"a file of {kind}")
+        rows[kind] = {"type": kind, "load": load, **measure(kind, threads, bench, memory, lab.quick)}
+    lab.results |= {"files": [rows[kind] for kind in TYPES_OF_FILES if kind in rows]}
+    report(lab, lab.results["files"], threads)
+
+
+def measure(kind: str, threads: int, bench: str | None, memory: np.ndarray, quick: bool = False) -> dict:
+    """Bytes in the file and in memory, and tokens/s: best of some rounds in which both take turns."""
+    import numflow
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_model(Path(folder) / "model.gguf", kind, 1 << 20 if quick else BYTES, quick)
+        os.environ["NUMFLOW_PREPARED"], kept = "0", os.environ.get("NUMFLOW_PREPARED")
+        try:
+            with numflow.load(path, threads=threads, progress=False) as model:
+                ours, theirs, reads = [], [], []
+                tokens_per_second(model, 2)
+                for _ in range(1 if quick else ROUNDS):
+                    reads.append(memory.nbytes / _read_seconds(memory, threads) / 1e9)
+                    ours.append(tokens_per_second(model, TOKENS))
+                    if bench:
+                        theirs.append(of_llama_cpp(bench, path, threads))
+                size = model.program.weights_bytes
+        finally:
+            os.environ.pop("NUMFLOW_PREPARED")
+            if kept is not None:
+                os.environ["NUMFLOW_PREPARED"] = kept
+        return {"file_bytes": path.stat().st_size, "memory_bytes": size, "read_gb_s": reads, "tokens_s": ours,
+                "llama_cpp_tokens_s": theirs, "threads": threads}
+
+
+def tokens_per_second(model, count: int) -> float:
+    """Of so many tokens, from the second on."""
+    times = []
+    for new in (1, count + 1):
+        begin = time.perf_counter()
+        model.generate([1, 2, 3], max_tokens=new, ignore_eos=True, temperature=0)
+        times.append(time.perf_counter() - begin)
+    return count / (times[1] - times[0])
+
+
+def of_llama_cpp(bench: str, path: Path, threads: int) -> float:
+    """The same of llama-bench."""
+    run = subprocess.run([bench, "-m", path, "-t", str(threads), "-p", "0", "-n", str(TOKENS), "-r", "1", "-o", "json"],
+                         capture_output=True, text=True, timeout=600, check=True)
+    return json.loads(run.stdout[run.stdout.index("["):])[0]["avg_ts"]
+
+
+def write_model(path: Path, kind: str, nbytes: int, quick: bool = False) -> Path:
+    """A decoder of random weights with about so many bytes and no words; layers are all the same."""
+    width, ffn = (256, 512) if quick else (WIDTH, FFN)
+    sizes = {f"attn_{name}": (width, width) for name in ("q", "k", "v", "output")}
+    sizes |= {"ffn_gate": (ffn, width), "ffn_up": (ffn, width), "ffn_down": (width, ffn)}
+    layer = [TensorEntry(name, kind, size, rows.nbytes, partial(_same, rows)) for name, size in sizes.items()
+             for rows in [random_rows(kind, *size)]]
+    layer += [TensorEntry.of(name, np.ones(width, np.float32)) for name in ("attn_norm", "ffn_norm")]
+    table = np.random.default_rng(1).standard_normal((VOCABULARY, width), np.float32)
+    entries = [TensorEntry.of(f"{name}.weight", table) for name in ("token_embd", "output")]
+    entries.append(TensorEntry.of("output_norm.weight", np.ones(width, np.float32)))
+    layers = max(1, round(nbytes / sum(entry.nbytes for entry in layer)))
+    entries += [replace(entry, name=f"blk.{n}.{entry.name}.weight") for n in range(layers) for entry in layer]
+    about = {"vocab_size": VOCABULARY, "block_count": layers, "context_length": 256, "embedding_length": width,
+             "feed_forward_length": ffn, "attention.head_count": HEADS, "attention.head_count_kv": HEADS,
+             "attention.layer_norm_rms_epsilon": 1e-5, "rope.dimension_count": width // HEADS}
+    metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+    gguf_writer.write(path, *gguf_writer.made_pairs(metadata | {f"llama.{key}": value for key, value in about.items()}),
+                      entries)
+    return path
+
+
+def _same(rows: np.ndarray) -> np.ndarray:
+    return rows
+
+
+def random_rows(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Rows of a type: random codes, and headers that make small numbers of them; uint8 [rows, row_bytes]."""
+    block, size = TYPES[kind].block, TYPES[kind].size
+    raw = np.random.default_rng(rows + columns).integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    for at in _HALVES.get(kind, (0,)):
+        raw[..., at:at + 2] = np.array([0.0005], np.float16).view(np.uint8)
+    if kind == "IQ1_M":  # four bits of the scale in each of the last four pairs of bytes: 2^-11
+        raw[..., 49::2] = raw[..., 49::2] & 15
+        raw[..., 55] |= 0x10
+    if kind == "MXFP4":
+        raw[..., 0] = 118
+    if kind == "NVFP4":
+        raw[..., :4] = 8
+    return raw.reshape(rows, -1)
+
+
+def report(lab, rows: list[dict], threads: int) -> None:
+    """A table with the best of each, as bytes of the file for each second and as a share of a plain read."""
+    lab.heading("Whole models of GGUF's types on the CPU")
+    reads = [read for row in rows for read in row["read_gb_s"]]
+    loads, them = [row["load"] for row in rows], any(row["llama_cpp_tokens_s"] for row in rows)
+    lab.text(f"Decoders of {WIDTH} columns with so many layers that the file has about 1 GB, all matrices of one type; "
+             f"{TOKENS} tokens by {threads} threads, the best of {ROUNDS} rounds. A token reads the whole file: GB/s "
+             f"are its bytes, the share is that of the plain reads between, {min(reads):.1f} to {max(reads):.1f} GB/s. "
+             f"The load average before was {min(loads):.1f} to {max(loads):.1f}."
+             + (" llama-bench took turns with it on the same file." if them else " llama.cpp was not at hand."))
+    lab.table(["type", "bits in the file", "memory / file", "tokens/s", "GB/s", "share of reading",
+               *(["llama.cpp tokens/s", "its share", "times as fast"] if them else [])],
+              [_row(row, them) for row in rows])
+
+
+def _row(row: dict, them: bool) -> list[str]:
+    best, read = max(row["tokens_s"]), max(row["read_gb_s"])
+    speed, peer = best * row["file_bytes"] / 1e9, max(row["llama_cpp_tokens_s"], default=0.0)
+    kind = TYPES[row["type"]]
+    cells = [row["type"], f"{8 * kind.size / kind.block:.2f}", f"{row['memory_bytes'] / row['file_bytes']:.2f}",
+             f"{best:.1f}", f"{speed:.1f}", f"{speed / read:.0%}"]
+    if not them:
+        return cells
+    return cells + ([f"{peer:.1f}", f"{peer * row['file_bytes'] / 1e9 / read:.0%}", f"{best / peer:.2f}"] if peer else
+                    ["", "", ""])
