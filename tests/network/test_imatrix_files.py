@@ -65,6 +65,7 @@ def test_a_name_with_a_new_line_is_one_line(tmp_path):
     (struct.pack("<ii", 2, 19) + Q.encode() + struct.pack("<ii", 1, -1), "attn_q.weight ends after the file"),
     (old((Q, 1, -FOUND[Q])), "attn_q.weight: mean squares should be finite and not negative"),
     (old((Q, 1, FOUND[Q] * np.float32(np.inf))), "attn_q.weight: mean squares should be finite"),
+    (old((Q, 1, np.full(8, 0x7F800001, "<u4"))), "attn_q.weight: mean squares should be finite"),  # signalling NaNs
     (old((Q, 1, FOUND[Q][:0]), tail=bytes(8)), "attn_q.weight: mean squares should be finite")])
 def test_damaged_files_of_the_old_form(tmp_path, data, message):
     (tmp_path / "x").write_bytes(data)

@@ -122,7 +122,8 @@ def _read_old(path: Path) -> Calibration:
         name = take(number(f"matrix {index}"), f"the name of matrix {index}").decode(errors="replace")
         calls, count = number(f"{_shown(name)}: calls"), number(f"{_shown(name)}: count")
         values = np.frombuffer(take(4 * count, _shown(name)), "<f4")
-        found[name] = values / np.float32(max(calls, 1))
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            found[name] = values / np.float32(max(calls, 1))
     return Calibration(_checked(found, path), facts={"model": path.name, "tokens": 0})
 
 
