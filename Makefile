@@ -56,6 +56,7 @@ pages: .venv
 	.venv/bin/python -m numflow.cli.reference > docs/commands.md
 	.venv/bin/python -m numflow.spec.families > docs/models.md
 	.venv/bin/python -m numflow.cli.python_reference > docs/python.md
+	.venv/bin/python docs/what_runs.py
 
 # The compiled kernels run from their PTX, on a machine in NumPy: all of them, or those of KERNELS=PATTERN (gemm_q4*).
 KERNELS = *

@@ -1,8 +1,10 @@
 """The README's table of what runs (families x formats x features), made from specifications, readers and commands.
 
-`python docs/what_runs.py` prints it; a test compares it with the README.
+`python docs/what_runs.py` writes it into the README; a test compares both.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -66,4 +68,9 @@ def _in(command: str, option: str) -> bool:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    page = Path(__file__).resolve().parents[1] / "README.md"
+    text, found = re.subn(r"^\| networks \|.*?^all commands have [^\n]*\n", lambda _: markdown(),
+                          page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    if found != 1:
+        raise SystemExit(f"{page}: the table of what runs is there {found} times")
+    page.write_text(text, encoding="utf-8")
