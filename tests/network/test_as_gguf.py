@@ -11,12 +11,12 @@ from numflow.reference.program import Program
 from numflow.spec import list_specs, load_spec
 from tests.specs import toy
 from tests.specs.case import gguf_checkpoint, gguf_names, load_case, memory_checkpoint, names, relative_error, run
-from tests.specs.configs_recurrent import RECURRENT
 from tests.specs.toy import namings
 
 # What only the source can say, or only numflow would heed.
 REFUSED = {
     "afmoe": "step is cache_write, and would be read as rope", "apertus": "gguf metadata has no 'apertus.xielu",
+    "bitnet": "ffn_act: kind is relu2, and would be read as silu",
     "bert": "head_dense: step is linear, and would be read as none", "modernbert": "head_dense: step is linear",
     "deepseek_v2": "groups is 4", "ernie4_5_moe": "step is linear, and would be read as moe_route",
     "gemma3n": "step is rope_angles", "gemma4": "should read the keys and values of a layer before",
@@ -24,25 +24,31 @@ REFUSED = {
     "exaone4": "step is cache_write, and would be read as rope", "falcon_rw": "attn_qkv",
     "flan_t5": "bucket_distance is 20", "gemma2_scaled": "scale is 0.30", "gemma3": "rope_angles",
     "gpt2_scaled": "scale is 0.125", "gpt_oss_clamped": "limit is 0.8", "mistral": "window is 5",
+    "falcon_h1": "missing tensor ffn_norm", "falcon_h1_normed": "missing tensor ffn_norm",
+    "mamba2_limited": "softplus: least is 0.3", "minimax": "attn_skip: scale is 1.5",
+    "nemotron_h": "softplus: least is 0.001", "nemotron_h_moe": "softplus: least is 0.001",
     "olmo3": "angles: scale is 1.2079, and would be read as 1.20794",
     "phi3_window": "window is 6", "qwen2_moe_sparse": "moe_route", "qwen2_window": "window is 4",
-    "qwen3_moe_mixed": "moe_route", "starcoder2_window": "window is 5"}
-NO_ARCHITECTURE = ("albert", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
+    "qwen3_moe_mixed": "moe_route", "qwen3_next": "moe_route", "starcoder2_window": "window is 5"}
+NO_ARCHITECTURE = ("albert", "bamba", "bart", "blenderbot", "cwm", "deepseek_v32", "distilbert", "electra",
                    "electra_generator", "gemma3_multimodal", "glm", "glm4_moe_lite", "glm_moe_dsa", "gpt_neo", "gptj",
                    "llama4_multimodal", "m2m100", "marian", "mbart", "mistral3", "mpnet", "mt5", "multilingual_e5",
-                   "nanochat", "nllb", "opt", "opt_350m", "pegasus", "roberta", "solar_open", "vaultgemma",
-                   "xlm_roberta")
-WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE, *RECURRENT)]
-# Files of these are read; which of their layers see everything, or numbers of activations, are not written.
-PATTERNS = ("afmoe", "apertus", "gemma3n", "gemma4")
+                   "nanochat", "nllb", "olmo_hybrid", "opt", "opt_350m", "pegasus", "recurrent_gemma", "roberta",
+                   "solar_open", "vaultgemma", "xlm_roberta")
+WRITTEN = [name for name in names() if name not in (*REFUSED, *NO_ARCHITECTURE)]
+# Files of these are read; which of their layers see everything, numbers of activations, gates that are not divided by
+# their sum, a least step and factors are not written.
+PATTERNS = ("afmoe", "apertus", "bitnet", "falcon_h1", "gemma3n", "gemma4", "kimi_linear", "nemotron_h")
 # Rows of layers that rotate nothing are in whatever order.
-OTHER_ROWS = {"smollm3": {"blk.3.attn_k.weight", "blk.3.attn_q.weight"}}
+OTHER_ROWS = {"granitemoehybrid": {"blk.1.attn_k.weight", "blk.1.attn_q.weight"},
+              "smollm3": {"blk.3.attn_k.weight", "blk.3.attn_q.weight"}}
 # Keys that one of the two leaves out, because readers find the same without them.
 OPTIONAL = ("attention.key_length", "attention.value_length", "attention.head_count_kv", "rope.dimension_count",
             "rope.freq_base", "rope.scaling.type", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
             "expert_feed_forward_length", "vocab_size", "expert_weights_norm", "expert_group_count",
-            "expert_group_used_count", "expert_gating_func")
-OTHERWISE = {"bloom": {"context_length"}, "phi3_long": {"attention.sliding_window"},
+            "expert_group_used_count", "expert_gating_func", "attention.recurrent_layers", "ssm.dt_b_c_rms")
+OTHERWISE = {"bloom": {"context_length"}, "granitemoehybrid": {"context_length"},
+             "phi3_long": {"attention.sliding_window"},
              "phi4_mini": {"attention.sliding_window"}, "stablelm": {"use_parallel_residual"},
              "stablelm_whole": {"use_parallel_residual"}, "falcon_7b": {"tensor_data_layout"},
              "falcon_40b": {"tensor_data_layout"}, "minilm": {"pooling_type"}, "t5": {"attention.layer_norm_epsilon"},
@@ -86,7 +92,7 @@ def test_the_same_numbers_come_out(name):
 def families():
     """Specs that are found by both a configuration and a GGUF architecture."""
     return [spec.name for spec in list_specs() if {"hf", "gguf"} <= set(namings(spec)) and spec.section("detect")
-            and spec.type != "draft" and not spec.section("recurrent") and spec.name not in PATTERNS]
+            and spec.type != "draft" and spec.name not in PATTERNS]
 
 
 @pytest.mark.parametrize("name", families())
@@ -140,10 +146,25 @@ def test_a_family_without_an_architecture_is_refused(name):
         seen(name)
 
 
-@pytest.mark.parametrize("name", ["mamba", "nemotron_h", "qwen3_5"])
-def test_linear_attention_is_not_written(name):
-    with pytest.raises(RequestError, match="linear attention are read but not written; .*takes this model whole"):
-        seen(name)
+@pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_moe"])
+def test_what_would_be_refused_is_written_without_the_number_that_has_no_word(name):
+    ours, source = seen(name, time_step_min=0.0)
+    ids = load_case(name).inputs[1]["ids"]
+    found = [run(Program(built, WeightSource(built, checkpoint)), ids) for checkpoint in (ours, source)
+             for built in [network.build(network.choose_spec(checkpoint), checkpoint)]]
+    assert relative_error(*found) < 1e-4
+
+
+def test_heads_that_take_key_heads_in_turn():
+    """Every tensor that has rows or columns of value heads is in their order; the numbers are those of the source."""
+    ours, source = seen("qwen3_5")
+    theirs = source.tensors["model.layers.0.linear_attn.in_proj_z.weight"].f32()
+    heads = [0, 3, 1, 4, 2, 5]  # of 6 that share 2 key heads
+    np.testing.assert_array_equal(ours.tensors["blk.0.attn_gate.weight"].f32().reshape(6, -1, 48),
+                                  theirs.reshape(6, -1, 48)[heads])
+    out = source.tensors["model.layers.0.linear_attn.out_proj.weight"].f32()
+    np.testing.assert_array_equal(ours.tensors["blk.0.ssm_out.weight"].f32().reshape(48, 6, -1),
+                                  out.reshape(48, 6, -1)[:, heads])
 
 
 def test_a_window_as_long_as_the_context_is_none():

@@ -13,6 +13,7 @@ import pytest
 from numflow import network
 from numflow.errors import SpecError
 from numflow.network import WeightSource
+from numflow.network.gguf.as_gguf import as_gguf
 from numflow.reference.program import Program
 from tests.specs.case import load_case, memory_checkpoint, relative_error, run
 from tests.specs.weights import values
@@ -115,8 +116,9 @@ def kimi(config, tensors):
         "leading_dense_block_count": 1, "expert_weights_scale": config["routed_scaling_factor"]}), stacked(found)
 
 
-# What a family's file cannot say otherwise: one factor for what goes on beside every block, none for the blocks.
-SAID = {"minimax": {key: 1.5 if "alpha" in key else 1.0 for key in (
+# What a family's file cannot say otherwise: its first activation; one factor for what goes on beside every block, none
+# for the blocks.
+SAID = {"bitnet": {"hidden_act": "silu"}, "minimax": {key: 1.5 if "alpha" in key else 1.0 for key in (
     *(f"{kind}_attn_{part}_factor" for kind in ("linear", "full") for part in ("alpha", "beta")), "mlp_alpha_factor",
     "mlp_beta_factor")}}
 FAMILIES = {"bitnet": bitnet, "apertus": apertus, "minimax": minimax, "kimi_linear": kimi}
@@ -145,6 +147,16 @@ def test_the_same_numbers_come_out(name):
     published, gguf, _ = both(name)
     for given in load_case(name).inputs:
         assert relative_error(logits(gguf, given["ids"]), logits(published, given["ids"])) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["bitnet", "kimi_linear", "minimax"])
+def test_the_same_files_are_written(name):
+    published, _, stored = both(name)
+    ours = as_gguf(published, network.choose_spec(published))
+    assert ours.tensors.keys() == stored.keys()
+    for key, array in stored.items():
+        assert [n for n in ours.tensors[key].shape if n != 1] == [n for n in array.shape if n != 1], key
+        np.testing.assert_allclose(ours.tensors[key].f32().reshape(-1), array.reshape(-1), 2e-6, err_msg=key)
 
 
 def test_what_a_file_must_say():

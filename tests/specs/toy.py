@@ -86,7 +86,7 @@ class _Builder(Builder):
         self._invent(module, "weight", (1,))
         return super().number(module)
 
-    def vector(self, module, role, width=None, rows=None, add=0.0, flat=False, suffix=""):
+    def vector(self, module, role, width=None, rows=None, add=0.0, flat=False, suffix="", written=()):
         if width is not None:
             self._invent(module, role, (width if rows is None else max(rows) + 1,))
         return super().vector(module, role, width, rows, add, flat, suffix)

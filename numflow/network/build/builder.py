@@ -87,8 +87,11 @@ class Builder:
         return name
 
     def vector(self, module: str, role: str, width: int | None = None, rows: Any = None, add: float = 0.0,
-               flat: bool = False, suffix: str = "") -> str:
-        """A vector weight of `width` elements (any, if None); `rows` picks elements of the stored one."""
+               flat: bool = False, suffix: str = "", written: tuple[int, ...] = ()) -> str:
+        """A vector weight of `width` elements (any, if None); `rows` picks elements of the stored one.
+
+        flat: the stored tensor may have any shape. written: its shape in GGUF files that are written, if not [width].
+        """
         tensor = self.names.need(module, role, self.layer, self.stack)
         if not tensor.shape:
             raise self._wrong_shape(tensor, f"[{'any' if width is None else width}]")

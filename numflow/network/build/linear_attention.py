@@ -1,5 +1,6 @@
 """Blocks of linear attention: a state of keys times values in place of a cache."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,8 +25,8 @@ def delta_rule(b: Builder, x: View) -> View:
         weight = b.constant(f"{factor:.9g}.{key_dim}", np.full(key_dim, factor, np.float32))
         b.emit("rms_norm", (view,), (view,), label, {"weight": weight}, eps=_NORM_EPS / key_dim, groups=key_heads)
     beta, steps = _strengths(b, x, heads, key_heads, key_dim)
-    y = b.view("recurrent", heads * value_dim)
-    b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rates(b, heads)},
+    y, rate = b.view("recurrent", heads * value_dim), rates(b, heads, *[1] * (steps.width > heads))
+    b.emit("linear_attention", (q, k, v, steps, beta), (y,), "delta", {"rate": rate},
            state=matrix(b, "delta", heads, key_dim, value_dim), heads=heads, key_heads=key_heads,
            tiled=b.option("recurrent", "tiled"))
     gated(b, y, z, heads, value_dim)
@@ -80,9 +81,9 @@ def matrix(b: Builder, label: str, heads: int, key_dim: int, value_dim: int) -> 
     return b.state(label, heads, key_dim, value_dim, dtype=dtype)
 
 
-def rates(b: Builder, count: int) -> str:
-    """Negative factors of the steps in the exponent, `count` of them, which files may have as logarithms."""
-    name = b.vector("ssm_a", "weight", count, flat=True)
+def rates(b: Builder, *shape: int) -> str:
+    """Negative factors of the steps in the exponent, so many of them, which files may have as logarithms."""
+    name = b.vector("ssm_a", "weight", math.prod(shape), flat=True, written=shape)
     b.weights[name] = replace(b.weights[name], negative_exp=b.option("recurrent", "log_rates"))
     return name
 
@@ -100,7 +101,8 @@ def gated(b: Builder, y: View, gate: View, groups: int, weights: int) -> None:
 
 def _norm(b: Builder, y: View, groups: int, weights: int) -> None:
     """RMS norm with plain weights, whatever the model's other norms are."""
-    weight = {"weight": b.vector("ssm_norm", "weight", weights, flat=True)}
+    shape = (groups, weights // groups) if weights == y.width else (weights,)
+    weight = {"weight": b.vector("ssm_norm", "weight", weights, flat=True, written=shape)}
     b.emit("rms_norm", (y,), (y,), "ssm_norm", weight, eps=b.option("recurrent", "norm_eps"), groups=groups)
 
 
@@ -118,7 +120,9 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
         for view, chosen, suffix in zip((*parts, gate), rows, (".q", ".k", ".v", ".z")):
             b.linear("ssm_in", x, view, chosen, suffix)
     elif layout == "concat":
-        b.linear("attn_qkv", x, before)
+        b.expect_rows("attn_qkv", before.width)
+        for view, start, suffix in zip(parts, starts, (".q", ".k", ".v")):
+            b.linear("attn_qkv", x, view, range(start, start + view.width), suffix)
     else:
         for module, view in zip(("attn_q", "attn_k", "attn_v"), parts):
             b.linear(module, x, view)

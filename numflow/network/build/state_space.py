@@ -19,7 +19,7 @@ def state_space(b: Builder, x: View) -> View:
     v, k, q = (View(mixed.buffer, start, width) for start, width in
                ((0, inner), (inner, shared), (inner + shared, shared)))
     softplus(b, steps)
-    y = _scan(b, q, k, v, steps, heads, groups, rates(b, heads))
+    y = _scan(b, q, k, v, steps, heads, groups, rates(b, heads, 1))
     gated(b, y, z, groups, inner)
     return _scaled(b, b.linear("ssm_out", y, b.view("branch", x.width)), "out_scale")
 
@@ -39,7 +39,7 @@ def selective_scan(b: Builder, x: View) -> View:
     steps, k, q = parts
     steps = b.linear("ssm_dt", steps, b.view("ssm_steps", inner))
     b.emit("softplus", (steps,), (steps,), "softplus")
-    y = _scan(b, q, k, v, steps, inner, 1, rates(b, inner * size))
+    y = _scan(b, q, k, v, steps, inner, 1, rates(b, inner, size))
     gated(b, y, z, 1, inner)
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
@@ -55,7 +55,8 @@ def state_space_beside_attention(b: Builder, x: View) -> View:
 
 def _scan(b: Builder, q: View, k: View, v: View, steps: View, heads: int, groups: int, rate: str) -> View:
     y, size = b.view("recurrent", v.width), q.width // groups
-    weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True)}
+    shape = (heads,) if v.width == heads else (heads, 1)
+    weights = {"rate": rate, "skip": b.vector("ssm_d", "weight", heads, flat=True, written=shape)}
     b.emit("linear_attention", (q, k, v, steps), (y,), "scan", weights, heads=heads, key_heads=groups, scaled=True,
            state=matrix(b, "ssm", heads, size, v.width // heads))
     return y

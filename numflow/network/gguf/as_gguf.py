@@ -83,9 +83,6 @@ class _Writing:
     def __init__(self, checkpoint: Checkpoint, spec: Spec, family: Spec, architecture: str):
         self.source, self.family = checkpoint, family
         self.network = network.build(spec, checkpoint, fuse=False)
-        if any(step.op == "linear_attention" for step in self.network.entries["main"]):
-            raise RequestError(f"{checkpoint.path}: GGUF files with linear attention are read but not written; "
-                               f"{_INSTEAD}")
         self.weights = WeightSource(self.network, checkpoint)
         if "labels" in self.network.facts:
             raise RequestError(f"{checkpoint.path}: no GGUF files of classifiers are written; {_INSTEAD}")
@@ -197,6 +194,8 @@ class _Writing:
         values = self.weights.f32(piece.pair.source)
         if piece.pair.order is not None:
             values = values[piece.pair.order]
+        if piece.pair.columns is not None:
+            values = values[:, piece.pair.columns]
         return values - np.float32(piece.weight.add) if piece.weight.add else values
 
 

@@ -21,6 +21,8 @@ _PARTS = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate"
 _RELATED = {**_PARTS, **{part: (whole,) for whole, parts in _PARTS.items() for part in parts}}
 _CUT = {"attn_k_b": ("attn_kv_b",), "attn_v_b": ("attn_kv_b",)}  # modules that GGUF has cut in two
 _ROLES = {"exp_probs_b": "bias"}  # what a tensor is whose name in the source does not tell
+_BARE = ("ssm_a", "ssm_d")  # modules whose tensors are called so, without ".weight"
+_APART = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")  # whose taps lie in three dimensions
 
 
 class NamesToBe(TensorNames):
@@ -47,10 +49,12 @@ class NamesToBe(TensorNames):
     def candidates(self, module: str, role: str, layer: int | None, stack: str,
                    expert: int | None = None) -> Iterator[str]:
         if module not in self._written:
-            yield from super().candidates(module, role, layer, stack, expert)
+            for name in super().candidates(module, role, layer, stack, expert):
+                yield name.removesuffix(".weight") if module in _BARE else name
             return
         text = self._resolved.evaluate(f"gguf.written.{module}", self._written[module], layer, stack)
-        yield text.replace("{layer}", str(layer)) + SUFFIXES[role][0]
+        if text is not None:
+            yield text.replace("{layer}", str(layer)) + SUFFIXES[role][0]
 
 
 class Inventor(Builder):
@@ -82,15 +86,15 @@ class Inventor(Builder):
             stored = source.need("token_embd" if tied else module, "weight", self.layer, self.stack).rows
         else:
             stored = rows if select is None else int(max(select)) + 1
-        shape = (stored, columns)
+        shape = (stored, 1, columns) if module in _APART else (stored, columns)
         self._invent(module, "weight", shape[::-1] if module in self.transposed else shape)
         return super().matrix(module, rows, columns, select, suffix, normalize_rows)
 
     def vector(self, module: str, role: str, width: int | None = None, rows: Any = None, add: float = 0.0,
-               flat: bool = False, suffix: str = "") -> str:
+               flat: bool = False, suffix: str = "", written: tuple[int, ...] = ()) -> str:
         if width is not None:
-            self._invent(module, role, (width if rows is None else int(max(rows)) + 1,))
-        return super().vector(module, role, width, rows, add, flat, suffix)
+            self._invent(module, role, written or (width if rows is None else int(max(rows)) + 1,))
+        return super().vector(module, role, width, rows, add, flat, suffix, written)
 
     def number(self, module: str) -> float:
         """Of the source; the file will have the same."""

@@ -1,13 +1,14 @@
 """Two networks that should compute the same from files of different layouts: which rows are which.
 
-The files may differ in how tensors are cut and in the order of rotated columns, where one rotates neighbours and the
-other halves. Everything else has to agree, and what does not is named.
+The files may differ in how tensors are cut, in the order of rotated columns, where one rotates neighbours and the other
+halves, and in the order of value heads that share key heads. Everything else has to agree, and what does not is named.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +21,23 @@ CLOSE = 2e-6  # numbers of which one has gone through float32
 
 @dataclass(frozen=True)
 class WeightPair:
-    """A weight of the target and the one of the source that it equals; order: rows of the source's, None for as they
-    are."""
+    """A weight of the target and the one of the source that it equals.
+
+    order, columns: rows and columns of the source's, None for as they are.
+    """
 
     target: str
     source: str
     order: np.ndarray | None
+    columns: np.ndarray | None = None
+
+
+class Order(NamedTuple):
+    """A view of a layer whose columns the target has in another order."""
+
+    view: View
+    columns: np.ndarray
+    layer: str
 
 
 class Mismatch(RequestError):
@@ -60,7 +72,8 @@ def matched(source: Network, target: Network, divided: bool = False) -> list[Wei
             _same(ours, other, context, angles)
             for pair in _weights(source, target, ours, other, orders, divided):
                 known = pairs.setdefault(pair.target, pair)
-                if known.source != pair.source or not _same_order(known.order, pair.order):
+                if known.source != pair.source or not (_same_order(known.order, pair.order)
+                                                       and _same_order(known.columns, pair.columns)):
                     raise Mismatch(ours.label, "weight", pair.source, known.source)
     return list(pairs.values())
 
@@ -82,7 +95,7 @@ def _same(ours: Step, other: Step, context: int, angles: dict[str, str]) -> None
                 a.buffer.startswith("angles.") and angles.setdefault(a.buffer, b.buffer) == b.buffer))
             for a, b in zip(views, found)):
         raise Mismatch(ours.label, "columns", *(", ".join(map(str, (*s.inputs, *s.outputs))) for s in (ours, other)))
-    for name in sorted({*ours.params, *other.params} - {"pairing"}):
+    for name in sorted({*ours.params, *other.params} - {"pairing", "tiled"}):
         a, b = param(ours, name), param(other, name)
         if name == "window" and max(a, b) >= context and min(a, b) in (0, max(a, b)):  # it shuts out nothing
             continue
@@ -104,16 +117,19 @@ def _weights(source: Network, target: Network, ours: Step, other: Step, orders: 
                              or not np.allclose(a.constant, b.constant, CLOSE, 0)):
                 raise Mismatch(ours.label, _CONSTANTS.get(role, role), "what the source says", "other numbers")
             continue
-        yield WeightPair(b.name, a.name, _order_of(ours, orders, a.shape[0]))
+        yield WeightPair(b.name, a.name, _order_of(ours, orders, a.shape[0]),
+                         _order_of_inputs(ours, orders) if role == "weight" else None)
 
 
 _CONSTANTS = {"inv_freq": "rotary frequencies", "slopes": "slopes", "table": "table of positions"}
 
 
-def _orders(steps: tuple[Step, ...], theirs: tuple[Step, ...]) -> list[tuple[View, np.ndarray, str]]:
-    """Views whose columns the target has in another order, the order, and the layer they are of."""
-    found = []
+def _orders(steps: Sequence[Step], theirs: Sequence[Step]) -> list[Order]:
+    """Views whose columns the target has in another order."""
+    found: list[Order] = []
     for ours, other in zip(steps, theirs):
+        if ours.op == other.op == "linear_attention" and param(ours, "tiled") != param(other, "tiled"):
+            found += _heads_in_turn(steps, ours, param(other, "tiled"))
         if ours.op != "rope" or other.op != "rope" or param(ours, "pairing") == param(other, "pairing"):
             continue
         count, width, start = ours.params["heads"], ours.params["head_dim"], param(ours, "start")
@@ -127,8 +143,28 @@ def _orders(steps: tuple[Step, ...], theirs: tuple[Step, ...]) -> list[tuple[Vie
         order = (np.arange(count)[:, None] * width + head).reshape(-1)
         if not any(step.op == "linear" and _holds(step, ours.inputs[0], _layer(ours)) for step in steps):
             raise Mismatch(ours.label, "pairing", param(ours, "pairing"), param(other, "pairing"))
-        found.append((ours.inputs[0], order, _layer(ours)))
+        found.append(Order(ours.inputs[0], order, _layer(ours)))
     return found
+
+
+def _heads_in_turn(steps: Sequence[Step], ours: Step, tiled: bool) -> list[Order]:
+    """Views with columns of value heads, whose order says in two ways which key head each reads: h % G (`tiled`) or
+    h // (H / G)."""
+    heads, key_heads = param(ours, "heads"), param(ours, "key_heads")
+    shape = (key_heads, heads // key_heads) if tiled else (heads // key_heads, key_heads)
+    order = np.arange(heads).reshape(shape).T.reshape(-1)
+    y, layer = ours.outputs[0], _layer(ours)
+    views = [*ours.inputs[2:], y]
+    for step in steps:
+        if _layer(step) != layer:
+            continue
+        if step.op == "act_mul" and y in step.inputs:
+            views += [view for view in step.inputs if view != y]
+        if step.op == "causal_conv" and step.outputs[0].covers(ours.inputs[2]):
+            first = step.inputs[0].start + ours.inputs[2].start - step.outputs[0].start
+            views.append(View(step.inputs[0].buffer, first, ours.inputs[2].width))
+    return [Order(view, (order[:, None] * (size := view.width // heads) + np.arange(size)).reshape(-1), layer)
+            for view in views]
 
 
 def _holds(step: Step, view: View, layer: str) -> bool:
@@ -143,19 +179,28 @@ def _layer(step: Step) -> str:
     return found[0] if found else ""
 
 
-def _order_of(step: Step, orders: list[tuple[View, np.ndarray, str]], rows: int) -> np.ndarray | None:
+def _order_of(step: Step, orders: list[Order], rows: int) -> np.ndarray | None:
     """The order of the rows of a weight that makes, or scales, columns which are in another order."""
-    if step.op not in ("linear", "rms_norm", "layer_norm"):
+    if step.op not in ("linear", "rms_norm", "layer_norm", "causal_conv", "softplus", "linear_attention"):
         return None
     order = None
-    for rotated, columns, layer in orders:
-        if not _holds(step, rotated, layer):
+    for view, columns, layer in orders:
+        if not _holds(step, view, layer):
             continue
-        first = rotated.start - step.outputs[0].start
+        if step.op == "linear_attention":  # numbers of each head
+            return columns[::view.width // rows] // (view.width // rows)
+        first = view.start - step.outputs[0].start
         order = np.arange(rows) if order is None else order
-        count = min(rows, rotated.width)  # a norm's weight may be that of one head, for all
+        count = min(rows, view.width)  # a norm's weight may be that of one head, for all
         order[first:first + count] = first + columns[:count]
     return order
+
+
+def _order_of_inputs(step: Step, orders: list[Order]) -> np.ndarray | None:
+    """The order of the columns of a matrix that reads columns which are in another order."""
+    if step.op != "linear":
+        return None
+    return next((columns for view, columns, layer in orders if layer == _layer(step) and view == step.inputs[0]), None)
 
 
 def _same_order(a: np.ndarray | None, b: np.ndarray | None) -> bool:

@@ -25,7 +25,7 @@ def metadata_of(spec: Spec, architecture: str, source: Resolved, layers: int) ->
     for key, text in spec.section("gguf").get("metadata", {}).items():
         value = _stated(source, f"gguf.metadata.{key}", text, layers)
         found.pop(key, None)
-        if value not in (None, "none") and not (isinstance(value, list) and _absent(value)):
+        if value not in (None, "none") and not (isinstance(value, list) and all(one is False for one in value)):
             found[key] = value
     named = {f"{architecture}.{key}": value for key, value in found.items()}
     return {"general.architecture": architecture, **named}
