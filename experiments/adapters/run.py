@@ -115,3 +115,25 @@ def report(lab, rates: dict[int, float], options) -> None:
              f"layers: {lab.results['adapter_mib']:.1f} MiB each in memory. Load of the machine before and after: "
              f"{lab.results['load_average'][0]:.1f}, {lab.results['load_average'][1]:.1f}.")
     lab.table(["adapters in turn", "tokens/s", "of the base's"], rows)
+    redraw(lab)
+
+
+def redraw(lab):
+    """The figure from results alone."""
+    from numflow.lab import style
+
+    samples = {int(count): own for count, own in lab.results["samples"].items()}
+    made, axis = style.figure()
+    for at, own in enumerate(samples.values()):
+        axis.barh(at, median(own), color=style.SERIES[0][0], height=0.6)
+        axis.plot(own, [at] * len(own), "o", color=style.SERIES[1][0], markersize=4, markeredgecolor="white",
+                  markeredgewidth=0.5)
+    axis.set(xlabel="tokens a second of all requests (dots: rounds)", yticks=range(len(samples)), xlim=(0, None),
+             yticklabels=["base alone" if count == 0 else f"{count} adapter{'s' * (count > 1)}" for count in samples],
+             ylim=(len(samples) - 0.5, -0.5))
+    axis.grid(axis="y", visible=False)
+    most = max(samples)
+    finding = f"{most} adapters in turn: {median(samples[most]):.0f} tokens a second"
+    if 0 in samples:
+        finding += f", {median(samples[most]) / median(samples[0]):.2f} of the base alone"
+    lab.figure(made, "rates", finding, lab.options["model"], f"{lab.options['sequences']} requests", left=1.1)

@@ -80,3 +80,23 @@ def report(lab, times, size: int, options) -> None:
                ["of that: taking it up", f"{alone:.3f}", f"{100 * alone / found['read again']:.1f} %"]])
     lab.claim(f"The first token comes within {100 * SHARE:.0f} % of the time of reading the conversation again.",
               share <= SHARE)
+    redraw(lab)
+
+
+def redraw(lab):
+    """The figure from results alone."""
+    from numflow.lab import style
+
+    seconds = lab.results["seconds"]
+    cases = {"read again": "read again", "taken up": "taken up from\nits session"}
+    made, axis = style.figure()
+    for at, name in enumerate(cases):
+        axis.barh(at, median(seconds[name]), color=style.SERIES[at][0], height=0.6)
+        axis.text(median(seconds[name]), at, f" {median(seconds[name]):.2f}", va="center", fontsize=8)
+    axis.set(xlabel="seconds until the first token", yticks=range(len(cases)), yticklabels=list(cases.values()),
+             xlim=(0, 1.12 * max(median(seconds[name]) for name in cases)), ylim=(len(cases) - 0.5, -0.5))
+    axis.grid(axis="y", visible=False)
+    share = median(seconds["taken up"]) / median(seconds["read again"])
+    lab.figure(made, "first_token", f"A saved conversation of {lab.options['tokens']} tokens goes on in "
+               f"{100 * share:.1f} % of the time", lab.options["model"],
+               f"{lab.options['threads'] or 'all'} threads", left=1.1)

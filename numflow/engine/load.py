@@ -69,7 +69,7 @@ def load(path_or_name: str | Path, backend: str = LoadOptions.backend, spec: str
     program_class = _executor(backend)
     options = _program_options(program_class, how, given)
     several, merging = _several(how), to_merge(how.adapters, how.merge, how.adapter)
-    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several, how.transport)
+    choosing = _check_adapters(side_by_side(how.adapters, how.merge), program_class, several and how.transport == "ray")
     place = registry.resolve(path_or_name, offline=how.offline, progress=how.progress)
     merging = tuple(one.found(how.offline, how.progress) for one in merging)
     checkpoint = formats.open_checkpoint(place)
@@ -152,9 +152,9 @@ def _merged(checkpoint, spec, adapters, how: LoadOptions):
     return found
 
 
-def _check_adapters(adapters, program_class, several: bool, transport: str):
+def _check_adapters(adapters, program_class, over_ray: bool):
     """Adapters that requests are to choose, if that goes."""
-    if adapters is not None and ((several and transport == "ray") or ADAPT not in program_class.can):
+    if adapters is not None and (over_ray or ADAPT not in program_class.can):
         name = next(iter(adapters), "NAME")
         raise RequestError(f"{option('adapters')}: requests cannot choose among adapters on a Ray cluster; merge one "
                            f"of them instead: {option('merge', name)}")

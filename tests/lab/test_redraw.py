@@ -13,7 +13,7 @@ from tests.conftest import REPO
 from tests.lab.test_harness import folder  # noqa: F401
 
 REPORTS = sorted(path.parent.name for path in (REPO / "reports").glob("*/results.json"))
-SLOW = {"quant-error": pytest.mark.slow}  # nine figures
+SLOW = dict.fromkeys(("quant-error", "cpu-speed", "partition"), pytest.mark.slow)  # many figures
 LARGEST = 60_000  # bytes of an SVG
 COUNT = '''"""Counts to three."""
 from numflow.lab import style

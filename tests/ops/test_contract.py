@@ -30,8 +30,8 @@ PACKAGE = REPO / "numflow"
 SIZE, BLOCKS = 64, 6
 EXACT = {"activations": "f32", "block_size": SIZE}
 PROGRAMS = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.slow), "plan", "ray"]
-CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE},
-       "plan": {TRACE}, "ray": set()}
+CAN = {"reference": {TRACE, WALK, ADAPT}, "cpu": {TRACE, WALK, PROFILE, ADAPT}, "cuda": {TRACE, SAMPLE, ADAPT},
+       "plan": {TRACE, ADAPT}, "ray": set()}
 
 
 class Sources:
