@@ -165,13 +165,13 @@ def _tiles(repeat: int, mode: str = "int8", at_once: int = 0) -> tuple[float, fl
         x[:], header[N_TOKENS] = _activations(count, k), count
         memory = [aligned(size, np.uint8) for size in operand_bytes(count, k, int(mode == "int8"))]
 
-        def operand(view, pieces):
+        def operand(view, pieces, maker):
             addresses = [part.ctypes.data for part in memory]
             call = bind_operand(header.ctypes.data, N_TOKENS, x.ctypes.data, k, k, addresses[0],
                                 addresses[1] if pieces else 0, pieces)
             return SimpleNamespace(x=addresses[0], aux=addresses[1], calls=(call,))
 
-        ctx = SimpleNamespace(packed=lambda name: packed, activations=mode, operand=operand, add=None,
+        ctx = SimpleNamespace(packed=lambda name: packed, activations=mode, network=None, operand=operand,
                               header=header.ctypes.data, rows=lambda view: N_TOKENS,
                               strided=lambda name, view: {name: y.ctypes.data, f"{name}_stride": n})
         calls = linear(Step("linear", (View("x", 0, k),), (View("y", 0, n),), {"weight": "w"}), ctx)
