@@ -1,16 +1,20 @@
 """A first spec for a checkpoint that none describes: nearest family, and names for the tensors with a known part."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.names import SUFFIXES, TensorNames
-from numflow.network.new_spec_keys import Recorded, mapped, to_confirm, unread, with_tables
+from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
+from numflow.ops import Network
 from numflow.spec.detect import names_it
 from numflow.spec.reader import Spec, list_specs
 
@@ -77,7 +81,28 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
             spec, read = candidate, further
             for section, values in tables.items():
                 added[section] = added.get(section, {}) | values
-    return added, unread(spec, checkpoint.config, checkpoint.naming, read)
+    return added, [key for key in unread(spec, checkpoint.config, checkpoint.naming, read)
+                   if not _says_the_same(key, spec, checkpoint)]
+
+
+def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint) -> bool:
+    """Whether the network stays as it is where the spec reads a key as any shipped family does: the key says what the
+    spec says without it, or something about layers that the model does not have."""
+    from numflow.network import build
+
+    within = spec.section("hf").get("within", "")
+    ways = readings(key.removeprefix(f"{within}."), spec, _families()) if checkpoint.naming == "hf" else []
+    try:
+        return bool(ways) and len({_text_of(build(each, checkpoint))
+                                   for each in (spec, *(with_tables(spec, tables) for tables in ways))}) == 1
+    except NumflowError:  # as a family reads it the tensors do not fit: it says something else here
+        return False
+
+
+def _text_of(network: Network) -> str:
+    """All that a network computes, as text."""
+    with np.printoptions(threshold=sys.maxsize):
+        return repr((network.entries, network.buffers, network.weights, network.caches, network.states))
 
 
 def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:

@@ -81,7 +81,11 @@ def unread(spec: Spec, config: Mapping[str, Any], naming: str, read: set[str]) -
     listed = any(name.split(".")[-1] in _LISTS for name in read if name in values)
     for key in list(left):
         word = key.split(".")[-1]
-        again = any(word.endswith(f"_{name.split('.')[-1]}") and values.get(name) == left[key] for name in read)
+        value = left[key]
+        if isinstance(value, list) and value == value[:1] * len(value):  # the same for each layer
+            value = value[0]
+        again = any(word.endswith(f"_{name.split('.')[-1]}") and values.get(name) in (value, left[key])
+                    for name in read)
         if key.removeprefix(before) in own or again or (listed and word.endswith(_PATTERNS)):
             del left[key]
     for keys in _alternatives(spec.table):  # the same value under another name is read under that one
@@ -157,6 +161,34 @@ def mapped(key: str, spec: Spec, families: Iterable[Spec], read: set[str]) -> di
             if name not in ours:
                 added["parameters"][name] = theirs[name]
     return dict(added)
+
+
+def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, dict[str, Any]]]:
+    """Tables to add to `spec` so that it reads `key` as a family does, for each way that there is among families.
+
+    [] where one of them takes another parameter otherwise than `spec`.
+    """
+    ours, found = spec.section("parameters"), []
+    for family in families:
+        theirs = family.section("parameters")
+        settings = _settings(family, key) if family.type == spec.type else {}
+        names = [name for name in theirs if family.type == spec.type and key in _keys(name, theirs)]
+        names += [name for value in settings.values() for name in _names(value, theirs)]
+        tables: dict[str, dict[str, Any]] = defaultdict(dict)
+        for (section, option), value in settings.items():
+            tables[section][option] = _by(key, value)
+        for name in names:
+            if key not in _keys(name, theirs) and name in ours and ours[name] != theirs[name]:
+                return []
+            tables["parameters"][name] = _by(key, theirs[name])
+        if tables and tables not in found:
+            found.append(dict(tables))
+    return found
+
+
+def _by(key: str, value: Any) -> Any:
+    """A value of a spec that reads `key`, where it takes that for one of several."""
+    return {**value, "config": key} if isinstance(value, Mapping) and key in value.get("config", []) else value
 
 
 def _settings(family: Spec, key: str) -> dict[tuple[str, str], Any]:

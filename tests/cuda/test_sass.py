@@ -31,11 +31,12 @@ def found(name: str, pattern: str, capability=(9, 0)) -> int:
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_matrix_times_vector(kind):
-    name = f"gemv_{kind}_int8_1"
+    floats = KINDS[kind].floats_only
+    name = f"gemv_{kind}_{'f32' if floats else 'int8'}_1"
     if KINDS[kind].bits not in (1, 2, 3):  # those read 4 or 8 bytes a lane
         assert found(name, r"LDG\.E\.NA\.LTC128B\.128")
     assert found(name, r"LDG\.E\.128")  # activations
-    assert found(name, r"IDP\.4A\.U8\.S8")
+    assert found(name, "FFMA" if floats else r"IDP\.4A\.U8\.S8")
     assert not found(name, "LDL|STL")
 
 

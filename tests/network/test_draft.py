@@ -102,6 +102,19 @@ def test_keys_without_a_say_in_the_arithmetic_need_no_word(tmp_path, keys):
     network.build(load_spec(written(drafted, tmp_path)), checkpoint)
 
 
+@pytest.mark.parametrize(("keys", "named"), [
+    ({"num_experts_per_tok": 2}, []),  # without experts
+    ({"linear_conv_kernel_dim": 4}, []),  # without convolutions
+    ({"per_layer_intermediate_size": [24, 24]}, ["per_layer_intermediate_size"]),
+    ({"query_pre_attn_scalar": 4, "attention_multiplier": 0.5}, None),
+])
+def test_keys_of_parts_that_a_model_does_not_have_need_no_word(tmp_path, keys, named):
+    """Those that change nothing, whichever shipped family's way they are read."""
+    drafted = draft(new_model(**keys))
+    left = tomllib.loads(drafted.text).get("unconfirmed", {}).get("keys", [])
+    assert left == named or (named is None and left)
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "granite"])
 def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
     """Whatever a draft of a known family under an unknown name computes is what the family computes."""
@@ -113,9 +126,6 @@ def test_families_under_a_new_name_are_drafted_right_or_not_run(tmp_path, name):
     known = memory_checkpoint(case.configs[0], case.tensors)
     spec = network.choose_spec(known)
     np.testing.assert_allclose(logits(checkpoint, written(drafted, tmp_path)), logits(known, spec.path), atol=1e-4)
-
-
-MOST = {"granitemoehybrid_mamba": 7, "hunyuan_v1_moe": 8}  # keys of parts that they do not have, and of their own
 
 
 @pytest.mark.slow
@@ -142,4 +152,4 @@ def test_families_of_2025_26_take_at_most_five_lines_of_hand_work(tmp_path, name
         if relative_error(found, wanted) < 1e-4:
             break
     assert relative_error(found, wanted) < 1e-4
-    assert lines + (family != families[0]) <= MOST.get(name, 5)
+    assert lines + (family != families[0]) <= 5

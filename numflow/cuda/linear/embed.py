@@ -108,7 +108,7 @@ def code_rows(kind: str) -> Kernel:
     scheme = SCHEMES[kind]
     codes, read, head_of = LocalArray(u32, 8), reader(scheme), header(scheme)
     in_codes, row_of, numbers = scheme.in_codes, row_header(scheme), numbers_of(scheme)
-    zero = None if scheme.with_base else float(scheme.zero)
+    based = scheme.with_base
 
     @kernel(f"embed_{kind}", 32)
     def _embed(y: Rows, planes: Planes, slots: u32.ptr, outliers: u32, tokens: i32.ptr, counts: i32.ptr, first: u32,
@@ -137,8 +137,8 @@ def code_rows(kind: str) -> Kernel:
             factor, shift = (a, c) if g < 4 else (a16, c16)
             if unit * 32 + 4 * g < width:
                 w0, w1, w2, w3 = numbers(words[g])
-                if zero is not None:  # before it is multiplied: factor * code rounds what would be left of it
-                    w0, w1, w2, w3, shift = w0 - f32(zero), w1 - f32(zero), w2 - f32(zero), w3 - f32(zero), f32(0)
+                if not based:
+                    shift = f32(0)
                 to[4 * g], to[4 * g + 1] = (factor * w0 + shift) * scale, (factor * w1 + shift) * scale
                 to[4 * g + 2], to[4 * g + 3] = (factor * w2 + shift) * scale, (factor * w3 + shift) * scale
         slot = u32(0)

@@ -247,18 +247,19 @@ def _add_pairs(words, x, aux, token, unit, units, a, c, a16, c16):
 
 @functools.cache
 def _add_f32(scheme: Scheme) -> DeviceFunction:
-    """The same in float32."""
-    halves = scheme.by_16
+    """The same in float32. Only bases are added to sums of x: the code of zero is taken off the codes."""
+    halves, based, numbers = scheme.by_16, scheme.with_base, numbers_of(scheme)
 
     @device
     def half(words, first, x, at):
         dot, total = f32(0), f32(0)
         for g in range(4):
             x0, x1, x2, x3 = load4(x, u32(at + 4 * g))
-            word = words[first + g]
-            dot += f32(word & u32(255)) * x0 + f32(word >> u32(8) & u32(255)) * x1
-            dot += f32(word >> u32(16) & u32(255)) * x2 + f32(word >> u32(24)) * x3
-            total += (x0 + x1) + (x2 + x3)
+            w0, w1, w2, w3 = numbers(words[first + g])
+            dot += w0 * x0 + w1 * x1
+            dot += w2 * x2 + w3 * x3
+            if based:
+                total += (x0 + x1) + (x2 + x3)
         return dot, total
 
     @device
@@ -266,6 +267,8 @@ def _add_f32(scheme: Scheme) -> DeviceFunction:
         at = u32((token * units + unit) * 32)
         dot, total = half(words, 0, x, at)
         more, rest = half(words, 4, x, u32(at + 16))
+        if not based:
+            return a * dot + a16 * more if halves else a * (dot + more)
         if halves:
             return (a * dot + c * total) + (a16 * more + c16 * rest)
         return a * (dot + more) + c * (total + rest)
