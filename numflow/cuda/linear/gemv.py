@@ -141,6 +141,8 @@ def row_adder(kind: str, int8: bool, tokens: int, split: int) -> DeviceFunction:
     scheme = SCHEMES[kind]
     codes, row_of, add_unit = LocalArray(u32, 8), row_header(scheme), _unit(scheme, int8, tokens)
     unroll, step = UNROLL[tokens], 32 * split
+    if scheme.bits == 7:  # three planes of codes: four units of them need more than 128 registers
+        unroll = min(unroll, 2)
     ahead, stride = step * (unroll - 1), step * unroll
 
     @device
