@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from numflow.cuda.adapters import adapt
-from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention, wkv
+from numflow.cuda.attention import attention, gated_recurrence, indexer, linear_attention, scan, wkv
 from numflow.cuda.context import Context
 from numflow.cuda.device.call import Call
 from numflow.cuda.elementwise import act, norm, rope, row, select
@@ -28,7 +28,7 @@ BINDERS: dict[str, Callable[[Step, Context], list[Call]]] = {
     "add": act.add, "scale": act.scale,
     "scale_by_position": act.scale_by_position, "sparsify": row.sparsify, "match_rms": row.match_rms,
     "mix": row.mix, "softcap": act.softcap, "clamp": act.clamp,
-    "softplus": linear_attention.softplus, "linear_attention": linear_attention.linear_attention,
+    "softplus": scan.softplus, "linear_attention": linear_attention.linear_attention,
     "gated_recurrence": gated_recurrence.gated_recurrence, "wkv": wkv.wkv,
     "copy": act.copy, "select_rows": select.select_rows, "moe_route": moe.moe_route,
     "expert_scale": moe.expert_scale, "expert_linear": moe.expert_linear, "expert_combine": moe.expert_combine,

@@ -19,13 +19,13 @@ from numflow.cuda.patterns import Together, together
 from numflow.cuda.sample.sample import WORDS, best, encode, pick
 from numflow.cuda.state.cache import KVCache
 from numflow.cuda.state.cache_host import JOIN, Rooms, on_host
+from numflow.cuda.state.matrix_state import slot_numbers
 from numflow.cuda.state.sequence_state import StateMemory
 from numflow.decoding.choice import Choice
 from numflow.errors import RequestError, option
 from numflow.executor.base import OneDevice, check_choice, grown, kv_types
 from numflow.executor.contract import ADAPT, SAMPLE, TRACE, Progress
 from numflow.network.adapters.parts import AdaptedParts
-from numflow.network.states import stored_states
 from numflow.network.windows import cache_windows
 from numflow.ops import Batch, Network, Step, TraceRow, View
 
@@ -46,7 +46,7 @@ class Program(OneDevice):
                  for each batch.
     host_kv_percent: share of the layers whose keys and values are in pinned memory of the host; what a batch reads of
                  them is copied to the device while other layers are computed (cache_host.py).
-    state_type:  "auto" or "f32"; matrix states of another type are refused.
+    state_type:  type of matrix states: of quant.state.STATE_TYPES, or "auto" for what the network says.
     world, device: of a plan with several devices, where they meet and which of them this is. Devices beyond the GPUs
                  there are share them, each with a stream and memory of its own.
     collectives: how the devices of a group sum and gather: "copies" from GPU to GPU, "nccl", or "auto": NCCL where it
@@ -89,7 +89,8 @@ class Program(OneDevice):
         capacity = {"tokens": rows, "logits": 8, "routes": rows * self._routes, "sequences": 8, "table": 8}
         for cache in self._caches.values():
             cache.resize(0)
-        states = {name: StateMemory(self.device, state) for name, state in stored_states(network, state_type).items()}
+        states = {name: StateMemory(self.device, state, numbers)
+                  for name, (state, numbers) in slot_numbers(network, state_type).items()}
         self._states = states
         self._rooms = Rooms(self.device, network, self._caches)
         self._graphs = Graphs(self.device)

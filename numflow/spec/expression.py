@@ -164,7 +164,10 @@ class _Evaluation:
             case ast.Name():
                 return CONSTANTS[node.id] if node.id in CONSTANTS else self.name(node.id)
             case ast.BinOp():
-                return self._binary(type(node.op), go(node.left), go(node.right))
+                left, right = go(node.left), go(node.right)
+                if isinstance(node.op, ast.Mult):
+                    _check_numbers((node.left, left), (node.right, right))
+                return self._binary(type(node.op), left, right)
             case ast.UnaryOp():
                 return _UNARY[type(node.op)](go(node.operand))
             case ast.BoolOp():
@@ -229,6 +232,13 @@ class _Evaluation:
         for value in values:
             if isinstance(value, (list, tuple, str, dict)):
                 self.steps.take(items(value, self.steps.left))
+
+
+def _check_numbers(*factors: tuple[ast.expr, Any]) -> None:
+    """A list that has a name holds a value for each layer, and is meant to be multiplied, not repeated."""
+    for node, value in factors:
+        if isinstance(node, ast.Name) and isinstance(value, (list, tuple)):
+            raise TypeError(f"{node.id} is a list of {len(value)} values; {node.id}[layer] is that of a layer")
 
 
 def _checked_size(op: type, left: Any, right: Any) -> tuple[Any, Any]:

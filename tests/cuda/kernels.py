@@ -14,6 +14,8 @@ from numflow.cuda.survey import kernels_of
 from numflow.lab.shapes import Shape, random_checkpoint, random_network
 from numflow.network import WeightSource
 from numflow.network.adapters.steps import adaptable
+from numflow.network.states import matrix_states
+from numflow.quant.state import STATE_TYPES
 from tests.cuda.attention_shapes import attention_kernels
 from tests.cuda.matrices import QUANTISED, blank_rows, experts_case, linear_case
 from tests.cuda.on_ptx.device import assembly
@@ -50,6 +52,8 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
     for case in CASES:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             found |= kernels_of(case.network, case.weights, activations="f32", kv_type=kv_type)
+        for state_type in STATE_TYPES[1:] if matrix_states(case.network) else ():
+            found |= kernels_of(case.network, case.weights, activations="f32", state_type=state_type)
     found |= attention_kernels()
     for kind in (*EVERY, *APART):
         for k in (512, 2048):  # a warp for each row, and a block

@@ -55,7 +55,26 @@ def test_bits_do_not_depend_on_the_cut(name, dtype):
         assert two.window_bytes[STATE] < opened(case, CpuProgram, threads=1).window_bytes[STATE]
 
 
-def test_keys_that_are_nearly_equal():
+@pytest.mark.parametrize(("name", "dtype"), [
+    ("delta", "f32"), ("delta-tiled", "f16"), ("delta-by-column", "bf16"), ("delta-by-column", "q8"),
+    ("scaled-wide", "q8"), ("fixed", "bf16"), ("scan-wide", "f32")])
+def test_a_gpu_keeps_the_types_too(name, dtype):
+    case, tokens = BY_NAME[name], TOKENS[:40]
+    one, two = (opened(case, CudaProgram, gpu="simulator", state_type=dtype) for _ in range(2))
+    whole = run(one, (tokens, 0, 1))
+    found = [run(two, (tokens[at:at + size], at, 0), (BESIDE[at % 16:][:3], at % 16, 2))
+             for at, size in ((0, 1), (1, 6), (7, 20), (27, 5), (32, 1), (33, 7))]
+    np.testing.assert_array_equal(np.concatenate(found), whole)
+    exact, rounded = (run(opened(case, Reference, state_type=kind), (tokens, 0, 1)) for kind in ("f32", dtype))
+    for truth in (exact, rounded):
+        assert np.abs(whole - truth).max() < NEAR[dtype] * exact.std()
+    if dtype != "f32":  # the types do differ
+        assert np.abs(whole - exact).max() > 1e-5 * exact.std()
+        assert one.window_bytes[STATE] < opened(case, CudaProgram, gpu="simulator").window_bytes[STATE]
+
+
+@pytest.mark.parametrize("own", [{}, {"gpu": "simulator"}], ids=["cpu", "cuda"])
+def test_keys_that_are_nearly_equal(own):
     """The hard case of the triangular system: almost nothing fades, and what is written turns over what was there."""
     b, rng = CaseBuilder("alike"), np.random.default_rng(1)
     views = b.inputs(16, 16, 24, 1, 1)
@@ -66,7 +85,8 @@ def test_keys_that_are_nearly_equal():
     y = b.buffer(24)
     b.step("linear_attention", tuple(views), (y,), {"rate": b.weight("rate", np.full(1, -1, np.float32))},
            state=b.state(1, 16, 24), heads=1, key_heads=1)
-    found, exact = (run(opened(b.case(y), program), (TOKENS, 0, 1)) for program in (CpuProgram, Reference))
+    programs = ((CudaProgram if own else CpuProgram, own), (Reference, {}))
+    found, exact = (run(opened(b.case(y), program, **options), (TOKENS, 0, 1)) for program, options in programs)
     assert np.abs(found - exact).max() < 5e-5 * exact.std()
 
 
@@ -77,5 +97,3 @@ def test_states_that_cannot_be_stored_so():
             opened(BY_NAME["delta"], program_class, state_type="q4", **own)
         with pytest.raises(RequestError, match="state_type='f16' is for states of heads that are matrices; .* has"):
             opened(BY_NAME["scan"], program_class, state_type="f16", **own)
-    with pytest.raises(RequestError, match="state_type='bf16': a GPU keeps states in f32"):
-        opened(BY_NAME["delta"], CudaProgram, gpu="simulator", state_type="bf16")

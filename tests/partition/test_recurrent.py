@@ -22,9 +22,9 @@ from tests.specs.case import relative_error
 # Families of which two devices have half of every state each; others have heads that two do not share evenly.
 HALVED = ("qwen3_5", "qwen3_next", "olmo_hybrid", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "jamba",
           "mamba", "minimax", "recurrent_gemma", "lfm2")
-# The part of the numbers that each of two devices has: keys of a single group, and tokens before, are on both.
-FIXTURES = {"qwen3_5": 0.5, "kimi_linear": 0.5, "mamba2": 0.52, "mamba": 0.5, "granitemoehybrid": 0.53,
-            "falcon_h1": 0.5, "minimax": 0.5, "recurrent_gemma": 0.5, "rwkv": 0.7}
+# The larger part of the numbers of two devices: 3 heads are 2 and 1; keys of a group, and tokens before, are on both.
+FIXTURES = {"qwen3_5": 0.5, "kimi_linear": 0.67, "mamba2": 0.52, "mamba": 0.5, "granitemoehybrid": 0.53,
+            "falcon_h1": 0.54, "minimax": 0.5, "recurrent_gemma": 0.5, "rwkv": 0.7}
 
 
 def kept(network):

@@ -1,149 +1,126 @@
-"""Linear attention: a state [dk, dv] of each head that every token fades and adds to (ops `linear_attention`,
-`softplus`).
+"""Linear attention: a state [dk, dv] of each head that every token fades and adds to (op `linear_attention`).
 
-A thread has a value column of a head, and takes it through all tokens of a sequence, one after the other: columns of a
-state do not meet. Threads of a warp have neighbouring columns, so that rows of the state are read together.
+Tokens go in blocks of 16 that begin at fixed positions (state/matrix_state.py). With S the state at a block's border, D
+what is left of it at a token, and L, A the products of keys with keys and of queries with keys, each times what is left
+of the older token at the younger one, a block of threads takes the tokens of a block that are there together:
+
+    U = beta (V - D K S - L U)        Y = D Q S + A U        S = D S + (left K)^T U     at the block's end
+
+A thread has value columns of a head, which do not meet. Every sum has one order, so one token at a time and a prompt in
+pieces give the same bits; S is read once for the tokens of a block. With decays for each column of keys the keys of the
+tail fade as they stand, so that tokens come one by one there.
+
+Heads of one column that share their keys have no matrices: scan.py. The plain twin is `numflow/learn/twins/chunked.py`.
 """
 
 import functools
-from typing import NamedTuple
 
-from numflow.cuda.device.call import N_SEQUENCES, Call, ceil, per_row
-from numflow.cuda.lang.arithmetic import exp, fabs, fmax, fmin
-from numflow.cuda.lang.intrinsics import block_x, block_y, thread_index
+from numflow.cuda.attention.linear_block import (
+    THREADS,
+    Ways,
+    ask_state,
+    close_block,
+    fade_columns,
+    fade_head,
+    put_keys,
+    put_products,
+    solve,
+)
+from numflow.cuda.attention.scan import StateShape, scan
+from numflow.cuda.device.call import N_SEQUENCES, Call, per_row
+from numflow.cuda.lang.intrinsic import SharedArray
+from numflow.cuda.lang.intrinsics import block_x, block_y, sync_block, thread_index
 from numflow.cuda.lang.kernel import Kernel, kernel
 from numflow.cuda.lang.parameters import Rows, Slots, Texts
-from numflow.cuda.lang.scalar import f32, i32, u32
+from numflow.cuda.lang.scalar import f32, u32
+from numflow.cuda.state.matrix_state import MatrixLayout, matrix_layout
+from numflow.network.states import is_scan
 from numflow.ops import Step, param
-
-THREADS = 64
-
-
-class StateShape(NamedTuple):
-    """Heads of a state, key heads that they share, columns of a key and of a value head."""
-
-    heads: u32
-    key_heads: u32
-    k_dim: u32
-    v_dim: u32
-
-
-class Ways(NamedTuple):
-    """Differences between kernels: steps, skips and the delta rule are there or not; steps and rates are of a head or
-    of each of its key columns."""
-
-    steps: bool
-    skip: bool
-    delta: bool
-    scaled: bool
-    tiled: bool
-    column_steps: bool
-    column_rates: bool
-
-
-def softplus(step: Step, ctx) -> list[Call]:
-    """y = min(max(log(1 + exp(x + bias)), least), most), bias f32 [D]."""
-    (x,), (y,) = step.inputs, step.outputs
-    bias = ctx.vector(step.weights["bias"]) if "bias" in step.weights else None
-    return [per_row(step, softplus_kernel(bias is not None), ctx.rows(y), ceil(y.width, THREADS), ctx.view(y),
-                    ctx.view(x), bias, ctx.batch.counts, ctx.rows(y), y.width, param(step, "least"),
-                    param(step, "most"))]
-
-
-@functools.cache
-def softplus_kernel(has_bias: bool) -> Kernel:
-    """A thread for each number. log(1 + z) is the series of 2 atanh(w) for w = z / (2 + z), which is 1/3 at most."""
-
-    @kernel(f"softplus{'_bias' * has_bias}", THREADS)
-    def _softplus(y: Rows, x: Rows, bias: f32.ptr, counts: i32.ptr, rows: u32, width: u32, least: f32, most: f32):
-        row, column = block_x(), u32(block_y() * 64 + thread_index())
-        if row >= counts[rows] or column >= width:
-            return
-        value = x.data[row * x.stride + column]
-        if has_bias:
-            value += bias[column]
-        z = exp(-fabs(value))
-        w = z / (f32(2) + z)
-        s = w * w
-        series = f32(1 / 7) + s * (f32(1 / 9) + s * (f32(1 / 11) + s * f32(1 / 13)))
-        series = f32(1) + s * (f32(1 / 3) + s * (f32(1 / 5) + s * series))
-        y.data[row * y.stride + column] = fmin(fmax(fmax(value, f32(0)) + (w + w) * series, least), most)
-
-    return _softplus
+from numflow.quant.state import STATE_BLOCK
 
 
 def linear_attention(step: Step, ctx) -> list[Call]:
     """q, k f32 [T, G*dk], v, y f32 [T, H*dv], steps f32 [T, H] or [T, H*dk], beta f32 [T, H]; rate f32 [H] or [H*dk],
     skip f32 [H]."""
+    if is_scan(step):
+        return scan(step, ctx)
     q, k, v, *others = step.inputs
     steps, beta = [*others, None, None][:2]
     heads, key_heads = param(step, "heads"), param(step, "key_heads")
     shape = StateShape(heads, key_heads, q.width // key_heads, v.width // heads)
-    rate = step.weights["rate"]
+    rate, state = step.weights["rate"], ctx.states[param(step, "state")]
     ways = Ways(steps is not None, "skip" in step.weights, beta is not None, param(step, "scaled"),
                 param(step, "tiled"), steps is not None and steps.width > heads,
                 ctx.network.weights[rate].shape[0] > heads)
     rates = ctx.vector(rate)
-    return [per_row(step, state_kernel(ways), N_SEQUENCES, ceil(v.width, THREADS), ctx.view(step.outputs[0]),
+    return [per_row(step, matrix_kernel(ways, state.shape.dtype), N_SEQUENCES, heads, ctx.view(step.outputs[0]),
                     ctx.view(q), ctx.view(k), ctx.view(v), ctx.view(steps or v), ctx.view(beta or v), rates,
-                    ctx.vector(step.weights["skip"]) if ways.skip else rates, ctx.batch.texts,
-                    ctx.states[param(step, "state")].slots, shape)]
+                    ctx.vector(step.weights["skip"]) if ways.skip else rates, ctx.batch.texts, state.slots, shape,
+                    matrix_layout(state.shape))]
 
 
 @functools.cache
-def state_kernel(ways: Ways) -> Kernel:
-    """The kernel of these ways."""
-    has_steps, has_skip, delta, scaled, tiled, column_steps, column_rates = ways
-    by_column, kind = column_steps or column_rates, "".join(str(int(way)) for way in ways)
+def matrix_kernel(ways: Ways, dtype: str) -> Kernel:
+    """The kernel of these ways, with states of a type."""
+    tiled, has_skip, by_column, tile = ways.tiled, ways.skip, ways.by_column, ways.tile
+    kind = "".join(str(int(way)) for way in ways)
+    products, fades = SharedArray(f32, 2 * tile * STATE_BLOCK), SharedArray(f32, STATE_BLOCK)
+    put, fade_all, fade_one = put_products(ways), fade_columns(ways), fade_head(ways)
+    ask, solved, close = ask_state(ways, dtype), solve(ways), close_block(ways, dtype)
 
-    @kernel(f"linear_attention_{kind}", THREADS)
+    @kernel(f"linear_attention_{dtype}_{kind}", THREADS)
     def _linear_attention(y: Rows, q: Rows, k: Rows, v: Rows, steps: Rows, beta: Rows, rates: f32.ptr, skip: f32.ptr,
-                          texts: Texts, state: Slots, shape: StateShape):
-        # Place in the grid: a sequence, a value column of a head; its column of the state.
-        sequence, at = block_x(), u32(block_y() * 64 + thread_index())
-        if sequence >= texts.counts[N_SEQUENCES] or at >= shape.heads * shape.v_dim:
+                          texts: Texts, state: Slots, shape: StateShape, layout: MatrixLayout):
+        # Place in the grid: a sequence, a head; where the head's state begins.
+        sequence, head = block_x(), u32(block_y())
+        if sequence >= texts.counts[N_SEQUENCES]:
             return
-        head, size = u32(at // shape.v_dim), u32(shape.k_dim)
+        size, columns = u32(shape.k_dim), u32(shape.v_dim)
         key_head = u32(head % shape.key_heads) if tiled else u32(head // (shape.heads // shape.key_heads))
-        column = state.data + (u32(texts.slots[sequence]) * state.stride + head * size * shape.v_dim
-                               + at % shape.v_dim)
-        t, last, n = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1]), u32(0)
-        # A text that begins finds zeros.
-        while t < last and texts.positions[t] == 0 and n < size:
-            column[n * shape.v_dim] = f32(0)
-            n = u32(n + 1)
+        own = state.data + (u32(texts.slots[sequence]) * state.stride + head * layout.head)
+        keys, rows = own + layout.keys, own + layout.rows
+        left, fade = own + layout.left, own + layout.fade
+        scores, faded = products(), fades()
+        t, last = u32(texts.starts[sequence]), u32(texts.starts[sequence + 1])
         while t < last:
+            # Tokens of a block: `count` from place `first` on.
+            position = u32(texts.positions[t])
+            first, asked = u32(position % STATE_BLOCK), position >= STATE_BLOCK
+            count = u32(STATE_BLOCK - first)
+            count = count if count < last - t else u32(last - t)
+            count = count if count < tile else u32(tile)
             query, key = q.data + (t * q.stride + key_head * size), k.data + (t * k.stride + key_head * size)
-            value = v.data[t * v.stride + at]
-            rate, length, fade = f32(0), f32(1), f32(1)
-            if has_steps and not column_steps:
-                length = steps.data[t * steps.stride + head]
+            # Their keys into the tail; products with all keys there; what is left of older ones.
+            if by_column:
+                fade_all(keys, fade, key, first, size, steps.data + t * steps.stride, rates, head)
+            else:
+                put_keys(keys, key, k.stride, first, count, size)
+            sync_block()
+            put(scores, keys, key, k.stride, query, q.stride, first, count, size)
+            sync_block()
             if not by_column:
-                fade = exp(length * rates[head])
-            # Fade, and what the state says of the key.
-            said, n = f32(0), u32(0)
-            while n < size:
-                if by_column:
-                    rate = rates[head * size + n] if column_rates else rates[head]
-                    fade = exp((steps.data[t * steps.stride + head * size + n] if column_steps else length) * rate)
-                number = column[n * shape.v_dim] * fade
-                column[n * shape.v_dim] = number
-                if delta:
-                    said += number * key[n]
-                n = u32(n + 1)
-            # Add what is written, and what the state then says of the query.
-            written = value * length if scaled else value
-            if delta:
-                written = (value - said) * beta.data[t * beta.stride + head]
-            found, n = f32(0), u32(0)
-            while n < size:
-                number = column[n * shape.v_dim] + key[n] * written
-                column[n * shape.v_dim] = number
-                found += number * query[n]
-                n = u32(n + 1)
-            if has_skip:
-                found += skip[head] * value
-            y.data[t * y.stride + at] = found
-            t = u32(t + 1)
+                fade_one(scores, left, fade, faded, steps.data + (t * steps.stride + head), steps.stride, rates, head,
+                         first, count)
+                sync_block()
+            # Columns of the state: what it says of keys and queries, then u and y.
+            begin = u32(0)
+            while begin < columns:
+                column = u32(begin + thread_index())
+                at, to_u = u32(head * columns + column), rows + column
+                to_y = y.data + (t * y.stride + at)
+                if asked:
+                    ask(to_u + first * columns, columns, to_y, y.stride, own, layout.row, fade, key, k.stride, query,
+                        q.stride, column, count, size)
+                if column < columns:
+                    solved(to_u, columns, to_y, y.stride, v.data + (t * v.stride + at), v.stride,
+                           beta.data + (t * beta.stride + head), beta.stride, steps.data + (t * steps.stride + head),
+                           steps.stride, skip[head] if has_skip else f32(0), scores, faded, asked, first, count)
+                begin = u32(begin + THREADS)
+            # Barrier: columns that threads have solved, before the end of a block, and before the tail changes.
+            sync_block()
+            if first + count == STATE_BLOCK:
+                close(own, layout.row, keys, rows, left, fade, asked, columns, size)
+                sync_block()
+            t = u32(t + count)
 
     return _linear_attention

@@ -1,10 +1,9 @@
-"""Memory of a recurrent step on a device: a slot of float32 for each sequence."""
+"""Memory of a recurrent step on a device: a slot for each sequence."""
 
 import numpy as np
 
 from numflow.cuda.device.device import Device, Memory, within_reach
 from numflow.cuda.lang.parameters import Slots
-from numflow.errors import RequestError, option
 from numflow.network.windows import STATE
 from numflow.ops import State
 
@@ -12,15 +11,16 @@ UNIT = 16  # bytes that slots are whole multiples of
 
 
 class StateMemory:
-    """Slots of `shape`; kernels find those of their sequences by the batch's `slots`."""
+    """Slots of `shape`; kernels find those of their sequences by the batch's `slots`.
+
+    numbers: of 4 bytes that a slot has; those of a matrix state are by its layout (matrix_state.py).
+    """
 
     window = STATE
 
-    def __init__(self, device: Device, state: State):
-        if state.dtype != "f32":
-            raise RequestError(f"{option('state_type', state.dtype)}: a GPU keeps states in f32")
+    def __init__(self, device: Device, state: State, numbers: int):
         self.device, self.shape, self.blocks = device, state, 0
-        self.block_bytes = -(-4 * state.size // UNIT) * UNIT
+        self.block_bytes = -(-4 * numbers // UNIT) * UNIT
         self._memory: Memory = device.alloc(self.block_bytes)
 
     @property

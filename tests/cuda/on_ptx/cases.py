@@ -16,9 +16,11 @@ from numflow.learn.cases.build import error, run_case
 from numflow.network import WeightSource
 from numflow.network.adapters.parts import AdaptedPart
 from numflow.network.adapters.steps import adaptable
+from numflow.network.states import matrix_states
 from numflow.ops import ADAPTING, Batch, param
 from numflow.quant import SCHEMES
 from numflow.quant.kv import CODED
+from numflow.quant.state import STATE_TYPES
 from numflow.reference.program import Program as Reference
 from tests.cuda.attention_shapes import FORMS, attention_case, latent_case
 from tests.cuda.kernels import APART, EVERY, GROUPED, decoder
@@ -51,6 +53,8 @@ def jobs() -> Iterator[Job]:
         for kv_type in ("f32", "f16") if case.network.caches else ("f32",):
             bound = case.bound if kv_type == "f32" else max(case.bound, HALF)
             yield _case(f"op-{case}-{kv_type}", case, bound, activations="f32", kv_type=kv_type)
+        for state_type in STATE_TYPES[1:] if matrix_states(case.network) else ():
+            yield _case(f"op-{case}-states-{state_type}", case, MODEL, activations="f32", state_type=state_type)
     yield from _attention()
     for kind in (*EVERY, *APART):
         yield from _matrices(kind)
@@ -74,7 +78,8 @@ def _compare(case, bound: float, options: dict, device) -> None:
         return
     kinds = dict.fromkeys(("kv_k", "kv_v"), options["kv_type"]) if "kv_type" in options else {
         name: options[name] for name in ("kv_k", "kv_v") if name in options}
-    expected = run_case(case, Reference, **{name: kind for name, kind in kinds.items() if kind not in ("f32", "f16")})
+    own = {name: kind for name, kind in kinds.items() if kind not in ("f32", "f16")}
+    expected = run_case(case, Reference, **own, state_type=options.get("state_type", "auto"))
     _judge(max(error(a, e) for a, e in zip(actual, expected, strict=True)), bound)
 
 
