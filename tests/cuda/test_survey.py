@@ -11,6 +11,7 @@ from tests.cuda.kernels import EVERY, all_kernels, decoder
 SHAPES = {"1b": Shape(1, 2048, 32, 8, 8192, 256, 8192), "8b": Shape(1, 4096, 32, 8, 14336, 256, 8192)}
 
 
+@pytest.mark.slow  # .ci/cuda runs it
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["F16", "BF16", "q4", "q8", "q3h", "q3h+0.5%", "Q4_0", "Q4_K", "Q6_K"])
 def test_kernels_of_large_decoders_are_compiled_ahead(kind, shape):

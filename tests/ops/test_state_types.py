@@ -55,6 +55,7 @@ def test_bits_do_not_depend_on_the_cut(name, dtype):
         assert two.window_bytes[STATE] < opened(case, CpuProgram, threads=1).window_bytes[STATE]
 
 
+@pytest.mark.slow  # .ci/cuda runs it
 @pytest.mark.parametrize(("name", "dtype"), [
     ("delta", "f32"), ("delta-tiled", "f16"), ("delta-by-column", "bf16"), ("delta-by-column", "q8"),
     ("scaled-wide", "q8"), ("fixed", "bf16"), ("scan-wide", "f32")])
@@ -73,7 +74,7 @@ def test_a_gpu_keeps_the_types_too(name, dtype):
         assert one.window_bytes[STATE] < opened(case, CudaProgram, gpu="simulator").window_bytes[STATE]
 
 
-@pytest.mark.parametrize("own", [{}, {"gpu": "simulator"}], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("own", [{}, pytest.param({"gpu": "simulator"}, marks=pytest.mark.slow)], ids=["cpu", "cuda"])
 def test_keys_that_are_nearly_equal(own):
     """The hard case of the triangular system: almost nothing fades, and what is written turns over what was there."""
     b, rng = CaseBuilder("alike"), np.random.default_rng(1)

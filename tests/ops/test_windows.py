@@ -48,6 +48,7 @@ def test_blocks_that_left_the_window_serve_again(kind, sizes):
     np.testing.assert_array_equal(runs(MAKERS[kind], batches, ring), runs(MAKERS[kind], batches, None))
 
 
+@pytest.mark.slow  # .ci/cuda runs it
 @pytest.mark.parametrize("kind", SIMULATED)
 def test_blocks_that_left_the_window_serve_again_on_the_simulator(kind):
     batches = [(0, 66), (66, 8), (74, 1)]
