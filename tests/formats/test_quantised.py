@@ -329,6 +329,16 @@ def test_headers_and_configurations_at_random(tmp_path, name):
 _SIZES = {"I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_matrix_without_numbers(tmp_path, axis):
+    name = next(name for name, (maker, _) in VARIANTS.items() if maker.__name__ == "bitsandbytes8")
+    tensors, _, config = made(name, 64, 192)
+    tensors = {key: (kind, np.take(array, range(0), axis) if np.ndim(array) == 2 or (axis == 0 and np.ndim(array))
+                     else array) for key, (kind, array) in tensors.items()}
+    with pytest.raises(FormatError, match=r"stands for a matrix of \[(0, 192|64, 0)\], which has no numbers"):
+        open_checkpoint(folder_of(tmp_path, tensors, config))
+
+
 def _change(rng, tensors, config):
     if not tensors:
         return

@@ -176,7 +176,9 @@ def _factors(parts: StoredParts, plain: str, matrices: int, name: str) -> np.nda
     """Factors of all scales, f32 [1] or one for each matrix of a stack."""
     ways = ((1,), (), (matrices,), (matrices, 1), (matrices, 1, 1))
     if f"{plain}_global_scale" in parts.tensors:
-        return 1 / parts.need(f"{plain}_global_scale", ("F32",), *ways, beside=name).f32().reshape(-1)
+        stored = parts.need(f"{plain}_global_scale", ("F32",), *ways, beside=name).f32().reshape(-1)
+        with np.errstate(all="ignore"):  # zeros and what is no number are the file's values
+            return 1 / stored
     return parts.need(f"{plain}_scale_2", ("F32",), *ways, beside=name).f32().reshape(-1)
 
 

@@ -41,6 +41,8 @@ def readable(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path,
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name in matrices:
+            if not all(matrices[name].shape):
+                raise parts.fail(name, f"stands for a matrix of {list(matrices[name].shape)}, which has no numbers")
             plain = matrices[name].tensor()
             if plain.name in made or (plain.name != name and plain.name in tensors):
                 raise parts.fail(name, f"stands for {plain.name!r}, which is in the file too")
