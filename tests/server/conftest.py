@@ -16,7 +16,7 @@ CONFIG = """
 [service]
 max_body = 200000
 max_connections = 300
-body_timeout = 1.5
+body_timeout = 4
 write_timeout = 3
 drain_timeout = 20
 
