@@ -38,8 +38,9 @@ def stored(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
         return hub_rows(kind, n, k, rng, most=16)  # tensor cores take weights up to 127
     block, size = TYPES[kind].block, TYPES[kind].size
     raw = rng.integers(0, 256, (n, k // block, size), dtype=np.uint8)
+    most = 0.01 if kind == "Q6_K" else 0.1  # weights are up to 4064 times that; keys of wide models must fit float16
     for at in _HALVES.get(kind, ()):
-        raw[:, :, at:at + 2] = rng.uniform(0.01, 0.1, (n, k // block, 1)).astype(np.float16).view(np.uint8)
+        raw[:, :, at:at + 2] = rng.uniform(most / 10, most, (n, k // block, 1)).astype(np.float16).view(np.uint8)
     if kind == "IQ1_M":  # 4 bits of the scale in each of the last 4 pairs of bytes
         raw[:, :, 55] = raw[:, :, 55] & 15 | 0x20
     if kind == "MXFP4":
