@@ -1,7 +1,6 @@
 """A first spec for a checkpoint that none describes: nearest family, and names for the tensors with a known part."""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from numflow.errors import NumflowError
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.build.names import SUFFIXES, TensorNames
 from numflow.network.new_spec_keys import Recorded, mapped, readings, to_confirm, unread, with_tables
-from numflow.ops import Network
 from numflow.spec.detect import names_it
 from numflow.spec.reader import Spec, list_specs
 
@@ -81,28 +79,35 @@ def _mapped(spec: Spec, checkpoint: Checkpoint) -> tuple[dict[str, dict[str, Any
             spec, read = candidate, further
             for section, values in tables.items():
                 added[section] = added.get(section, {}) | values
-    return added, [key for key in unread(spec, checkpoint.config, checkpoint.naming, read)
-                   if not _says_the_same(key, spec, checkpoint)]
+    left = unread(spec, checkpoint.config, checkpoint.naming, read)
+    if left and checkpoint.naming == "hf":
+        computed = _computed(spec, checkpoint)
+        left = [key for key in left if not _says_the_same(key, spec, checkpoint, computed)]
+    return added, left
 
 
-def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint) -> bool:
+def _says_the_same(key: str, spec: Spec, checkpoint: Checkpoint, computed: tuple) -> bool:
     """Whether the network stays as it is where the spec reads a key as any shipped family does: the key says what the
     spec says without it, or something about layers that the model does not have."""
-    from numflow.network import build
-
-    within = spec.section("hf").get("within", "")
-    ways = readings(key.removeprefix(f"{within}."), spec, _families()) if checkpoint.naming == "hf" else []
+    ways = readings(key.removeprefix(f"{spec.section('hf').get('within', '')}."), spec, _families())
     try:
-        return bool(ways) and len({_text_of(build(each, checkpoint))
-                                   for each in (spec, *(with_tables(spec, tables) for tables in ways))}) == 1
+        return bool(ways) and all(_computed(with_tables(spec, tables), checkpoint) == computed for tables in ways)
     except NumflowError:  # as a family reads it the tensors do not fit: it says something else here
         return False
 
 
-def _text_of(network: Network) -> str:
-    """All that a network computes, as text."""
-    with np.printoptions(threshold=sys.maxsize):
-        return repr((network.entries, network.buffers, network.weights, network.caches, network.states))
+def _computed(spec: Spec, checkpoint: Checkpoint) -> tuple:
+    """All that the network of a spec computes, to be compared; arrays as bytes."""
+    from numflow.network import build
+
+    def data(rows: Any) -> Any:
+        return rows.tobytes() if isinstance(rows, np.ndarray) else rows
+
+    network = build(spec, checkpoint)
+    weights = {name: (replace(weight, parts=(), constant=None), data(weight.constant),
+                      [replace(part, rows=data(part.rows)) for part in weight.parts])
+               for name, weight in network.weights.items()}
+    return network.entries, network.buffers, weights, network.caches, network.states
 
 
 def _keys_used(spec: Spec, checkpoint: Checkpoint) -> set[str]:

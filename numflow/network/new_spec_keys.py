@@ -170,9 +170,10 @@ def readings(key: str, spec: Spec, families: Iterable[Spec]) -> list[dict[str, d
     """
     ours, found = spec.section("parameters"), []
     for family in families:
-        theirs = family.section("parameters")
-        settings = _settings(family, key) if family.type == spec.type else {}
-        names = [name for name in theirs if family.type == spec.type and key in _keys(name, theirs)]
+        if family.type != spec.type:
+            continue
+        theirs, settings = family.section("parameters"), _settings(family, key)
+        names = [name for name in theirs if key in _keys(name, theirs)]
         names += [name for value in settings.values() for name in _names(value, theirs)]
         tables: dict[str, dict[str, Any]] = defaultdict(dict)
         for (section, option), value in settings.items():

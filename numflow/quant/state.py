@@ -4,7 +4,7 @@ import numpy as np
 
 STATE_BLOCK = 16  # tokens after which a state is rounded to its type, at fixed positions of a text
 STATE_TYPES = ("f32", "f16", "bf16", "q8")  # q8: 8 bits a number, and a float32 scale for each row
-_SMALLEST = np.float32(1e-30)  # of a row's largest number, below which all are stored as zeros
+SMALLEST = np.float32(1e-30)  # of a row's largest number, below which all are stored as zeros
 
 
 def stored(state: np.ndarray, dtype: str) -> np.ndarray:
@@ -18,7 +18,7 @@ def stored(state: np.ndarray, dtype: str) -> np.ndarray:
         return np.where(np.isnan(state), state, (even & np.uint32(0xFFFF0000)).view(np.float32))
     if dtype == "q8":
         most = np.abs(state).max(axis=-1, keepdims=True)
-        some = most > _SMALLEST
+        some = most > SMALLEST
         inverse = np.where(some, np.float32(127) / np.where(some, most, np.float32(1)), np.float32(0))
         return np.rint(state * inverse) * np.where(some, most / np.float32(127), np.float32(0))
     return state

@@ -17,6 +17,7 @@ import functools
 
 from numflow.cuda.attention.linear_block import (
     THREADS,
+    StateShape,
     Ways,
     ask_state,
     close_block,
@@ -26,7 +27,7 @@ from numflow.cuda.attention.linear_block import (
     put_products,
     solve,
 )
-from numflow.cuda.attention.scan import StateShape, scan
+from numflow.cuda.attention.scan import scan
 from numflow.cuda.device.call import N_SEQUENCES, Call, per_row
 from numflow.cuda.lang.intrinsic import SharedArray
 from numflow.cuda.lang.intrinsics import block_x, block_y, sync_block, thread_index

@@ -12,12 +12,21 @@ from numflow.cuda.lang.intrinsics import lane_index, load4, sync_block, thread_i
 from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.reduce import warp_max, warp_sum
 from numflow.cuda.lang.scalar import f32, u32
-from numflow.cuda.state.matrix_state import SMALLEST, reader, write_q8, writer
-from numflow.quant.state import STATE_BLOCK
+from numflow.cuda.state.matrix_state import reader, write_q8, writer
+from numflow.quant.state import SMALLEST, STATE_BLOCK
 
 THREADS = 128
 _WARPS = THREADS // 32
 _STAGE = 64  # columns of keys that stand in shared memory at a time, or rows of a state whose largest numbers do
+
+
+class StateShape(NamedTuple):
+    """Heads of a state, key heads that they share, columns of a key and of a value head."""
+
+    heads: u32
+    key_heads: u32
+    k_dim: u32
+    v_dim: u32
 
 
 class Ways(NamedTuple):

@@ -5,7 +5,6 @@ warp have neighbouring heads.
 """
 
 import functools
-from typing import NamedTuple
 
 from numflow.cuda.device.call import N_SEQUENCES, Call, ceil, per_row
 from numflow.cuda.lang.arithmetic import exp, fabs, fmax, fmin
@@ -16,15 +15,6 @@ from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.ops import Step, param
 
 THREADS = 64
-
-
-class StateShape(NamedTuple):
-    """Heads of a state, key heads that they share, columns of a key and of a value head."""
-
-    heads: u32
-    key_heads: u32
-    k_dim: u32
-    v_dim: u32
 
 
 def softplus(step: Step, ctx) -> list[Call]:

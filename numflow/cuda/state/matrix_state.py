@@ -21,9 +21,7 @@ from numflow.cuda.lang.kernel import DeviceFunction, device
 from numflow.cuda.lang.scalar import f32, i32, u32
 from numflow.network.states import matrix_states, stored_states
 from numflow.ops import Network, State
-from numflow.quant.state import STATE_BLOCK
-
-SMALLEST = 1e-30  # of a row's largest number, below which all are stored as zeros
+from numflow.quant.state import STATE_BLOCK, row_bytes
 
 
 class MatrixLayout(NamedTuple):
@@ -40,7 +38,7 @@ class MatrixLayout(NamedTuple):
 def matrix_layout(state: State) -> MatrixLayout:
     """The layout of a state [heads, dk, dv]; parts begin on 16 bytes."""
     _, k_dim, v_dim = state.shape
-    row = {"f32": v_dim, "f16": -(-v_dim // 2), "bf16": -(-v_dim // 2), "q8": -(-v_dim // 4) + 1}[state.dtype]
+    row = -(-row_bytes(state.dtype, v_dim) // 4)
     places = [0]
     for size in (k_dim * row, STATE_BLOCK * k_dim, STATE_BLOCK * v_dim, STATE_BLOCK, k_dim):
         places.append(places[-1] + -(-size // 4) * 4)

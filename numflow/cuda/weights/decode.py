@@ -304,7 +304,7 @@ def numbers_of(scheme: Scheme) -> DeviceFunction:
     above = float((1 << 23) + (0 if scheme.with_base else scheme.zero))
 
     @device
-    def numbers(word):  # a code in the lowest byte of the float32 2^23 adds itself; that is faster than to convert it
+    def numbers(word):  # a code in the lowest byte of the float32 2^23 adds itself
         power = u32(0x4B000000)
         return (float_of(prmt(word, power, u32(0x7440))) - f32(above),
                 float_of(prmt(word, power, u32(0x7441))) - f32(above),
