@@ -9,6 +9,7 @@ from numflow.cpu.simd.value import load, save, staged
 from numflow.cpu.simd.value import load_bf16 as value_bf16
 from numflow.cpu.simd.vector import f32x16, inline, load_f16, load_f32, store_f32, zero_f32
 from numflow.cpu.state.matrix_state import BF16, F16
+from numflow.quant.state import SMALLEST
 
 _i64 = types.int64
 _MAGIC = 12582912.0  # 1.5 * 2^23: added to a number, it leaves its integer in the low bits, rounded half to even
@@ -43,8 +44,8 @@ def write_row(kind, x, columns, to):
         for c in range(columns):
             peak = larger(magnitude(load_f32(x + 64 * c)), peak)
         most = max_lanes(peak)
-        inverse = np.float32(127) / most if most > np.float32(1e-30) else np.float32(0)
-        f32_ptr(to + 16 * columns)[0] = most / np.float32(127) if most > np.float32(1e-30) else np.float32(0)
+        inverse = np.float32(127) / most if most > SMALLEST else np.float32(0)
+        f32_ptr(to + 16 * columns)[0] = most / np.float32(127) if most > SMALLEST else np.float32(0)
         for c in range(columns):
             _save_i8(to + 16 * c, load_f32(x + 64 * c) * splat(inverse))
 
