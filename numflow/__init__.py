@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numflow.engine.request.budget import Budget
     from numflow.engine.run.generation import Generation
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "load", "Model", "Generation", "Engine", "AsyncEngine", "Budget", "NumflowError", "SpecError", "FormatError",
