@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import threading
 import time
@@ -53,16 +54,33 @@ class Deployment:
         return Parts(self, self.scripts.pop(0))
 
 
+class Two:
+    """Two replicas in this process, asked in turn; what passes between is pickled, as by Ray."""
+
+    def __init__(self, *replicas):
+        self.replicas, self.ask, self.count = replicas, self, 0
+
+    def options(self, stream):
+        return self
+
+    def remote(self, call):
+        self.count += 1
+        replica = self.replicas[self.count % 2]
+        return Parts(self, replica.ask(pickle.loads(pickle.dumps(call))))
+
+
 class Parts:
     """As a response of Ray Serve."""
 
     def __init__(self, deployment, script):
-        self.deployment, self.script = deployment, iter(script)
+        self.deployment, self.script = deployment, script if hasattr(script, "asend") else iter(script)
 
     def __aiter__(self):
         return self
 
     async def __anext__(self):
+        if hasattr(self.script, "asend"):
+            return pickle.loads(pickle.dumps(await anext(self.script)))
         part = next(self.script, None)
         if part is None:
             raise StopAsyncIteration
@@ -196,6 +214,52 @@ def test_a_replica_is_the_application_without_a_socket(model_folders):
             raise AssertionError("it still runs")
         assert 'numflow_requests_cancelled_total{model="tiny"} 1.0' in await replica.metrics()
         await replica._service.pool.close()
+
+    asyncio.run(run())
+
+
+def test_responses_are_kept_in_front_of_the_replicas(model_folders):
+    config = make_config({}, models={"tiny": {"path": str(model_folders["chat"]), "backend": "reference"}})
+
+    async def run():
+        replicas = [Replica.__new__(Replica) for _ in range(2)]
+        for replica in replicas:
+            await Replica.__init__(replica, config)
+        two = Two(*replicas)
+        async with _front(two, api_keys=["sk-1", "sk-2"]) as http:
+            async def ask(**fields):
+                reply = await http.post("/v1/responses", json={"max_output_tokens": 9, "temperature": 0, **fields})
+                assert reply.status_code == 200, reply.text
+                return reply
+
+            first = (await ask(input="hi")).json()
+            assert first["store"] is True
+            events = (await ask(input="and?", previous_response_id=first["id"], stream=True)).text.split("\n\n")
+            second = json.loads(events[-2].split("data: ")[1])["response"]
+            third = (await ask(input="so?", previous_response_id=second["id"])).json()
+            whole = (await ask(store=False, input=[
+                {"role": "user", "content": "hi"}, *first["output"], {"role": "user", "content": "and?"},
+                *second["output"], {"role": "user", "content": "so?"}])).json()
+            assert whole["store"] is False and two.count == 4
+            assert third["usage"]["input_tokens"] == whole["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+            assert third["output"][0]["content"] == whole["output"][0]["content"]
+            assert (await http.get(f"/v1/responses/{third['id']}")).json() == third
+            items = (await http.get(f"/v1/responses/{third['id']}/input_items?order=asc")).json()["data"]
+            assert [item["role"] for item in items] == ["user", "assistant"] * 2 + ["user"]
+            assert (await http.get(f"/v1/responses/{whole['id']}")).status_code == 404
+            fields = {"input": "x", "previous_response_id": second["id"]}
+            counted = (await http.post("/v1/responses/input_tokens", json=fields)).json()
+            assert counted["input_tokens"] > second["usage"]["input_tokens"]
+            other = {"Authorization": "Bearer sk-2"}  # another client's
+            assert (await http.get(f"/v1/responses/{third['id']}", headers=other)).status_code == 404
+            reply = await http.post("/v1/responses", json=fields, headers=other)
+            assert reply.json()["error"]["code"] == "previous_response_not_found"
+            assert (await http.delete(f"/v1/responses/{second['id']}")).json()["deleted"] is True
+            assert (await http.post("/v1/responses", json=fields)).status_code == 400
+            for body in ("[1]", "{", '{"input": "x", "previous_response_id": 1}'):
+                assert (await http.post("/v1/responses", content=body)).status_code == 400, body
+        for replica in replicas:
+            await replica._service.pool.close()
 
     asyncio.run(run())
 

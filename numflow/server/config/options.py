@@ -122,7 +122,7 @@ SERVICE = {
     "max_stops": Option(COUNT, Budget.max_stops, "Stop strings."),
     "max_grammar": Option(_bytes, Budget.max_grammar, "Bytes of a JSON schema, a regular expression or a grammar."),
     "max_responses": Option(FROM_ZERO, 1000, "Answers of /v1/responses that are kept, for previous_response_id; 0: "
-                            "none. Replicas keep none."),
+                            "none."),
     "responses_memory": Option(_bytes, 64 * 2**20, "Bytes of kept answers and their conversations together."),
     "slot_folder": Option(TEXT, None, "Folder of the files that POST /slots/{id} saves and restores, of each key in "
                           "one of its own; without it none are.", ("slot_save_path",)),

@@ -20,7 +20,7 @@ from numflow.server.protocols.conversation import prepare
 from numflow.server.protocols.responses_items import Event, ResponseOutput, Tools, messages_of_items, new_id, tools_of
 from numflow.server.protocols.talk import ReplyChoice, Talk, chat_request
 from numflow.server.service.service import Answer, Generating, Service
-from numflow.server.service.store import StoredResponse
+from numflow.server.service.store import PassedResponses, ResponseStore, StoredResponse
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 MOST_LISTED = 100  # items that one request lists
@@ -82,6 +82,11 @@ def _owner(request: Request) -> str:
     return getattr(request.state, "owner", "")
 
 
+def _store(service: Service, request: Request) -> ResponseStore | PassedResponses:
+    """The service's responses; in a replica those that the front has passed with the request."""
+    return getattr(request.state, "responses", service.responses)
+
+
 def _stored(service: Service, request: Request) -> StoredResponse:
     id = request.path_params["id"]
     found = service.responses.get(_owner(request), id)
@@ -102,11 +107,10 @@ def _items(service: Service, request: Request, body: ResponsesInput) -> list[dic
             raise bad_request(f"{name} is not supported: give the items, or previous_response_id", name, "unsupported")
     before: Sequence[dict[str, Any]] = ()
     if body.previous_response_id is not None:
-        if not service.responses.keeps:
-            why = "has replicas, which keep" if service.config.replicas else "is told (max_responses = 0) to keep"
-            raise bad_request(f"this service {why} no responses: give the items of the whole conversation",
-                              "previous_response_id", "unsupported")
-        found = service.responses.get(_owner(request), body.previous_response_id)
+        if not (store := _store(service, request)).keeps:
+            raise bad_request("this service is told (max_responses = 0) to keep no responses: give the items of the "
+                              "whole conversation", "previous_response_id", "unsupported")
+        found = store.get(_owner(request), body.previous_response_id)
         if found is None:
             raise bad_request(f"there is no response {body.previous_response_id!r:.100}: it was not stored, was "
                               "deleted, or made room for others", "previous_response_id",
@@ -197,7 +201,7 @@ class _Answer(Answer):
             "previous_response_id": body.previous_response_id, "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
             "safety_identifier": body.safety_identifier, "service_tier": "default",
-            "store": self._service.responses.keeps and body.store is not False,
+            "store": _store(self._service, self._running.request).keeps and body.store is not False,
             "temperature": sampling.get("temperature", 1.0) if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}, **given.get("text", {})},
             "tool_choice": given.get("tool_choice", "auto"), "tools": given.get("tools", []),
@@ -254,8 +258,9 @@ class _Answer(Answer):
             self._response["completed_at"] = int(time.time())
         if self._response["store"]:
             size = self._size + len(dump(self._output.items))
-            self._service.responses.put(_owner(self._running.request),
-                                        StoredResponse(self._response, tuple(self._items), size))
+            request = self._running.request
+            _store(self._service, request).put(_owner(request),
+                                               StoredResponse(self._response, tuple(self._items), size))
         return events
 
     def _events(self, events: Sequence[Event]) -> bytes:

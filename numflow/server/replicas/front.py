@@ -1,10 +1,13 @@
 """The service in front of its replicas: it has the socket, checks who may ask, and hands requests on (replicas.py)."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,11 +19,13 @@ from numflow.server.config.config import Config
 from numflow.server.explore import routes as explore
 from numflow.server.http.ignored import HEADER
 from numflow.server.messages.wire import Json, read_body
+from numflow.server.protocols import responses
 from numflow.server.replicas.merge import merged
 from numflow.server.replicas.replica import Head, ReplicaCall
 from numflow.server.replicas.replicas import Replicas
 from numflow.server.service import status
 from numflow.server.service.service import Service
+from numflow.server.service.store import StoredResponse
 from numflow.server.service.traces import Traces
 
 _KEPT = (b"content-type", b"traceparent", b"tracestate")  # headers of a request that a replica gets
@@ -42,6 +47,9 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
     async def hand_on(service: Service, request: Request) -> Response:
         return await _hand_on(service, replicas, request)
 
+    async def go_on(service: Service, request: Request) -> Response:
+        return await _hand_on(service, replicas, request, goes_on=True)
+
     async def all_status(service: Service, request: Request) -> Json:
         return Json({"version": numflow.__version__, "uptime_s": round(time.time() - service.started, 1),
                      "requests": len(service.jobs), "draining": service.draining,
@@ -52,18 +60,21 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
                         media_type=service.metrics.content_type)
 
     own: dict[Any, Handler] = {status.health: status.health, status.live: status.live, status.status: all_status,
-                               status.metrics: all_metrics, page: page, explore.page: explore.page, schema: schema}
+                               status.metrics: all_metrics, page: page, explore.page: explore.page, schema: schema,
+                               responses.responses: go_on, responses.count: go_on}
+    own |= {kept: kept for kept in (responses.stored, responses.forget, responses.input_items)}
     return [replace(endpoint, handler=own.get(endpoint.handler, hand_on)) for endpoint in ENDPOINTS]
 
 
-async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Response:
-    """Answer with what a replica answers, in one piece or as a stream, as it does."""
+async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_on: bool = False) -> Response:
+    """Answer with what a replica answers, in one piece or as a stream, as it does. goes_on: the request may name a
+    response of before, which goes along, as whichever replica is asked has none."""
     config = service.config
     body = await read_body(request, config.max_body, config.body_timeout)
     kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := request.headers.get(name.decode()))]
     call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id, kept,
-                       request.state.owner)
-    answer = replicas.ask(call)
+                       request.state.owner, await _before(service, request, body) if goes_on else None)
+    answer = _keeping(service, call.owner, replicas.ask(call))
     try:
         head = await service.jobs.run(request.receive, _first(answer))
         if head.get(b"content-length") is None:
@@ -75,6 +86,26 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request) -> Re
     reply = Response(b"".join(parts), head.status)
     reply.raw_headers += [(name, value) for name, value in head.headers if name not in _OWN_HEADERS]
     return reply
+
+
+async def _before(service: Service, request: Request, body: bytes) -> StoredResponse | None:
+    """The stored response that a request goes on from. The replica tells of a body that it cannot read."""
+    try:
+        fields = await asyncio.to_thread(from_json, body)
+    except ValueError:
+        return None
+    id = fields.get("previous_response_id") if isinstance(fields, dict) else None
+    return service.responses.get(request.state.owner, id) if isinstance(id, str) else None
+
+
+async def _keeping(service: Service, owner: str, answer: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The head and the parts of an answer; the response in it is kept."""
+    async with aclosing(answer):
+        async for part in answer:
+            if isinstance(part, StoredResponse):
+                service.responses.put(owner, part)
+            else:
+                yield part
 
 
 def _stream(service: Service, request: Request, answer: AsyncGenerator[Any, None], head: Head) -> Response:

@@ -12,6 +12,7 @@ from numflow.server.config.config import Config
 from numflow.server.http.errors import ApiError
 from numflow.server.service.service import Service
 from numflow.server.service.status import status_of
+from numflow.server.service.store import PassedResponses, StoredResponse
 from numflow.server.service.traces import Traces
 
 _HELD = 64      # parts of an answer that wait to be fetched
@@ -20,7 +21,8 @@ _TOLD_S = 30.0  # that a replica without its models lives on, so that it can be 
 
 @dataclass(frozen=True)
 class ReplicaCall:
-    """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has."""
+    """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has.
+    before: the stored response that it goes on from."""
 
     method: str
     path: str
@@ -29,12 +31,14 @@ class ReplicaCall:
     id: str
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     owner: str = ""
+    before: StoredResponse | None = None
 
-    def scope(self) -> dict[str, Any]:
+    def scope(self, responses: PassedResponses) -> dict[str, Any]:
         """As an ASGI application gets it."""
         return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
                 "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": self.query,
-                "root_path": "", "client": None, "server": ("replica", 80), "state": {"owner": self.owner},
+                "root_path": "", "client": None, "server": ("replica", 80), "state": {"owner": self.owner,
+                                                                                        "responses": responses},
                 "headers": [(b"x-request-id", self.id.encode()), (b"host", b"replica"), *self.headers]}
 
 
@@ -82,10 +86,12 @@ class Replica:
         """The answer of /metrics."""
         return self._service.metrics.text().decode()
 
-    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
-        """A request's answer: its head, then its body, in parts as they come. Who stops listening ends the request."""
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes | StoredResponse, None]:
+        """A request's answer: its head, then its body, in parts as they come; a response to be kept comes before the
+        part that tells of its end. Who stops listening ends the request."""
         parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_HELD)
         body, gone = iter([call.body]), asyncio.Event()
+        responses = PassedResponses(self._service.responses.keeps, call.before)
 
         async def receive() -> dict[str, Any]:
             for data in body:
@@ -105,13 +111,15 @@ class Replica:
 
         async def answer() -> None:
             try:
-                await self._app(call.scope(), receive, send)
+                await self._app(call.scope(responses), receive, send)
             finally:
                 await put(None)
 
         task = asyncio.ensure_future(answer())
         try:
             while (part := await parts.get()) is not None:
+                if (made := responses.take()) is not None:
+                    yield made
                 yield part
             await task
         finally:

@@ -15,6 +15,7 @@ from numflow.server.config.config import Config, ModelConfig
 from numflow.server.http.errors import ApiError
 from numflow.server.messages.wire import KEEP_ALIVE
 from numflow.server.replicas.replica import Head, Replica, ReplicaCall, portable
+from numflow.server.service.store import StoredResponse
 
 log = logging.getLogger("numflow.server")
 ATTEMPTS = 4        # replicas that a request may lose before it is given up: it may be what ends them
@@ -61,9 +62,9 @@ class Replicas:
         """Every model as it is configured."""
         return [(model, None, None) for model in self._config.models]
 
-    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
-        """A request's answer: its head, then its body in parts. If its replica is lost, another one is asked, as long
-        as nothing of the body has been had.
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes | StoredResponse, None]:
+        """A request's answer: its head, then its body in parts, and a response to be kept. If its replica is lost,
+        another one is asked, as long as nothing of the body has been had.
 
         Raises:
             ApiError: a replica was lost, and the answer cannot be had from another.
@@ -73,7 +74,9 @@ class Replicas:
             said = False
             try:
                 async for part in self._parts(call):
-                    if not isinstance(part, Head):
+                    if isinstance(part, StoredResponse):
+                        yield part
+                    elif not isinstance(part, Head):
                         said = said or part != KEEP_ALIVE
                         yield part
                     elif head is None:
@@ -92,7 +95,7 @@ class Replicas:
         found = await self._handle.broadcast(method).results_async(timeout_s=10, return_exceptions=True)
         return [answer for answer in found if not isinstance(answer, Exception)]
 
-    async def _parts(self, call: ReplicaCall) -> AsyncIterator[Head | bytes]:
+    async def _parts(self, call: ReplicaCall) -> AsyncIterator[Head | bytes | StoredResponse]:
         """The answer of one replica, which ends its work if nobody listens any more."""
         answer, ended = self._handle.options(stream=True).ask.remote(call), False
         try:

@@ -48,7 +48,7 @@ class Service:
         self.pool = pool or ModelPool(config)
         self.jobs = Jobs(config.request_timeout)
         self.metrics = Metrics(self.pool)
-        self.responses = ResponseStore(0 if config.replicas else config.max_responses, config.responses_memory)
+        self.responses = ResponseStore(config.max_responses, config.responses_memory)
         self.limits = Limits(config.requests_per_minute, config.tokens_per_minute, config.tokens_per_day)
         self.traces = Traces(config.traces) if config.traces and not config.replicas else None
         self.started = time.time()

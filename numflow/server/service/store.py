@@ -20,6 +20,31 @@ class StoredResponse:
         return (*self.before, *self.response["output"])
 
 
+class PassedResponses:
+    """In the place of a store where another process has it: the response that one request may go on from, and the one
+    that the request makes, which whoever has the store takes from here.
+
+    keeps: whether the store keeps anything. before: None if the request names none that is stored.
+    """
+
+    def __init__(self, keeps: bool, before: StoredResponse | None):
+        self.keeps, self._before = keeps, before
+        self._made: StoredResponse | None = None
+
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        """The response that the request makes."""
+        self._made = stored
+
+    def get(self, owner: str, id: str) -> StoredResponse | None:
+        """The response before; the store has looked at its owner."""
+        return self._before if self._before is not None and self._before.response["id"] == id else None
+
+    def take(self) -> StoredResponse | None:
+        """The response that was made since the last call."""
+        made, self._made = self._made, None
+        return made
+
+
 class ResponseStore:
     """Stored responses by owner and id. Used by several threads.
 
