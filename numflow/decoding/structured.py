@@ -18,6 +18,7 @@ from numflow.errors import DeviceError, RequestError
 KINDS = ("json_schema", "regex", "grammar")
 # White space between the parts of JSON: a model that may write any amount of it sometimes never stops.
 WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
+DIGITS = 20  # of a JSON number in a row: a model sometimes never stops these either, and no number of 64 bits has more
 KEPT = 8  # compiled grammars that may come again, as in the prompts of one request
 
 
@@ -45,8 +46,13 @@ class Grammars:
         # An id that the model does not have stands for "the text may end here"; which ids end one, requests say.
         self.size, self.end = size, max(size, tokenizer.vocab_size)
         self._library = library
+        vocabulary = _Vocabulary(tokenizer, self.end)
+        self.tokens = vocabulary.tokens
         self._tokenizer = library.LLTokenizer(
-            library.TokenizerWrapper(_Vocabulary(tokenizer, self.end)), n_vocab=self.end + 1, eos_token=self.end)
+            library.TokenizerWrapper(vocabulary), n_vocab=self.end + 1, eos_token=self.end)
+        first = np.frombuffer(b"".join(token[:1] or b"\xff" for token in self.tokens), np.uint8)
+        self.digit, self._letter, self._closing = (
+            np.isin(first, list(some)) for some in (b"0123456789", b"z", b",]}"))  # tokens by their first byte
         self._compiled: OrderedDict[str, Any] = OrderedDict()  # the latest last
         self._lock = Lock()
 
@@ -68,17 +74,28 @@ class Grammars:
                 if len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
-            return Matcher(self._compiled[grammar].deep_copy(), self, frozenset(ends))
+            has_json = kind == "json_schema" or "%json" in grammar
+            return Matcher(self._compiled[grammar].deep_copy(), self, frozenset(ends), 0 if has_json else None)
+
+    def behind_number(self, allowed: np.ndarray, may_end: bool) -> bool:
+        """Whether the text, which has a digit last, has a number of JSON last, which may end here.
+
+        allowed: bool [n]: which of the first n tokens may come. may_end: whether the text may end.
+        """
+        count = len(allowed)
+        closes = may_end or (allowed & self._closing[:count]).any()
+        return bool(closes and not (allowed & self._letter[:count]).any())
 
 
 class Matcher:
     """State of a text within its grammar.
 
-    complete: nothing more may come but an end token.
+    complete: nothing more may come but an end token. digits: that the text has last; None where the grammar has no JSON
+    and they are not counted.
     """
 
-    def __init__(self, matcher, grammars: Grammars, ends: frozenset[int]):
-        self._matcher, self._grammars, self._ends = matcher, grammars, ends
+    def __init__(self, matcher, grammars: Grammars, ends: frozenset[int], digits: int | None):
+        self._matcher, self._grammars, self._ends, self._digits = matcher, grammars, ends, digits
         self._bits = np.zeros(-(-(grammars.end + 1) // 32), np.int32)
         self._check()
 
@@ -95,6 +112,8 @@ class Matcher:
             self._check()
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(bool)
             allowed, may_end = bits[:len(scores)], bool(bits[self._grammars.end])
+            if (self._digits or 0) >= DIGITS and self._grammars.behind_number(allowed, may_end):
+                allowed &= ~self._grammars.digit[:len(scores)]
         allowed[[id for id in self._ends if id < len(scores)]] = may_end
         return np.where(allowed, scores, -np.inf).astype(scores.dtype)
 
@@ -106,10 +125,14 @@ class Matcher:
         """
         self._matcher.consume_token(id)
         self._check()
+        if self._digits is not None:
+            text = self._grammars.tokens[id]
+            before = text.rstrip(b"0123456789")
+            self._digits = len(text) - len(before) + (0 if before else self._digits)
 
     def copy(self) -> "Matcher":
         """One that goes its own way from here."""
-        return Matcher(self._matcher.deep_copy(), self._grammars, self._ends)
+        return Matcher(self._matcher.deep_copy(), self._grammars, self._ends, self._digits)
 
     def _check(self):
         if self._matcher.is_error():

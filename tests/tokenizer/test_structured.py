@@ -9,7 +9,7 @@ import pytest
 from numflow.decoding.constraints import Constraints
 from numflow.decoding.sampler import Sampler
 from numflow.decoding.settings import Sampling
-from numflow.decoding.structured import Grammars
+from numflow.decoding.structured import DIGITS, Grammars
 
 pytest.importorskip("llguidance")
 
@@ -75,6 +75,51 @@ def test_json_follows_its_schema(every_tokenizer):
             assert text == json.dumps(value, separators=(",", ":"), ensure_ascii=False), name
             assert value["word"] in SCHEMA["properties"]["word"]["enum"] and 0 <= value["count"] <= 99, name
     assert tried >= 5
+
+
+@pytest.mark.parametrize(("schema", "least", "most"), [
+    ({"type": "number"}, DIGITS, 3 * DIGITS), ({"type": "integer"}, DIGITS, DIGITS),
+    ({"type": "number", "minimum": -180, "maximum": 180}, DIGITS, DIGITS + 3),
+    ({"type": "string", "maxLength": 45}, 45, 45), ({"type": "string", "pattern": "^[0-9]{30,45}$"}, 45, 45)])
+def test_numbers_of_json_end_whatever_the_model_wants(every_tokenizer, schema, least, most):
+    """A model that wants nothing but digits; texts and what their patterns say are left alone."""
+    tried = 0
+    for name, tokenizer in every_tokenizer.items():
+        if not can_write(tokenizer, '{}":,0189x'):
+            continue
+        grammars, tried, ends = compiled(tokenizer), tried + 1, frozenset({END})
+        longest = max(len(text) for text in grammars.tokens if text.isdigit())
+        wanted = np.zeros(grammars.size, np.float32)
+        for id in np.flatnonzero(grammars.digit[:grammars.size]):
+            wanted[id] = 1 if grammars.tokens[id][0] > ord("0") else 0.5  # nothing follows a zero
+        whole = {"type": "object", "properties": {"x": schema}, "required": ["x"], "additionalProperties": False,
+                 "x-guidance": {"whitespace_flexible": False}}
+        for kind, content in (("json_schema", schema), ("json_schema", whole),
+                              ("grammar", f"start: /x/ %json {json.dumps(whole)}")):
+            grammar, ids = grammars.compile(kind, content, ends), []
+            while not grammar.complete:
+                id = int(grammar.copy().apply(wanted).argmax())
+                if id in ends:
+                    break
+                grammar.accept(id)
+                ids.append(id)
+                assert len(ids) < 150, name
+            text = tokenizer.decode(ids, continues=True)
+            json.loads(text.removeprefix("x"))
+            assert least <= sum(letter.isdigit() for letter in text) <= most + 3 * longest, (name, text)
+    assert tried >= 5
+
+
+def test_digits_outside_of_json_are_as_many_as_the_grammar_says(every_tokenizer):
+    name, tokenizer = next((name, one) for name, one in every_tokenizer.items() if can_write(one, "0189"))
+    grammars, ends = compiled(tokenizer), frozenset({END})
+    for kind, content in (("regex", "[0-9]{9,60}"), ("grammar", 'root ::= [0-9]+')):
+        grammar, count = grammars.compile(kind, content, ends), 0
+        while count < 60 and not grammar.complete:
+            scores = grammars.digit[:grammars.size].astype(np.float32)
+            grammar.accept(id := int(grammar.apply(np.pad(scores, (0, grammars.size - len(scores)))).argmax()))
+            count += len(grammars.tokens[id])
+        assert count >= 60, name
 
 
 def test_white_space_between_the_parts_of_json_is_an_option(every_tokenizer):
