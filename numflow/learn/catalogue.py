@@ -82,12 +82,14 @@ class LabFile:
                 and getattr(node, "name", "") not in _CHECKS]
 
     def _blank_parts(self) -> Iterator[str]:
-        """With a start ("fault" in `scan__fault`), functions begin as that mistake in place of a blank."""
-        start = self.facts.get("start")
-        for node in self._nodes():
+        """With a start ("fault" in `scan__fault`), functions begin as that mistake in place of a blank, and do not say
+        which one it is."""
+        start, nodes = self.facts.get("start"), list(self._nodes())
+        solved: dict[str, Any] = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        for node in nodes:
             name = getattr(node, "name", "")
             if start and name.endswith(f"__{start}"):
-                yield _text(self.source, node).replace(f"def {name}(", f"def {name.partition('__')[0]}(", 1)
+                yield _begun(self.source, node, solved[name.partition("__")[0]])
             elif _is_mistake(node) or name.startswith("_") or (start and name in self.functions):
                 continue
             else:
@@ -167,6 +169,12 @@ def _hollow(source: str, node: Any) -> str:
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     last = keeps.end_lineno if keeps else node.body[0].lineno - 1
     return "\n".join([*source.splitlines()[first - 1:last], f'    raise NotImplementedError("{BLANK}")'])
+
+
+def _begun(source: str, mistake: Any, solved: Any) -> str:
+    """A mistake under the name and the docstring of the function that it is a fault of."""
+    head = _hollow(source, solved).splitlines()[:-1]
+    return "\n".join([*head, *source.splitlines()[mistake.body[1].lineno - 1:mistake.end_lineno]])
 
 
 def _joined(parts: Any) -> str:

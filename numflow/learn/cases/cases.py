@@ -218,6 +218,7 @@ def _route():
             ("softmax-groups", 12, 3, {"groups": 3, "top_groups": 1}, False),
             ("groups-by-their-best", 16, 4, {"groups": 4, "top_groups": 2, "group_best": 1}, False),
             ("groups-that-tie", 16, 4, {"score": "sigmoid", "groups": 8, "top_groups": 3, "group_best": 1}, False),
+            ("groups-below-zero", 8, 6, {"score": "sigmoid", "groups": 4, "top_groups": 3}, True),
             ("groups-that-tie-by-sums", 16, 4, {"groups": 4, "top_groups": 2}, False),
             ("sparsemixer", 8, 2, {"score": "sparsemixer", "jitter": 0.3}, False),
             ("sparsemixer-scales", 6, 3, {"score": "sparsemixer", "jitter": 0.1, "normalize": True}, False),
@@ -232,7 +233,7 @@ def _route():
         b.step("scale", (one,), (one,), scale=0.0)
         b.step("embed_type", (one,), (one,), {"table": b.weight("ones", np.ones((1, experts), np.float32))})
         ids, gates = b.buffer(chosen, dtype="i32"), b.buffer(chosen)
-        weights = {"bias": b.weight("bias", b.normal(experts))} if bias else {}
+        weights = {"bias": b.weight("bias", b.normal(experts) - 3 * ("below-zero" in suffix))} if bias else {}
         if "scales" in suffix:
             weights["scales"] = b.weight("scales", b.normal(experts))
         b.step("moe_route", (logits,), (ids, gates), weights, **params)

@@ -75,7 +75,11 @@ def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int) 
     while waiting or running:
         free = blocks - sum(request.blocks for request in running)
         before = [(request, vars(request).copy()) for request in (*waiting, *running)] if len(sizes) < MANY else []
-        chosen = plan(list(waiting), list(running), free, budget)
+        lists = list(waiting), list(running)
+        chosen = plan(*lists, free, budget)
+        for name, given, kept in zip(("waiting", "running"), lists, (waiting, running), strict=True):
+            if given != kept:
+                raise Wrong(f"step {steps}: plan changes the list `{name}`; it is to say what runs, and no more")
         for request, facts in before:
             if vars(request) != facts:
                 raise Wrong(f"step {steps}: plan changes request {request.number}; it is to say what runs, and no more")

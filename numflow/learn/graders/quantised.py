@@ -98,9 +98,21 @@ def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
         if errors[row] <= AS_GOOD * least[row] + 1e-12 or errors.sum() <= AS_GOOD * least.sum():
             return ""
         return (f"row {row}: the sum of squared errors is {errors[row]:.4g}, "
-                f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}")
+                f"{errors[row] / max(least[row], 1e-30):.3g} times numflow's {least[row]:.4g}{_alike(found, own)}")
 
     return judge
+
+
+def _alike(found: Fields, own: Fields) -> str:
+    """What all headers or codes have in common that numflow's have not: choices that were not tried."""
+    scheme = found.scheme
+    parts = [("window", lambda f: f.rows & 3), ("step code", lambda f: f.rows >> 2 & 31),
+             ("S", lambda f: f.blocks & (1 << scheme.scale_bits) - 1), ("Z", lambda f: f.blocks >> scheme.scale_bits)]
+    said = [f"every {'row' if name in ('window', 'step code') else 'block'} has the {name} {part(found).flat[0]}"
+            for name, part in parts if np.ptp(part(found)) == 0 < np.ptp(part(own))]
+    if found.codes.max() < own.codes.max():
+        said.append(f"no code is above {found.codes.max()}, and there are 0 .. {scheme.levels - 1}")
+    return "".join(f"; {each}" for each in said)
 
 
 def _squares(fields: Fields, x: np.ndarray) -> np.ndarray:

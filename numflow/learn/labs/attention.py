@@ -142,6 +142,35 @@ def attention__heads_in_turn(q, slopes=None, sinks=None, buckets=None, **given):
     return y.reshape(mixed.shape)
 
 
+def attention__keys_in_turn(q, slopes=None, sinks=None, buckets=None, *, cache, **given):
+    """keys of head h % G beside values of head h // (H / G): both are of key head h // (H / G)"""
+    order = np.arange(given["heads"]) % cache.shape.kv_heads
+
+    class Mixed:
+        shape, value_dim, lengths, table = cache.shape, cache.value_dim, cache.lengths, cache.table
+
+        @staticmethod
+        def read(*where):
+            k, v = cache.read(*where)
+            return k[:, order], np.repeat(v, len(order) // v.shape[1], axis=1)
+
+    return attention(q, slopes, sinks, buckets, cache=Mixed, **given)
+
+
+def attention__capped_first(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores that are capped before they are multiplied by scale"""
+    cap = given["softcap"]
+    if not cap:
+        return attention(q, slopes, sinks, buckets, **given)
+    small = {**given, "softcap": cap * given["scale"], "scale": given["scale"]}
+    return attention(q, slopes, sinks, buckets, **small)
+
+
+def attention__scaled_twice(q, slopes=None, sinks=None, buckets=None, **given):
+    """scores that are multiplied by scale twice"""
+    return attention(q, slopes, sinks, buckets, **{**given, "scale": given["scale"] ** 2})
+
+
 def attention__one_sequence(q, slopes=None, sinks=None, buckets=None, *, batch, cache, **given):
     """keys of the first sequence for all: each sequence of the batch has its own row of the block table"""
     class First:

@@ -165,6 +165,20 @@ def verify__from_p(p, guess, q, accept, other):
     return guess if accept * had < wanted else draw(p.ids, p.probabilities, other)
 
 
+def verify__from_q(p, guess, q, accept, other):
+    """another token that is drawn from max(0, q - p): it is to be drawn from what p has more"""
+    wanted, had = (float(d.of(np.array([guess]))[0]) for d in (p, q))
+    if accept * had < wanted:
+        return guess
+    weights = np.maximum(q.of(p.ids) - p.probabilities, 0)
+    return draw(p.ids, weights, other) if weights.any() else guess
+
+
+def verify__rest_alone(p, guess, q, accept, other):
+    """guesses that never stay, and tokens that are drawn from max(0, p - q) alone"""
+    return draw(p.ids, np.maximum(p.probabilities - q.of(p.ids), 0), other)
+
+
 def verify__distance(p, guess, q, accept, other):
     """another token that is drawn from |p - q|: where q has more nothing is to be drawn"""
     wanted, had = (float(d.of(np.array([guess]))[0]) for d in (p, q))

@@ -58,6 +58,23 @@ def gemv__no_zero(y, pairs, scale, x):
     _product(y, pairs, scale, x, zero=0.0)
 
 
+def gemv__zero_of_second(y, pairs, scale, x):
+    """the first code without its zero: 5 is to be subtracted from both"""
+    _product(y, pairs, scale, x)
+    y += 5 * (np.repeat(scale, 16, axis=1) @ x[0::2])
+
+
+def gemv__zero_of_first(y, pairs, scale, x):
+    """the second code without its zero: 5 is to be subtracted from both"""
+    _product(y, pairs, scale, x)
+    y += 5 * (np.repeat(scale, 16, axis=1) @ x[1::2])
+
+
+def gemv__no_last_block(y, pairs, scale, x):
+    """a sum without the last block of each row"""
+    _product(y, pairs, np.concatenate([scale[:, :-1], 0 * scale[:, -1:]], axis=1), x)
+
+
 def gemv__turned(y, pairs, scale, x):
     """pairs the wrong way round: the even column's code is pair % 11"""
     _product(y, pairs, scale, x, turned=True)

@@ -4,8 +4,9 @@ Weights are rounded one column after another, and each column's error is made up
 yet. What counts is not the error of the weights, but that of the outputs: (w' - w) M (w' - w)^T summed over the rows
 of w, with M = E[a a^T], the second moment of the inputs that w is multiplied with.
 
-`prepared` (given) puts the columns in an order, those with the largest inputs first, and makes the upper triangular U
-with U^T U = M^-1 for columns in that order. For j = 0, 1, 2, ... in it:
+`order, upper, importances = prepared(moment, K, "matrix")` (given) puts the K columns in an order, int64 [K], those
+with the largest inputs first, and makes the upper triangular U [K, K] with U^T U = M^-1 for columns in that order (the
+importances are of no use here, and "matrix" is what an error would call it). For j = 0, 1, 2, ... in it:
 
     code_j = the nearest code of w_j, with the scale and the zero of its block
     e_j = (w_j - decoded_j) / U[j, j]            decoded = scale * (code - zero)
@@ -39,9 +40,11 @@ def feedback(x, scheme, moment, fields):
     return _feedback(x, scheme, fields, order, upper)
 
 
-def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=None, codes_only=False):
-    scales, zeros = (part[:, order // scheme.block] for part in fields.scales_and_zeros())
-    w, codes = x[:, order], np.zeros(x.shape, np.uint8)
+def _feedback(x, scheme, fields, order, upper, sign=1.0, divided=True, reach=None, codes_only=False,
+              blocks=None, columns=None):
+    blocks = (order if blocks is None else blocks) // scheme.block
+    scales, zeros = (part[:, blocks] for part in fields.scales_and_zeros())
+    w, codes = x[:, order if columns is None else columns], np.zeros(x.shape, np.uint8)
     for j, column in enumerate(order):
         scale, zero = np.where(scales[:, j] > 0, scales[:, j], np.float32(1)), zeros[:, j]
         code = np.clip(np.floor(w[:, j] / scale + zero + np.float32(0.5)), 0, scheme.levels - 1)
@@ -69,6 +72,18 @@ def feedback__not_divided(x, scheme, moment, fields):
     """errors that are not divided by U[j, j]"""
     order, upper, _ = prepared(moment, x.shape[1], "matrix")
     return _feedback(x, scheme, fields, order, upper, divided=False)
+
+
+def feedback__block_of_place(x, scheme, moment, fields):
+    """the scale of block j // scheme.block: what is in place j is column order[j], of block order[j] // scheme.block"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, blocks=np.arange(x.shape[1]))
+
+
+def feedback__not_sorted(x, scheme, moment, fields):
+    """weights that were not put in the order of U, though their codes and scales are"""
+    order, upper, _ = prepared(moment, x.shape[1], "matrix")
+    return _feedback(x, scheme, fields, order, upper, columns=np.arange(x.shape[1]))
 
 
 def feedback__next_alone(x, scheme, moment, fields):

@@ -11,6 +11,8 @@ of 32 weights 6. Choosing them well is worth half a bit.
     D                scheme.steps()[step code]
     zero             scheme.zeros()[window][Z]
 
+`scheme` has block, levels, scale_bits and zero_bits as numbers: 32, 11, 3 and 3 in q3h.
+
 The bits of a float32, read as an integer, grow with its logarithm: equal steps of the integer are nearly equal factors.
 So the scales of a row's blocks lie between the one of B and the one of B + 7 D, at nearly equal ratios. `grids`
 (given) has all scales and zeros of a row header. Weights beyond the ends of a range are clipped, which often is the

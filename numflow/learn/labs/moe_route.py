@@ -6,9 +6,8 @@ their results are multiplied with.
 
 1. scores: softmax over the experts ("softmax"), the sigmoid of each ("sigmoid"), or the logits ("softmax_topk").
 2. a bias [X], if there is one, is added for the choice alone: it balances the load of the experts.
-3. groups: experts lie in `groups` equal groups of neighbours. If top_groups < groups, each group is worth the sum of
-its
-   `group_best` best values (bias included), and experts outside the best `top_groups` groups are not chosen.
+3. groups: experts lie in `groups` equal groups of neighbours. If top_groups < groups, each group is worth the
+   sum of its `group_best` best values (bias included), and experts outside the best `top_groups` groups are not chosen.
 4. the S = `width` largest values are chosen; among equal ones the lower number goes first, of groups too.
 5. gates are the scores, without bias, of the chosen ones. "softmax_topk" takes a softmax over those S logits;
    `normalize` makes the gates of a token sum to 1; at last they are multiplied by `scale`.
@@ -40,10 +39,7 @@ def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_
     if top_groups < groups:
         grouped = choice.reshape(len(choice), groups, -1)
         worth = np.sort(grouped, axis=2)[:, :, -group_best:].sum(axis=2)
-        best = np.argsort(-worth, axis=1, kind="stable")[:, :top_groups]
-        outside = np.ones(worth.shape, bool)
-        np.put_along_axis(outside, best, False, axis=1)
-        choice = np.where(outside[:, :, None], -np.inf, grouped).reshape(choice.shape)
+        choice = _within(grouped, worth, top_groups)
     ids = np.argsort(-choice, axis=1, kind="stable")[:, :width]
     gates = np.take_along_axis(scores, ids, axis=1)
     if score == "softmax_topk":
@@ -53,6 +49,12 @@ def moe_route(logits, bias=None, *, width, score, normalize, scale, groups, top_
     return ids.astype(np.int32), gates * np.float32(scale)
 
 
+def _within(grouped, worth, count, outside=-np.inf, order=lambda values: np.argsort(-values, axis=1, kind="stable")):
+    kept = np.zeros(worth.shape, bool)
+    np.put_along_axis(kept, order(worth)[:, :count], True, axis=1)
+    return np.where(kept[:, :, None], grouped, outside).reshape(len(grouped), -1)
+
+
 def _softmax(x):
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -60,6 +62,24 @@ def _softmax(x):
 
 def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
+
+
+def _routed(logits, bias, given, worth=None, outside=-np.inf,
+            order=lambda values: np.argsort(-values, axis=1, kind="stable")):
+    """The route with another worth of groups, another value outside of them, another order."""
+    scores = {"softmax": _softmax, "sigmoid": _sigmoid, "softmax_topk": lambda x: x}[given["score"]](logits)
+    choice = scores if bias is None else scores + bias
+    if given["top_groups"] < given["groups"]:
+        grouped = choice.reshape(len(choice), given["groups"], -1)
+        of_group = np.sort(grouped, axis=2)[:, :, -given["group_best"]:].sum(axis=2)
+        choice = _within(grouped, worth(grouped) if worth else of_group, given["top_groups"], outside, order)
+    ids = order(choice)[:, :given["width"]]
+    gates = np.take_along_axis(scores, ids, axis=1)
+    if given["score"] == "softmax_topk":
+        gates = _softmax(gates)
+    if given["normalize"]:
+        gates = gates / gates.sum(axis=1, keepdims=True)
+    return ids.astype(np.int32), gates * np.float32(given["scale"])
 
 
 def moe_route__not_normalized(logits, bias=None, **given):
@@ -114,6 +134,29 @@ def moe_route__best_of_group(logits, bias=None, **given):
 def moe_route__whole_groups(logits, bias=None, **given):
     """groups by the sum of all their experts: only the group_best best count"""
     return moe_route(logits, bias, **{**given, "group_best": logits.shape[1] // given["groups"]})
+
+
+def moe_route__least_of_group(logits, bias=None, **given):
+    """groups by the sum of their smallest values: the group_best best count"""
+    best = given["group_best"]
+    return _routed(logits, bias, given, lambda grouped: np.sort(grouped, axis=2)[:, :, :best].sum(axis=2))
+
+
+def moe_route__zero_outside(logits, bias=None, **given):
+    """values of 0 for experts outside the best groups: some that are to be chosen are below 0, and none below -inf"""
+    return _routed(logits, bias, given, outside=0)
+
+
+def moe_route__turned_order(logits, bias=None, **given):
+    """an order that is turned around, which puts the last of equal experts first: sort -values, with kind="stable\""""
+    return _routed(logits, bias, given, order=lambda values: np.argsort(values, axis=1)[:, ::-1])
+
+
+def moe_route__softmax_of_softmax(logits, bias=None, **given):
+    """a softmax of probabilities: "softmax_topk" takes one softmax, over the logits of the chosen experts"""
+    if given["score"] == "softmax_topk":
+        logits = _softmax(logits)
+    return moe_route(logits, bias, **given)
 
 
 def moe_route__last_of_equal(logits, bias=None, **given):

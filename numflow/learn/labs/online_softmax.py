@@ -88,6 +88,12 @@ def merge__not_a_number(m, l, o, s, v):  # noqa: E741
     return m2, l * a + p.sum(axis=2, keepdims=True), o * a + p @ v
 
 
+def merge__bare_l(m, l, o, s, v):  # noqa: E741
+    """an l with exp(s) in place of exp(s - m')"""
+    m2, _, o2 = merge(m, l, o, s, v)
+    return m2, l * np.exp(m - np.where(np.isfinite(m2), m2, np.float32(0))) + np.exp(s).sum(axis=2, keepdims=True), o2
+
+
 def merge__divided(m, l, o, s, v):  # noqa: E741
     """an o that is divided by l already: that is for the end"""
     m2, l2, o2 = merge(m, l, o, s, v)

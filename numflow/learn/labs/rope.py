@@ -53,6 +53,16 @@ def rope(x, angles, *, heads, head_dim, pairing, start):
     return y.reshape(x.shape)
 
 
+def _turned(x, angles, heads, head_dim, first, second):
+    half = angles.shape[1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    y = x.reshape(len(x), heads, head_dim).copy()
+    a, b = y[:, :, first], y[:, :, second]
+    y[:, :, first] = a * cos - b * sin
+    y[:, :, second] = b * cos + a * sin
+    return y.reshape(x.shape)
+
+
 def rope_angles__sines_first(inv_freq, *, batch, scale):
     """a table with the sines first"""
     return np.roll(rope_angles(inv_freq, batch=batch, scale=scale), len(inv_freq), axis=1)
@@ -66,6 +76,13 @@ def rope_angles__no_scale(inv_freq, *, batch, scale):
 def rope_angles__scaled_angle(inv_freq, *, batch, scale):
     """angles that are multiplied by scale: cosines and sines are to be"""
     return rope_angles(inv_freq * np.float32(scale), batch=batch, scale=1.0)
+
+
+def rope_angles__half_scaled(inv_freq, *, batch, scale):
+    """cosines that are multiplied by scale, and sines that are not"""
+    y = rope_angles(inv_freq, batch=batch, scale=scale)
+    y[:, len(inv_freq):] = rope_angles(inv_freq, batch=batch, scale=1.0)[:, len(inv_freq):]
+    return y
 
 
 def rope_angles__from_one(inv_freq, *, batch, scale):
@@ -123,6 +140,23 @@ def rope__overwritten(x, angles, *, heads, head_dim, pairing, start):
     y[:, :, first] = y[:, :, first] * cos - y[:, :, second] * sin
     y[:, :, second] = y[:, :, second] * cos + y[:, :, first] * sin
     return y.reshape(x.shape)
+
+
+def rope__neighbours_twice(x, angles, *, heads, head_dim, pairing, start):
+    """pairs (i, i + 1) that share columns where "adjacent" is asked for: they are (2 i, 2 i + 1)"""
+    half = angles.shape[1] // 2
+    if pairing == "half":
+        return rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=start)
+    return _turned(x, angles, heads, head_dim, start + np.arange(half), start + np.arange(half) + 1)
+
+
+def rope__half_of_head(x, angles, *, heads, head_dim, pairing, start):
+    """second columns half a head further on: they are F columns further, less than that where a part is turned"""
+    half = angles.shape[1] // 2
+    if pairing == "adjacent" or start + half + head_dim // 2 > head_dim:
+        return rope(x, angles, heads=heads, head_dim=head_dim, pairing=pairing, start=start)
+    first = start + np.arange(half)
+    return _turned(x, angles, heads, head_dim, first, first + head_dim // 2)
 
 
 def rope__no_start(x, angles, *, heads, head_dim, pairing, start):

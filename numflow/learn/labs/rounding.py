@@ -69,6 +69,21 @@ def quantise__levels(x, levels):
     return quantise(x, levels + 1)
 
 
+def quantise__levels_cut(x, levels):
+    """a scale of (largest - smallest) / levels, and the largest codes cut off: 11 marks have 10 steps between them"""
+    codes, scale, zero = quantise(x, levels + 1)
+    return np.minimum(codes, levels - 1).astype(np.uint8), scale, zero
+
+
+def quantise__zero_of_row(x, levels):
+    """the smallest weight of the row in place of that of each block"""
+    g = x.reshape(len(x), -1, BLOCK)
+    zero = np.repeat(g.min(axis=(1, 2))[:, None], g.shape[1], axis=1)
+    scale = (g.max(axis=2) - zero) / np.float32(levels - 1)
+    step = np.where(scale > 0, scale, np.float32(1))
+    return np.rint((g - zero[:, :, None]) / step[:, :, None]).astype(np.uint8).reshape(x.shape), scale, zero
+
+
 def quantise__whole_row(x, levels):
     """one scale for the whole row: each block of 32 has its own"""
     low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)

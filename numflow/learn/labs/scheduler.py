@@ -77,6 +77,19 @@ def plan__no_budget(waiting, running, free_blocks, budget):
     return [(request, request.prompt or 1) for request, _ in _plan(waiting, running, free_blocks, budget)]
 
 
+def plan__never_cut(waiting, running, free_blocks, budget):
+    """prompts that run whole or not at all: one longer than the budget never runs to its end"""
+    return [(request, tokens) for request, tokens in _plan(waiting, running, free_blocks, budget)
+            if tokens == (request.prompt or 1)]
+
+
+def plan__in_place(waiting, running, free_blocks, budget):
+    """requests that are taken out of `waiting`: a plan says what runs, and changes no list"""
+    chosen = _plan(waiting, running, free_blocks, budget)
+    waiting[:] = [request for request in waiting if request not in [started for started, _ in chosen]]
+    return chosen
+
+
 def plan__no_memory(waiting, running, free_blocks, budget):
     """requests that start though their blocks are not free"""
     return _plan(waiting, running, 10**9, budget)

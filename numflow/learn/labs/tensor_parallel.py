@@ -109,6 +109,26 @@ def all_reduce__by_number(x=None, *, world, device, group, adds):
     return all_reduce(x, world=world, device=device, group=group, adds=tuple(sorted(adds)))
 
 
+def all_reduce__to_adds(x=None, *, world, device, group, adds):
+    """terms that are put for the devices of `adds` alone: all of `group` take them"""
+    if device in adds:
+        for other in adds:
+            world.put(device, other, x.copy())
+    terms = [world.take(other, device) for other in adds]
+    return sum(terms[1:], terms[0])
+
+
+def all_reduce__written_over(x=None, *, world, device, group, adds):
+    """an array that is written to after it was put: it must not be changed any more"""
+    if device in adds:
+        for other in group:
+            world.put(device, other, x)
+    terms = [world.take(other, device).copy() for other in adds]
+    if x is not None:
+        x *= 0
+    return sum(terms[1:], terms[0])
+
+
 def all_reduce__mean(x=None, *, world, device, group, adds):
     """a mean: the sum was divided by the number of devices"""
     return all_reduce(x, world=world, device=device, group=group, adds=adds) / np.float32(len(adds))

@@ -12,8 +12,8 @@ then has a part of the sum, and i.shuffle_xor(value, mask) gives it the value of
 with masks 16, 8, 4, 2, 1 leave the whole sum in every lane (a butterfly). All lanes take part in an exchange. Lane 0
 writes y.
 
-Numbers are f32(...) and u32(...), as on the device; pointers are indexed. The kernel runs on the simulator, in eight
-orders of threads.
+Float32 numbers are f32(...), as on the device; indices and pairs are whole numbers as they come; pointers are indexed.
+The kernel runs on the simulator, in eight orders of threads.
 
     numflow learn check 10       numflow learn hint 10       numflow learn bench 10
 """
@@ -47,13 +47,15 @@ def gemv(y, pairs, scale, x, count):
         y[row] = total * scale[row]
 
 
-def _sum(pairs, x, count, row, lane, zero=ZERO, turned=False):
-    """The part of a lane."""
+def _sum(pairs, x, count, row, lane, zero=ZERO, turned=False, other=None, step=2, second_at=None, row_at=None):
+    """The part of a lane. other: the zero of second codes, if another one."""
     total = f32(0)
     for at in range(lane, count, WARP):
-        pair = pairs[row * count + at]
+        pair = pairs[(row * count if row_at is None else row_at) + at]
         first, second = (pair // LEVELS, pair % LEVELS) if turned else (pair % LEVELS, pair // LEVELS)
-        total += (f32(first) - f32(zero)) * x[2 * at] + (f32(second) - f32(zero)) * x[2 * at + 1]
+        column = 2 * at + 1 if second_at is None else at + second_at
+        total += ((f32(first) - f32(zero)) * x[step * at]
+                  + (f32(second) - f32(zero if other is None else other)) * x[column])
     return total
 
 
@@ -77,6 +79,62 @@ def gemv__no_zero(y, pairs, scale, x, count):
     total = _butterfly(_sum(pairs, x, count, row, lane, 0))
     if lane == 0:
         y[row] = total * scale[row]
+
+
+def gemv__zero_of_first(y, pairs, scale, x, count):
+    """the second code without its zero: 5 is to be subtracted from both"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane, ZERO, False, 0))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__zero_of_second(y, pairs, scale, x, count):
+    """the first code without its zero: 5 is to be subtracted from both"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane, 0, False, ZERO))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__columns_of_pairs(y, pairs, scale, x, count):
+    """the number of a pair taken for that of its first column, which is 2 * at"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane, step=1))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__of_number(y, pairs, scale, x, count):
+    """columns `at` and `at` + 1 for pair `at`: they are 2 * at and 2 * at + 1"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _butterfly(_sum(pairs, x, count, row, lane, step=1, second_at=1))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__exchanged_too_often(y, pairs, scale, x, count):
+    """exchanges in the loop, which add up what was added up before: they are to come once, behind it"""
+    row, lane = i.block_x(), i.lane_index()
+    total = f32(0)
+    for at in range(lane, count, WARP):
+        total = _butterfly(total + _sum(pairs, x, at + 1, row, at, row_at=row * count))
+    if lane == 0:
+        y[row] = total * scale[row]
+
+
+def gemv__lane_0_exchanges(y, pairs, scale, x, count):
+    """exchanges that lane 0 does alone: all lanes have to take part"""
+    row, lane = i.block_x(), i.lane_index()
+    total = _sum(pairs, x, count, row, lane)
+    if lane == 0:
+        y[row] = _butterfly(total) * scale[row]
+
+
+def gemv__last_writes(y, pairs, scale, x, count):
+    """a part of the sum that every lane writes: who comes last stays"""
+    row, lane = i.block_x(), i.lane_index()
+    y[row] = _sum(pairs, x, count, row, lane) * scale[row]
 
 
 def gemv__turned(y, pairs, scale, x, count):
