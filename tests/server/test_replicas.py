@@ -247,6 +247,9 @@ def test_responses_are_kept_in_front_of_the_replicas(model_folders):
             items = (await http.get(f"/v1/responses/{third['id']}/input_items?order=asc")).json()["data"]
             assert [item["role"] for item in items] == ["user", "assistant"] * 2 + ["user"]
             assert (await http.get(f"/v1/responses/{whole['id']}")).status_code == 404
+            named = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}]
+            reply = await ask(input=[{"role": "user", "content": "hi"}, *named])
+            assert reply.json()["output"][0]["content"] == second["output"][0]["content"]
             fields = {"input": "x", "previous_response_id": second["id"]}
             counted = (await http.post("/v1/responses/input_tokens", json=fields)).json()
             assert counted["input_tokens"] > second["usage"]["input_tokens"]

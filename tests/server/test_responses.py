@@ -208,6 +208,21 @@ def test_answers_are_kept(openai_client, http):
         assert http.get(f"/v1/responses/{later.id}/input_items?{query}").status_code == 400
 
 
+def test_references_stand_for_items_of_stored_responses(openai_client):
+    first = ask(openai_client)
+    kept = ask(openai_client, previous_response_id=first.id, input="and?")
+    hi, more = {"role": "user", "content": "hi"}, {"role": "user", "content": "and?"}
+    for reference in ({"type": "item_reference", "id": first.output[0].id}, {"id": first.output[0].id}):
+        reply = ask(openai_client, input=[hi, reference, more])
+        assert reply.output_text == kept.output_text and reply.usage.input_tokens == kept.usage.input_tokens
+    openai_client.responses.delete(reply.id)
+    openai_client.responses.delete(kept.id)
+    openai_client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="no such item") as caught:
+        ask(openai_client, input=[hi, {"type": "item_reference", "id": first.output[0].id}, more])
+    assert caught.value.code == "item_not_found" and caught.value.param == "input[1].id"
+
+
 def test_what_is_not_to_be_stored_is_not(openai_client):
     reply = ask(openai_client, store=False)
     assert reply.store is False
@@ -217,19 +232,22 @@ def test_what_is_not_to_be_stored_is_not(openai_client):
 
 def test_the_store_has_bounds_and_owners():
     def one(id, size=10):
-        return StoredResponse({"id": id, "output": [1]}, (0,), size)
+        return StoredResponse({"id": id, "output": [{"id": f"{id}1"}]}, ({"id": "0"},), size)
 
     store = ResponseStore(2, 25)
     store.put("a", one("x"))
     store.put("a", one("y"))
     assert store.get("b", "x") is None and not store.delete("b", "x")
-    assert store.get("a", "x").items == (0, 1)
+    assert [item["id"] for item in store.get("a", "x").items] == ["0", "x1"]
+    assert store.item("a", "x1") == {"id": "x1"} and store.item("b", "x1") is None and store.item("a", "?") is None
     store.put("a", one("z"))  # y was not asked for the longest
     assert store.get("a", "y") is None and store.get("a", "x") and store.get("a", "z")
     store.put("a", one("w", 20))
     assert store.get("a", "w") and store.get("a", "x") is None and store.get("a", "z") is None
+    assert store.item("a", "w1") and store.item("a", "x1") is None and store.item("a", "0")
     store.put("a", one("v", 26))  # more than all may have
     assert [store.get("a", id) for id in "vw"] == [None, None] and not store.delete("a", "v")
+    assert store.item("a", "0") is None
     assert not ResponseStore(0, 100).keeps
 
 

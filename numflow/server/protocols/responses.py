@@ -106,8 +106,9 @@ def _items(service: Service, request: Request, body: ResponsesInput) -> list[dic
         if getattr(body, name, None) is not None:
             raise bad_request(f"{name} is not supported: give the items, or previous_response_id", name, "unsupported")
     before: Sequence[dict[str, Any]] = ()
+    store = _store(service, request)
     if body.previous_response_id is not None:
-        if not (store := _store(service, request)).keeps:
+        if not store.keeps:
             raise bad_request("this service is told (max_responses = 0) to keep no responses: give the items of the "
                               "whole conversation", "previous_response_id", "unsupported")
         found = store.get(_owner(request), body.previous_response_id)
@@ -119,10 +120,26 @@ def _items(service: Service, request: Request, body: ResponsesInput) -> list[dic
     if isinstance(body.input, str):
         new = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
     else:
-        new = [item.model_dump(exclude_none=True) for item in body.input or []]
+        new = [_item(store, _owner(request), item, f"input[{at}]") for at, item in enumerate(body.input or [])]
     if not new and not before:
         raise bad_request("input is missing", "input", "missing_field")
     return [*before, *({"id": new_id("item"), **item} for item in new)]
+
+
+def _item(store: ResponseStore | PassedResponses, owner: str, item: ResponsesItem, place: str) -> dict[str, Any]:
+    """An item of the input; for a reference the item of a stored response that it names.
+
+    Raises:
+        ApiError: there is no such item.
+    """
+    given = item.model_dump(exclude_none=True)
+    if item.type != "item_reference" and given.keys() != {"id"}:
+        return given
+    found = store.item(owner, item.id or "")
+    if found is None:
+        raise bad_request(f"{place} refers to {item.id or ''!r:.100}, and there is no such item: its response was not "
+                          "stored, was deleted, or made room for others", f"{place}.id", "item_not_found")
+    return found
 
 
 def _fields(body: ResponsesInput, items: Sequence[dict[str, Any]], tools: Tools, ignored: Ignored) -> dict[str, Any]:

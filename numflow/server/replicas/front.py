@@ -25,7 +25,7 @@ from numflow.server.replicas.replica import Head, ReplicaCall
 from numflow.server.replicas.replicas import Replicas
 from numflow.server.service import status
 from numflow.server.service.service import Service
-from numflow.server.service.store import StoredResponse
+from numflow.server.service.store import PassedResponses, ResponseStore, StoredResponse
 from numflow.server.service.traces import Traces
 
 _KEPT = (b"content-type", b"traceparent", b"tracestate")  # headers of a request that a replica gets
@@ -68,12 +68,14 @@ def endpoints(replicas: Replicas) -> Sequence[Endpoint]:
 
 async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_on: bool = False) -> Response:
     """Answer with what a replica answers, in one piece or as a stream, as it does. goes_on: the request may name a
-    response of before, which goes along, as whichever replica is asked has none."""
+    response of before, and items of such ones, which go along, as whichever replica is asked has none."""
     config = service.config
     body = await read_body(request, config.max_body, config.body_timeout)
     kept = [(name, value.encode("latin-1")) for name in _KEPT if (value := request.headers.get(name.decode()))]
     call = ReplicaCall(request.method, request.url.path, request.url.query.encode(), body, request.state.id, kept,
-                       request.state.owner, await _before(service, request, body) if goes_on else None)
+                       request.state.owner)
+    if goes_on:
+        call = replace(call, responses=await asyncio.to_thread(_passed, service.responses, call.owner, body))
     answer = _keeping(service, call.owner, replicas.ask(call))
     try:
         head = await service.jobs.run(request.receive, _first(answer))
@@ -88,14 +90,19 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_
     return reply
 
 
-async def _before(service: Service, request: Request, body: bytes) -> StoredResponse | None:
-    """The stored response that a request goes on from. The replica tells of a body that it cannot read."""
+def _passed(store: ResponseStore, owner: str, body: bytes) -> PassedResponses:
+    """What a request needs of stored responses. The replica tells of a body that it cannot read."""
     try:
-        fields = await asyncio.to_thread(from_json, body)
+        fields = from_json(body)
     except ValueError:
-        return None
-    id = fields.get("previous_response_id") if isinstance(fields, dict) else None
-    return service.responses.get(request.state.owner, id) if isinstance(id, str) else None
+        fields = None
+    if not isinstance(fields, dict):
+        return PassedResponses(store.keeps)
+    id, given = fields.get("previous_response_id"), fields.get("input")
+    named = {item.get("id") for item in given if isinstance(item, dict) and isinstance(item.get("id"), str)} if \
+        isinstance(given, list) else set()
+    return PassedResponses(store.keeps, store.get(owner, id) if isinstance(id, str) else None,
+                           {name: item for name in named if (item := store.item(owner, name)) is not None})
 
 
 async def _keeping(service: Service, owner: str, answer: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

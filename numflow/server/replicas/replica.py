@@ -22,7 +22,7 @@ _TOLD_S = 30.0  # that a replica without its models lives on, so that it can be 
 @dataclass(frozen=True)
 class ReplicaCall:
     """A request on its way to a replica. Who may ask has been checked. id: as in the log. owner: whose key it has.
-    before: the stored response that it goes on from."""
+    responses: what it needs of stored ones."""
 
     method: str
     path: str
@@ -31,14 +31,14 @@ class ReplicaCall:
     id: str
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     owner: str = ""
-    before: StoredResponse | None = None
+    responses: PassedResponses = field(default_factory=lambda: PassedResponses(False))
 
-    def scope(self, responses: PassedResponses) -> dict[str, Any]:
+    def scope(self) -> dict[str, Any]:
         """As an ASGI application gets it."""
         return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": self.method,
                 "scheme": "http", "path": self.path, "raw_path": self.path.encode(), "query_string": self.query,
                 "root_path": "", "client": None, "server": ("replica", 80), "state": {"owner": self.owner,
-                                                                                        "responses": responses},
+                                                                                        "responses": self.responses},
                 "headers": [(b"x-request-id", self.id.encode()), (b"host", b"replica"), *self.headers]}
 
 
@@ -91,7 +91,6 @@ class Replica:
         part that tells of its end. Who stops listening ends the request."""
         parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue(_HELD)
         body, gone = iter([call.body]), asyncio.Event()
-        responses = PassedResponses(self._service.responses.keeps, call.before)
 
         async def receive() -> dict[str, Any]:
             for data in body:
@@ -111,14 +110,14 @@ class Replica:
 
         async def answer() -> None:
             try:
-                await self._app(call.scope(responses), receive, send)
+                await self._app(call.scope(), receive, send)
             finally:
                 await put(None)
 
         task = asyncio.ensure_future(answer())
         try:
             while (part := await parts.get()) is not None:
-                if (made := responses.take()) is not None:
+                if (made := call.responses.take()) is not None:
                     yield made
                 yield part
             await task
