@@ -19,6 +19,7 @@ from numflow.server.messages import schemas
 from numflow.server.messages.adapter_schemas import LoadAdapterRequest, UnloadAdapterRequest
 from numflow.server.messages.messages_schemas import CountRequest, MessagesRequest
 from numflow.server.messages.ollama_schemas import OllamaChat, OllamaEmbed, OllamaEmbedding, OllamaGenerate, OllamaModel
+from numflow.server.messages.rank_schemas import ClassifyRequest, RerankRequest, ScoreRequest
 from numflow.server.messages.responses_schemas import ResponsesInput, ResponsesRequest
 from numflow.server.messages.wire import Json
 from numflow.server.openapi import openapi
@@ -79,11 +80,11 @@ ENDPOINTS = (
              "`instruction`",
              schemas.EmbeddingRequest),
     Endpoint("POST", ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"), rerank.rerank, "documents "
-             "by their relevance to a query: of a reranker, or the cosine of embeddings", schemas.RerankRequest),
+             "by their relevance to a query: of a reranker, or the cosine of embeddings", RerankRequest),
     Endpoint("POST", ("/v1/score", "/score"), rerank.score, "the same for pairs of texts: `text_1`, `text_2`",
-             schemas.ScoreRequest),
+             ScoreRequest),
     Endpoint("POST", ("/v1/classify", "/classify"), rerank.classify, "labels of texts, by a classifier",
-             schemas.ClassifyRequest),
+             ClassifyRequest),
     Endpoint("GET", ("/v1/models", "/models"), status.models, "the configured models"),
     Endpoint("GET", ("/v1/models/{id:path}", "/models/{id:path}"), status.model, "one of them"),
     Endpoint("POST", ("/v1/load_lora_adapter",), adapters.load, "an adapter for requests to choose: `lora_name`, "

@@ -71,6 +71,22 @@ def test_blocks_and_a_system_text(http):
                                                    {"role": "user", "content": "h\ni"}])}
 
 
+def test_results_of_a_search_are_text_below_their_title(http):
+    found = {"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "a"}] * 2}
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    for blocks, expected in (([found, {"type": "text", "text": "q"}], [{"role": "user", "content": "T (s)\na\na\nq"}]),
+                             ([{"type": "tool_result", "tool_use_id": "t", "content": [found]}],
+                              [{"role": "tool", "tool_call_id": "t", "content": "T (s)\na\na"}])):
+        told = {"messages": [{"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}]}
+        call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        said = [{"role": "assistant", "content": "", "tool_calls": [call]}, *expected]
+        assert http.post("/v1/messages/count_tokens", json=told).json() == {"input_tokens": tokens(http, said)}
+    image = {**found, "content": [{"type": "image", "source": {}}]}
+    for block, place in ((image, "[0].content[0]"), ({**found, "source": 1}, "[0]")):
+        reply = http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": [block]}]})
+        assert reply.status_code == 400 and f"messages[0].content{place} is" in reply.json()["error"]["message"]
+
+
 def test_a_stream_tells_the_same(http):
     fields = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
     whole, events = ask(http, **fields), events_of(http, **fields)

@@ -120,6 +120,9 @@ def send(http, route, body, query):
 def ask(http, route, chance):
     """The status of an answer to a damaged body, and query."""
     body, query = damaged(BODIES[route], chance), damaged(QUERIES.get(route, {}), chance)
+    if "/slots/" in route and chance.random() < 0.2:  # something to save and to erase
+        made = {"prompt": "once upon a time", "max_tokens": 2, "id_slot": int(route[-1])}
+        assert http.post("/v1/completions", json=made).status_code == 200
     reply = send(http, route, body, query)
     assert reply.status_code < 500, (json.dumps(body), query, reply.text[:500])
     assert "internal_error" not in reply.text, (json.dumps(body), query, reply.text[:500])

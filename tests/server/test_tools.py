@@ -6,6 +6,7 @@ import pytest
 
 from numflow.errors import TokenizerError
 from numflow.server.config.config import make_config
+from numflow.server.http.errors import ApiError
 from numflow.server.http.ignored import Ignored
 from numflow.server.messages import schemas
 from numflow.server.messages.reply import Splitter
@@ -70,13 +71,25 @@ def test_a_configured_system_message_stays(served):
 @pytest.mark.parametrize("template", [PLAIN, NO_SYSTEM, UNKNOWN, None])
 def test_forced_calls_on_any_template(served, template):
     one = served(template)
-    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+    named = {"type": "function", "function": {"name": "weather"}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for choice in ("required", named, some):
         _, prompt = prompt_of(one, tools=[WEATHER], tool_choice=choice)
         found = one.model.generate(prompt.ids[-100:], max_tokens=80, temperature=1, seed=1, **prompt.settings)
         splitter = prompt.make_splitter()
         splitter.feed(found.text, end=True)
         call, = splitter.reply.calls
         assert call.call.name == "weather" and set(json.loads(call.call.arguments)) == {"city"}
+
+
+def test_tools_that_are_not_allowed_are_not_shown(served):
+    other = {"type": "function", "function": {"name": "lamp"}}
+    some = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "lamp"}}]}
+    text, prompt = prompt_of(served(PLAIN), tools=[WEATHER, other],
+                             tool_choice={"type": "allowed_tools", "allowed_tools": some})
+    assert "lamp" in text and "weather" not in text and "json_schema" not in prompt.settings
+    with pytest.raises(ApiError, match="none of the tools"):
+        prompt_of(served(PLAIN), tools=[WEATHER], tool_choice={"type": "allowed_tools", "allowed_tools": some})
 
 
 def test_a_named_format_on_a_template_that_knows_none(served):

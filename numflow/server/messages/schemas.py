@@ -167,6 +167,20 @@ class ToolChoice(Strict):
     function: ChosenFunction
 
 
+class AllowedTools(Strict):
+    """Some of the tools, of which the model may call any, or has to call one (required)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Field(min_length=1)]
+
+
+class AllowedChoice(Strict):
+    """A choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class JsonSchema(Strict):
     """A JSON schema with its name."""
 
@@ -211,7 +225,7 @@ class ChatRequest(GeneratingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
@@ -265,50 +279,6 @@ class EmbeddingRequest(Without):
     truncate: bool | None = None
     prompt: str | None = None
     instruction: str | None = None
-
-
-Texts = str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=2048)]
-
-
-class RankedText(Open):
-    """A document with further fields, which are not looked at."""
-
-    text: Annotated[str, Field(min_length=1)]
-
-
-Documents = Annotated[list[Annotated[str, Field(min_length=1)] | RankedText], Field(max_length=2048)]
-
-
-class RerankRequest(Strict):
-    """POST /v1/rerank. texts, return_text: as text-embeddings-inference calls documents and return_documents; the
-    answer is a plain list then."""
-
-    model: str | None = None
-    query: Annotated[str, Field(min_length=1)]
-    documents: Documents | None = None
-    texts: Documents | None = None
-    top_n: Annotated[Whole, Field(ge=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=1)] | None = None
-    return_documents: bool | None = None
-    return_text: bool | None = None
-    truncate: bool | None = None
-
-
-class ScoreRequest(Strict):
-    """POST /v1/score: pairs of texts; one text_1 goes with every text_2."""
-
-    model: str | None = None
-    text_1: Texts
-    text_2: Texts
-    truncate: bool | None = None
-
-
-class ClassifyRequest(Strict):
-    """POST /v1/classify."""
-
-    model: str | None = None
-    input: Texts
-    truncate: bool | None = None
 
 
 class SlotRequest(Strict):

@@ -65,13 +65,7 @@ def _result(content: Any, place: str) -> str:
         return content or ""
     if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
         raise bad_request(f"{place} should be text or a list of blocks", place, "invalid_value")
-    texts = []
-    for at, one in enumerate(content):
-        text, kind = one.get("text"), one.get("type")
-        if kind != "text" or not isinstance(text, str):
-            raise _unreadable(kind, f"{place}[{at}]")
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_part_text(one, f"{place}[{at}]") for at, one in enumerate(content))
 
 
 def _assistant(role: str, blocks: Sequence[MessageBlock], place: str) -> list[dict[str, Any]]:
@@ -94,13 +88,23 @@ def _assistant(role: str, blocks: Sequence[MessageBlock], place: str) -> list[di
 
 
 def _block_text(block: MessageBlock, place: str) -> str:
-    """The text of a block of text, or of a document that is one."""
-    source = block.source if isinstance(block.source, Mapping) else {}
-    if block.type == "document" and source.get("type") == "text" and isinstance(source.get("data"), str):
-        return source["data"]
-    if block.type != "text" or block.text is None:
-        raise _unreadable(block.type, place)
-    return block.text
+    return _part_text(block.model_dump(exclude_none=True), place)
+
+
+def _part_text(part: Mapping[str, Any], place: str) -> str:
+    """The text of a part of text, of a document that is one, or of a result of a search, below its title and source."""
+    kind, source, content = part.get("type"), part.get("source"), part.get("content")
+    inner = source if isinstance(source, Mapping) else {}
+    text = part.get("text") if kind == "text" else None
+    if kind == "document":
+        text = inner.get("data") if inner.get("type") == "text" else None
+    if kind == "search_result" and isinstance(content, list) and isinstance(source, str):
+        texts = [_part_text(one if isinstance(one, Mapping) else {}, f"{place}.content[{at}]")
+                 for at, one in enumerate(content)]
+        text = "\n".join([f"{part.get('title', '')} ({source})", *texts])
+    if not isinstance(text, str):
+        raise _unreadable(kind, place)
+    return text
 
 
 def _texts(blocks: Sequence[MessageBlock], place: str) -> list[str]:

@@ -9,7 +9,7 @@ from numflow.decoding.structured import check_grammar
 from numflow.engine.request.prompt import ConversationIds
 from numflow.errors import RequestError, TokenizerError
 from numflow.server.http.errors import bad_request
-from numflow.server.messages.schemas import ChatRequest, Tool, ToolChoice
+from numflow.server.messages.schemas import AllowedChoice, ChatRequest, Tool, ToolChoice
 from numflow.server.messages.tool_formats import GENERIC, ToolFormat
 from numflow.server.messages.tool_grammar import calls_or_text, moved
 from numflow.server.models.served import Served
@@ -31,11 +31,18 @@ def wanted(body: ChatRequest) -> tuple[list[Tool], list[Tool]]:
     if choice == "required":
         return tools, tools
     if isinstance(choice, ToolChoice):
-        named = [tool for tool in tools if tool.function.name == choice.function.name]
-        if not named:
-            raise bad_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
-        return tools, named[:1]
+        return tools, _named(tools, choice)
+    if isinstance(choice, AllowedChoice):
+        some = [tool for one in choice.allowed_tools.tools for tool in _named(tools, one)]
+        return some, some if choice.allowed_tools.mode == "required" else []
     return tools, []
+
+
+def _named(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    found = [tool for tool in tools if tool.function.name == choice.function.name]
+    if not found:
+        raise bad_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+    return found[:1]
 
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:

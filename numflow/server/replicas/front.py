@@ -99,8 +99,8 @@ def _passed(store: ResponseStore, owner: str, body: bytes) -> PassedResponses:
     if not isinstance(fields, dict):
         return PassedResponses(store.keeps)
     id, given = fields.get("previous_response_id"), fields.get("input")
-    named = {item.get("id") for item in given if isinstance(item, dict) and isinstance(item.get("id"), str)} if \
-        isinstance(given, list) else set()
+    ids = [item.get("id") for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    named = {name for name in ids if isinstance(name, str)}
     return PassedResponses(store.keeps, store.get(owner, id) if isinstance(id, str) else None,
                            {name: item for name in named if (item := store.item(owner, name)) is not None})
 
