@@ -7,6 +7,7 @@ data (else `../shared` beside the repository), `NUMFLOW_MODELS` a folder of real
 import gc
 import os
 import signal
+import zlib
 from pathlib import Path
 
 import hypothesis
@@ -33,6 +34,29 @@ hypothesis.settings.load_profile("numflow")
 # Garbage is looked for less often, and not among all tests: compilers leave so many objects that it took a sixth of the
 # time.
 gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--share", type=_share, default=(0, 1), metavar="K/N",
+                     help="of the slow tests only a share, by their names: 0/4 is the first of four")
+
+
+def _share(text: str) -> tuple[int, int]:
+    """The numbers of "3/7"."""
+    number, count = (int(part) for part in text.split("/"))
+    if not 0 <= number < count:
+        raise ValueError
+    return number, count
+
+
+def pytest_collection_modifyitems(config, items):
+    number, count = config.getoption("--share")
+    left = [item for item in items
+            if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % count != number]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        out = set(left)
+        items[:] = [item for item in items if item not in out]
 
 
 def pytest_collection_finish():

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import repeat
 
 from numflow.cuda.compiler.compile import Binary, cached
 from numflow.cuda.lang.kernel import Kernel
@@ -74,19 +75,25 @@ def all_kernels(grouped: tuple[str, ...] = GROUPED) -> dict[str, Kernel]:
 
 
 @functools.cache
-def binaries() -> dict[tuple[str, tuple[int, int]], Binary]:
-    """Every kernel compiled for every capability, by as many processes as there are processors."""
+def binary(name: str, capability: tuple[int, int]) -> Binary:
+    """A kernel compiled for a capability."""
+    return cached(all_kernels()[name], capability)
+
+
+def binaries(names: list[str], capability: tuple[int, int]) -> list[Binary]:
+    """Kernels compiled for a capability, by as many processes as there are processors."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ProcessPoolExecutor(count) as pool:
-        made = pool.map(_compile, all_kernels(), chunksize=8)  # neighbours share what they call
-        return {(binary.name, capability): binary for both in made for capability, binary in both.items()}
+        return list(pool.map(_compile, names, repeat(capability), chunksize=8))  # neighbours share what they call
 
 
-def _compile(name):
-    made = {capability: cached(all_kernels()[name], capability) for capability in CAPABILITIES}
-    assembly(all_kernels()[name])  # kept for the machine that runs it; made a moment ago
+def _compile(name, capability):
+    made = binary(name, capability)
+    if capability == CAPABILITIES[0]:
+        assembly(all_kernels()[name])  # kept for the machine that runs it; made a moment ago
     return made
 
 
 if __name__ == "__main__":
-    print(f"{len(binaries())} binaries of {len(all_kernels())} kernels")
+    print(f"{sum(len(binaries(list(all_kernels()), capability)) for capability in CAPABILITIES)} binaries of "
+          f"{len(all_kernels())} kernels")

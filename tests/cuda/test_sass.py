@@ -9,7 +9,7 @@ from numflow.cuda.compiler.sass import disassembler, instructions
 from numflow.cuda.state.cache_code import pitch
 from numflow.quant.kv import CODED
 from numflow.quant.stored import KINDS, STORED
-from tests.cuda.kernels import APART, GROUPED, binaries, compiler_is_there
+from tests.cuda.kernels import APART, GROUPED, binary, compiler_is_there
 from tests.cuda.matrices import QUANTISED
 
 pytestmark = [pytest.mark.slow,  # .ci/cuda runs them
@@ -21,7 +21,7 @@ NAMES = sorted({STORED[kind].kind.name for kind in QUANTISED})
 @functools.cache
 def listing(name: str, capability: tuple[int, int]) -> list[str]:
     """A kernel's instructions; taking large ones apart takes a second."""
-    return instructions(binaries()[name, capability])
+    return instructions(binary(name, capability))
 
 
 def found(name: str, pattern: str, capability=(9, 0)) -> int:
