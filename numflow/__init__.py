@@ -1,4 +1,4 @@
-"""numflow runs transformer language models that are described by specification files.
+"""numflow runs language models that are described by specification files.
 
     model = numflow.load("model.gguf")
     print(model.generate("The capital of France is", max_tokens=8).text)
