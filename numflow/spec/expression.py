@@ -17,12 +17,14 @@ from numflow import syntax
 
 
 def get(table: Any, key: Any, otherwise: Any = None) -> Any:
-    """The value of a key of an object, `otherwise` if there is none. A number may be written as text there."""
+    """The value of a key of an object, `otherwise` if there is none. Numbers may be text there, zeros in front."""
     if table is None:
         return otherwise
     if not isinstance(table, Mapping):
         raise TypeError(f"get() looks into an object, found {type(table).__name__}")
-    return table.get(key, table.get(str(key), otherwise))
+    if key in table or not isinstance(key, int):
+        return table.get(key, otherwise)
+    return next((value for word, value in table.items() if word.isdecimal() and int(word) == key), otherwise)
 
 
 CONSTANTS = {"true": True, "false": False, "none": None, "pi": math.pi}

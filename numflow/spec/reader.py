@@ -320,6 +320,8 @@ def _check_source(path: Path, where: str, source: dict[str, Any]) -> None:
         _expect(path, f"{where}.map", source["map"], dict, "a table of words")
     if isinstance(source.get("default"), dict):
         raise SpecError(f"{path}: {where}.default: expected a value or an expression, found a table")
+    if isinstance(source.get("null", 0), (dict, list)):
+        raise SpecError(f"{path}: {where}.null: expected a value, found {quoted(source['null'])}")
     if where.startswith("parameters.") and isinstance(source.get("default"), str):
         check_option(path, f"{where}.default", SpecOption("float", None, ""), source["default"])
 

@@ -50,7 +50,8 @@ Functions: FUNCTIONS (`get(object, key, otherwise)` looks into an object of the 
 else 'none'"`.
 - A **source table** reads the checkpoint: `{ config = ["n_head", "num_heads"], gguf = "attention.head_count", \
 default = 12 }`. Keys are tried in order; `a.b` is key b of object a; GGUF keys get the architecture in front; \
-null counts as absent; `map` translates words.
+null counts as absent, but where `null` \
+is the value for it; `map` translates words.
 - A list of one value per layer is read layer by layer.
 """
 

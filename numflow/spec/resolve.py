@@ -84,7 +84,9 @@ class Resolved:
         keys = self.keys(source)
         for key in keys:
             value = self._look_up(key)
-            if value is not None:
+            if value is None and "null" in source:
+                return source["null"]
+            if value is not None and value is not _MISSING:
                 self._found.add(key)
                 return self._mapped(where, key, source, value)
         default = source.get("default", _MISSING)
@@ -103,16 +105,18 @@ class Resolved:
         return keys
 
     def _look_up(self, key: str) -> Any:
-        """`rope_scaling.factor` is key "factor" of the object "rope_scaling"; JSON null counts as absent."""
+        """`rope_scaling.factor` is key "factor" of the object "rope_scaling". None: JSON null."""
         if self.naming == "gguf":
-            return self.config.get(key)
-        part = self.config.get(self.spec.section(self.naming).get("within", ""))
+            return self.config.get(key, _MISSING)
+        part, found = self.config.get(self.spec.section(self.naming).get("within", "")), _MISSING
         for value in (part, self.config):
             for word in key.split("."):
-                value = value.get(word) if isinstance(value, Mapping) else None
-            if value is not None:
+                value = value.get(word, _MISSING) if isinstance(value, Mapping) else _MISSING
+            if value is None:
+                found = None
+            elif value is not _MISSING:
                 return _numbers(value)
-        return None
+        return found
 
     def _mapped(self, where: str, key: str, source: Mapping[str, Any], value: Any) -> Any:
         table = source.get("map")

@@ -140,6 +140,8 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
         "tiled": _bool(False, "head h uses key head h % key_heads, rather than neighbours the same one"),
         "log_rates": _bool(True, "decay rates are stored as logarithms"),
         "beta": _float(1.0, "delta: the strength of a write, a sigmoid, is multiplied by it"),
+        "activation": _choice((*ACTIVATIONS, *ACTIVATION_ALIASES), "silu", "what linear attention's input passes, "
+                              "behind its convolution where there is one; of a gated recurrence its gate"),
         "gate": _choice(("silu", "sigmoid"), "silu", "activation of the output's gate"),
         "norm": _choice(("none", "before_gate", "after_gate"), "none", "norm of what is found: before it is multiplied "
                         "with its gate, or after"),
@@ -342,7 +344,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
 MODEL_TYPES = ("decoder", "encoder", "encoder-decoder", "draft")
 MODEL_KEYS = {"name": "text", "title": "text", "type": "choice", "source": "text", "license": "text", "notes": "text"}
 DETECT_KEYS = {"architectures": "list", "model_type": "list", "gguf": "list", "llama2c": "bool", "when": "bool"}
-SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "what")
+SOURCE_KEYS = ("config", "gguf", "llama2c", "default", "map", "null", "what")
 TOP_KEYS = ("extends", "model", "detect", "parameters", "tensors", "ignore", "prefix", "transposed", "unconfirmed",
             *SECTIONS, *NAMINGS, *STACKS)
 # Which keys a [hf] / [gguf] / [llama2c] table may hold: what may differ by where the tensors come from.

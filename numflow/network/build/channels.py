@@ -10,7 +10,7 @@ from numflow.ops import View
 
 
 def gated_recurrence(b: Builder, x: View) -> View:
-    """out(h * gelu(gate(x))), h the gated recurrence of a convolution of in(x) (arXiv 2402.19427). Returns [T, D]."""
+    """out(h * act(gate(x))), h the gated recurrence of a convolution of in(x) (arXiv 2402.19427). Returns [T, D]."""
     width, blocks = b.option("recurrent", "heads") * b.option("recurrent", "value_dim"), b.option("recurrent", "heads")
     size = width // blocks
     gate = b.linear("lru_gate", x, b.view("recurrent_gate", width))
@@ -25,7 +25,7 @@ def gated_recurrence(b: Builder, x: View) -> View:
         weights[f"{name}_bias"] = b.vector(f"lru_{name}_bias", "weight", width, flat=True)
     y = b.view("recurrent", width)
     b.emit("gated_recurrence", (inner, *parts), (y,), "lru", weights, state=b.state("lru", width))
-    b.emit("act_mul", (gate, y), (y,), "gated", kind="gelu_tanh")
+    b.emit("act_mul", (gate, y), (y,), "gated", kind=b.option("recurrent", "activation"))
     return b.linear("ssm_out", y, b.view("branch", x.width))
 
 

@@ -45,7 +45,7 @@ def decaying_attention(b: Builder, x: View) -> View:
     rows = np.arange(heads)[:, None] * 3 * key_dim + np.arange(key_dim)[None]
     for at, (view, suffix) in enumerate(zip(parts, (".q", ".k", ".v"))):
         b.linear("attn_qkv", x, view, (rows + at * key_dim).reshape(-1), suffix)
-    b.emit("act", (whole,), (whole,), "qkv_act", kind="silu")
+    b.emit("act", (whole,), (whole,), "qkv_act", kind=b.option("recurrent", "activation"))
     y = b.view("recurrent", heads * value_dim)
     last = b.option("stack", "layers") - 1
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads) * (1 - b.layer / (last + 1e-5) + 1e-5)
@@ -129,11 +129,12 @@ def _inputs(b: Builder, x: View, heads: int, key_heads: int, key_dim: int,
     if layout != "groups":
         _gate(b, x, gate)
     found = [View(after.buffer, start, width) for start, width in zip(starts, widths)]
+    kind = b.option("recurrent", "activation")
     if layout == "separate":
         for module, view, y in zip(("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"), parts, found):
-            convolution(b, module, view, y, "silu")
+            convolution(b, module, view, y, kind)
     else:
-        convolution(b, "ssm_conv1d", before, after, "silu")
+        convolution(b, "ssm_conv1d", before, after, kind)
     return found, gate
 
 

@@ -1,7 +1,7 @@
 """Blocks whose steps keep a state of each sequence: convolutions over the last tokens."""
 
 from numflow.network.build.builder import Builder
-from numflow.ops import View
+from numflow.ops import CONV_KINDS, View
 
 
 def short_convolution(b: Builder, x: View) -> View:
@@ -21,11 +21,14 @@ def short_convolution(b: Builder, x: View) -> View:
 def convolution(b: Builder, module: str, x: View, y: View, kind: str = "none") -> View:
     """Causal depthwise convolution of x [T, C] with the taps [C, K] of a module, and its bias where the file has one.
 
-    kind: the activation behind it, of ops.CONV_KINDS. y: another view than x.
+    kind: the activation behind it, or "none". y: another view than x.
     """
     taps = b.option("conv", "taps")
     weights = {"weight": b.matrix(module, x.width, taps)}
     if b.has(f"{module}.bias"):
         weights["bias"] = b.vector(module, "bias", x.width)
-    b.emit("causal_conv", (x,), (y,), module, weights, state=b.state(module, taps - 1, x.width, axis=1), kind=kind)
+    within = kind if kind in CONV_KINDS else "none"
+    b.emit("causal_conv", (x,), (y,), module, weights, state=b.state(module, taps - 1, x.width, axis=1), kind=within)
+    if within != kind:
+        b.emit("act", (y,), (y,), f"{module}_act", kind=kind)
     return y

@@ -15,7 +15,7 @@ def state_space(b: Builder, x: View) -> View:
     _multiply_parts(b, whole, (inner, inner, shared, shared, heads))
     z, steps = View(whole.buffer, 0, inner), View(whole.buffer, 2 * (inner + shared), heads)
     mixed = convolution(b, "ssm_conv1d", View(whole.buffer, inner, inner + 2 * shared),
-                        b.view("ssm_conv", inner + 2 * shared), "silu")
+                        b.view("ssm_conv", inner + 2 * shared), b.option("recurrent", "activation"))
     v, k, q = (View(mixed.buffer, start, width) for start, width in
                ((0, inner), (inner, shared), (inner + shared, shared)))
     softplus(b, steps)
@@ -29,7 +29,7 @@ def selective_scan(b: Builder, x: View) -> View:
     inner, size = b.option("recurrent", "heads"), b.option("recurrent", "key_dim")
     whole = b.linear("ssm_in", x, b.view("ssm_in", 2 * inner))
     v, z = View(whole.buffer, 0, inner), View(whole.buffer, inner, inner)
-    v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), "silu")
+    v = convolution(b, "ssm_conv1d", v, b.view("ssm_conv", inner), b.option("recurrent", "activation"))
     rank = b.option("recurrent", "rank")
     low = b.linear("ssm_x", v, b.view("ssm_x", rank + 2 * size))
     parts = [View(low.buffer, start, width) for start, width in ((0, rank), (rank, size), (rank + size, size))]
