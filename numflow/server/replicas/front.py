@@ -91,7 +91,7 @@ async def _hand_on(service: Service, replicas: Replicas, request: Request, goes_
 
 
 def _passed(store: ResponseStore, owner: str, body: bytes) -> PassedResponses:
-    """What a request needs of stored responses. The replica tells of a body that it cannot read."""
+    """Stored responses that a request needs. The replica tells of a body that it cannot read."""
     try:
         fields = from_json(body)
     except ValueError:
