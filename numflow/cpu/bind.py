@@ -98,7 +98,7 @@ def _bind(step: Step, before: list[Step], after: list[Step], adapting: list[Step
     calls = [call for call in calls if call.makes not in there]
     calls[:1] = [replace(call, joined=False) for call in calls[:1]]
     there |= {call.makes for call in calls if call.makes is not None}
-    calls[1:1] = [adapt.low_rank(other, ctx) for other in adapting]
+    calls += [adapt.low_rank(other, ctx) for other in adapting]
     _written([step, *after], there)
     return calls, _effects([*before, step, *after], calls)
 

@@ -92,15 +92,16 @@ class Context:
     caches:      KVCache by name. states: StateMemory by name.
     world, device: where the devices of a plan meet, and which of them this is; None without a plan.
     by_length:   rotary frequencies that depend on the length of a sequence.
+    exact:       whether no number of adapters may be rounded.
     adapters:    matrices that rows of a batch add by adapters of their own.
     """
 
     def __init__(self, network: Network, weights: Weights, caches: dict[str, KVCache], capacity: dict[str, int],
                  activations: str, n_threads: int, world: World | None = None, device: int = 0,
-                 states: dict[str, StateMemory] | None = None):
+                 states: dict[str, StateMemory] | None = None, exact: bool = True):
         self.network, self.weights, self.caches, self.states = network, weights, caches, states or {}
         self.activations, self.n_threads, self.world, self.device = activations, n_threads, world, device
-        self.by_length, self.adapters = ByLength(network, weights.vector), AdapterTables(network)
+        self.by_length, self.adapters = ByLength(network, weights.vector), AdapterTables(network, exact)
         self.header_fields = aligned(HEADER_FIELDS + 2 * len(windows(network)), np.int64)
         self.header = self.header_fields.ctypes.data
         self.vector = weights.vector

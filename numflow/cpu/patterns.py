@@ -48,7 +48,7 @@ def operands_made(steps: Sequence[Step], outputs: Iterable[View], kinds: Callabl
     kept, made = tuple(outputs), {}
     for i, step in enumerate(steps):
         if can_make(step) and not any(view.overlaps(step.outputs[0]) for view in kept):
-            found = readers(steps, i)
+            found = readers(steps, i, beside=("adapt",))  # which is why the operand's maker stores the view too
             if found and len({kinds(steps[reader]) for reader in found}) == 1 and unchanged(steps, i, found[0]):
                 made[i] = found[0]
     return made

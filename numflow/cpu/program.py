@@ -79,7 +79,7 @@ class Program(OneDevice):
         self._caches, self._states = caches, states
         capacity = {"tokens": rows, "logits": _WANTED_ROWS, "routes": rows * self._routes}
         self._ctx = Context(network, self._weights, caches, capacity, activations, n_threads, world, device,
-                            states)
+                            states, exact)
         self._bind()
         self._weights.keep()
         self.compile_s = compile_seconds["compiled"] - compiling
@@ -213,6 +213,7 @@ class Program(OneDevice):
         """Make room for a batch and fill the header."""
         self._frequencies = self._ctx.by_length.rows(arrays["limits"])  # the header points to them
         fill_header(self._ctx.header_fields, arrays, self._frequencies, self._routes, self._tables)
+        self._ctx.adapters.batch((arrays["adapters"], arrays["wanted_adapters"]))
         needed = {rows: int(self._ctx.header_fields[field]) for rows, field in ROW_FIELD.items()}
         if (capacity := grown(self._ctx.capacity, needed)) is not None:
             self._ctx.reset(capacity)

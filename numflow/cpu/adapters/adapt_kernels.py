@@ -1,29 +1,48 @@
 """Kernels of products of low rank (adapt.py), and of the entries of tables.py."""
 
-from numflow.cpu.adapters.adapt import DOWN, LOOK_UP, UP
-from numflow.cpu.adapters.tables import BIAS, FIELDS, RANK, SCALE, A, B
+from numflow.cpu.adapters.adapt import DOWN, LOOK_UP, ROUTED_DOWN, ROUTED_UP, UP
+from numflow.cpu.adapters.products import AT_ONCE, low_of_row, low_of_rows, sums_of_row, sums_of_rows
+from numflow.cpu.adapters.tables import BIAS, FIELDS, RANK, SCALE, TILE_WORDS, A
 from numflow.cpu.runtime.access import f32_ptr, i32_ptr, i64, share
 from numflow.cpu.runtime.kernel import TOKENS, kernel
-from numflow.cpu.simd.float32 import fma, load_part, store_part, sum_lanes
-from numflow.cpu.simd.vector import inline, zero_f32
-
-_AT_ONCE = 4  # rows of A that meet a row of x at once (tables.RANKS), and tiles of y that are summed at once
+from numflow.cpu.simd.vector import inline
 
 
 @kernel
 def adapter_down(args, thread, n_threads):
-    """h[row] = A x of the row's adapter. Items: rows times fours of ranks, of which a row may have fewer."""
-    fours = i64(args, DOWN.ranks) // _AT_ONCE
-    rows = i64(i64(args, DOWN.header), i64(args, DOWN.rows))
-    begin, end = share(rows * fours, thread, n_threads)
+    """h[row] = A x of the row's adapter. Items: tiles of rows times fours of ranks, of which they may have fewer."""
+    fours, tiles = i64(args, DOWN.ranks) // AT_ONCE, i64(args, DOWN.tiles)
+    begin, end = share(i64(tiles, 0) * fours, thread, n_threads)
+    columns, x_bytes, h_bytes = i64(args, DOWN.columns), 4 * i64(args, DOWN.x_stride), 4 * i64(args, DOWN.ranks)
     for item in range(begin, end):
-        row, rank = item // fours, item % fours * _AT_ONCE
-        entry = _entry(args, row, i64(args, DOWN.routes))
-        if entry and rank < i64(entry, RANK):
-            columns = i64(args, DOWN.columns)
-            x = i64(args, DOWN.x) + 4 * (row // i64(args, DOWN.shared)) * i64(args, DOWN.x_stride)
-            h = i64(args, DOWN.h) + 4 * (row * i64(args, DOWN.ranks) + rank)
-            _dot_four(i64(entry, A) + 4 * rank * columns, x, columns, h)
+        rows, rank = i32_ptr(i64(tiles, 1) + 4 * TILE_WORDS * (item // fours)), item % fours * AT_ONCE
+        entry = i64(args, DOWN.table) + 8 * FIELDS * rows[0]
+        if rank < i64(entry, RANK):
+            x, h = i64(args, DOWN.x), i64(args, DOWN.h) + 4 * rank
+            for pair in range(1, TILE_WORDS, 2):
+                row, other = rows[pair], rows[pair + 1]
+                if other >= 0:
+                    low_of_rows(entry, rank, x + row * x_bytes, x + other * x_bytes, columns, h + row * h_bytes,
+                                 h + other * h_bytes)
+                elif row >= 0:
+                    low_of_row(entry, rank, x + row * x_bytes, columns, h + row * h_bytes)
+
+
+@kernel
+def adapter_up(args, thread, n_threads):
+    """y[row] = scale y[row] + B h + bias. Items: tiles of rows times fours of tiles of 16 columns."""
+    width, tiles = i64(args, UP.width), i64(args, UP.tiles)
+    fours = (width + 16 * AT_ONCE - 1) // (16 * AT_ONCE)
+    begin, end = share(i64(tiles, 0) * fours, thread, n_threads)
+    y, y_bytes, h, h_bytes = i64(args, UP.y), 4 * i64(args, UP.y_stride), i64(args, UP.h), 4 * i64(args, UP.ranks)
+    for item in range(begin, end):
+        rows, first = i32_ptr(i64(tiles, 1) + 4 * TILE_WORDS * (item // fours)), item % fours * AT_ONCE
+        entry = i64(args, UP.table) + 8 * FIELDS * rows[0]
+        if _has(entry):
+            if rows[2] < 0:
+                sums_of_row(entry, h + rows[1] * h_bytes, y + rows[1] * y_bytes, first, width)
+            else:
+                sums_of_rows(entry, rows, h, h_bytes, y, y_bytes, first, width)
 
 
 @kernel
@@ -48,102 +67,54 @@ def adapter_rows(args, thread, n_threads):
 
 
 @kernel
-def adapter_up(args, thread, n_threads):
-    """y[row] = scale y[row] + B h + bias. Items: rows times fours of tiles of 16 columns."""
-    width = i64(args, UP.width)
-    tiles = (width + 15) // 16
-    fours = (tiles + _AT_ONCE - 1) // _AT_ONCE
-    begin, end = share(i64(i64(args, UP.header), i64(args, UP.rows)) * fours, thread, n_threads)
+def routed_down(args, thread, n_threads):
+    """h[row] = A x of the expert of the row's adapter. Items: rows times fours of ranks."""
+    fours = i64(args, ROUTED_DOWN.ranks) // AT_ONCE
+    rows = i64(i64(args, ROUTED_DOWN.header), i64(args, ROUTED_DOWN.rows))
+    begin, end = share(rows * fours, thread, n_threads)
     for item in range(begin, end):
-        row, tile = item // fours, item % fours * _AT_ONCE
-        entry = _entry(args, row, i64(args, UP.routes))
-        if entry and (i64(entry, RANK) or i64(entry, BIAS) or i64(entry, SCALE)):
-            h = i64(args, UP.h) + 4 * row * i64(args, UP.ranks)
-            y = i64(args, UP.y) + 4 * row * i64(args, UP.y_stride)
-            if tile + _AT_ONCE <= tiles:
-                _up_four(entry, h, y, tile, width)
-            else:
-                for one in range(tile, tiles):
-                    _up_one(entry, h, y, one, width)
+        row, rank = item // fours, item % fours * AT_ONCE
+        entry = _entry(args, row)
+        if entry and rank < i64(entry, RANK):
+            x = i64(args, ROUTED_DOWN.x) + 4 * (row // i64(args, ROUTED_DOWN.shared)) * i64(args, ROUTED_DOWN.x_stride)
+            h = i64(args, ROUTED_DOWN.h) + 4 * (row * i64(args, ROUTED_DOWN.ranks) + rank)
+            low_of_row(entry, rank, x, i64(args, ROUTED_DOWN.columns), h)
+
+
+@kernel
+def routed_up(args, thread, n_threads):
+    """y[row] = scale y[row] + B h + bias. Items: rows times fours of tiles of 16 columns."""
+    width = i64(args, ROUTED_UP.width)
+    fours = (width + 16 * AT_ONCE - 1) // (16 * AT_ONCE)
+    begin, end = share(i64(i64(args, ROUTED_UP.header), i64(args, ROUTED_UP.rows)) * fours, thread, n_threads)
+    for item in range(begin, end):
+        row = item // fours
+        entry = _entry(args, row)
+        if entry and _has(entry):
+            h = i64(args, ROUTED_UP.h) + 4 * row * i64(args, ROUTED_UP.ranks)
+            y = i64(args, ROUTED_UP.y) + 4 * row * i64(args, ROUTED_UP.y_stride)
+            sums_of_row(entry, h, y, item % fours * AT_ONCE, width)
 
 
 @inline
-def _entry(args, row, routes):
-    """Address of the entry of a row's adapter, of its expert where rows are routes; 0 without one.
+def _has(entry):
+    """True where an adapter changes anything."""
+    return i64(entry, RANK) or i64(entry, BIAS) or i64(entry, SCALE)
 
-    The slots read here are those that `down` and `up` share.
+
+@inline
+def _entry(args, row):
+    """Address of the entry of the expert of a row's adapter; 0 without one.
+
+    The slots read here are those that both routed kernels share.
     """
-    header = i64(args, UP.header)
-    number = i32_ptr(i64(header, i64(args, UP.numbers)))[row // routes]
+    header, token, place = i64(args, ROUTED_UP.header), row // i64(args, ROUTED_UP.routes), 0
+    number = i32_ptr(i64(header, i64(args, ROUTED_UP.numbers)))[token]
     if number < 0:
         return 0
-    expert = 0
-    if i64(args, UP.ids):
-        expert = i32_ptr(i64(args, UP.ids) + 4 * (row // routes) * i64(args, UP.ids_stride))[row % routes]
-        expert -= i64(args, UP.first)
-        if expert < 0 or expert >= i64(args, UP.experts):
-            return 0
-    return i64(args, UP.table) + 8 * FIELDS * (number * i64(args, UP.experts) + expert)
-
-
-@inline
-def _dot_four(a, x, columns, h):
-    """h[0 .. 3] = four rows of A times x, each in 16 lanes that are added as a tree."""
-    first, second, third, fourth = zero_f32(), zero_f32(), zero_f32(), zero_f32()
-    for i in range(0, columns, 16):
-        left = columns - i
-        value = load_part(x + 4 * i, left)
-        first = fma(value, load_part(a + 4 * i, left), first)
-        second = fma(value, load_part(a + 4 * (columns + i), left), second)
-        third = fma(value, load_part(a + 4 * (2 * columns + i), left), third)
-        fourth = fma(value, load_part(a + 4 * (3 * columns + i), left), fourth)
-    sums = f32_ptr(h)
-    sums[0], sums[1], sums[2], sums[3] = sum_lanes(first), sum_lanes(second), sum_lanes(third), sum_lanes(fourth)
-
-
-@inline
-def _up_four(entry, h, y, tile, width):
-    """y of four tiles, whose sums need not wait for each other."""
-    rank, values = i64(entry, RANK), f32_ptr(h)
-    b, more = i64(entry, B) + 64 * tile * rank, 64 * rank
-    first, second = _bias(entry, tile), _bias(entry, tile + 1)
-    third, fourth = _bias(entry, tile + 2), _bias(entry, tile + 3)
-    for k in range(rank):
-        value, at = values[k], b + 64 * k
-        first = fma(value, load_part(at, 16), first)
-        second = fma(value, load_part(at + more, 16), second)
-        third = fma(value, load_part(at + 2 * more, 16), third)
-        fourth = fma(value, load_part(at + 3 * more, 16), fourth)
-    _add(entry, y, tile, width, first)
-    _add(entry, y, tile + 1, width, second)
-    _add(entry, y, tile + 2, width, third)
-    _add(entry, y, tile + 3, width, fourth)
-
-
-@inline
-def _up_one(entry, h, y, tile, width):
-    """The same of one tile, in the same order."""
-    rank, values, total = i64(entry, RANK), f32_ptr(h), _bias(entry, tile)
-    for k in range(rank):
-        total = fma(values[k], load_part(i64(entry, B) + 64 * (tile * rank + k), 16), total)
-    _add(entry, y, tile, width, total)
-
-
-@inline
-def _bias(entry, tile):
-    """Bias of a tile, zeros without any."""
-    total = zero_f32()
-    if i64(entry, BIAS):
-        total = load_part(i64(entry, BIAS) + 64 * tile, 16)
-    return total
-
-
-@inline
-def _add(entry, y, tile, width, total):
-    """y = scale y + total, of a tile."""
-    at, count = y + 64 * tile, width - 16 * tile
-    if i64(entry, SCALE):
-        total = fma(load_part(at, count), load_part(i64(entry, SCALE) + 64 * tile, 16), total)
-    else:
-        total = load_part(at, count) + total
-    store_part(at, total, count)
+    place = row % i64(args, ROUTED_UP.routes)
+    expert = i32_ptr(i64(args, ROUTED_UP.ids) + 4 * token * i64(args, ROUTED_UP.ids_stride))[place]
+    expert -= i64(args, ROUTED_UP.first)
+    if expert < 0 or expert >= i64(args, ROUTED_UP.experts):
+        return 0
+    return i64(args, ROUTED_UP.table) + 8 * FIELDS * (number * i64(args, ROUTED_UP.experts) + expert)

@@ -1,4 +1,4 @@
-"""Operands made of what a norm or an activation computes, without that ever being stored: a thread computes 256
+"""Operands made of what a norm or an activation computes, which is stored for adapters only: a thread computes 256
 columns of a token and puts them into the operand (activations.py) while they are in its first cache.
 
 Fused forms of `rms_norm`, `layer_norm`, `act_mul` and `act` before a `linear`: every number is the one that the two
@@ -32,7 +32,8 @@ def bind_made(step: Step, ctx, x: Argument, aux: Argument, kind: int) -> Call:
                     for role, default in (("weight", 1.0), ("bias", 0.0)))
     scratch = ctx.scratch("numbers of an operand", ctx.n_threads * SCRATCH_BYTES)
     kernel = _CODE.kernel(f"{step.op}_to_{NAMES[kind]}")
+    kept = ctx.strided("y", y) if y in ctx.adapters.inputs else {"y": 0, "y_stride": 0}
     return Call.named(None, kernel, OPERAND, header=ctx.header, rows_field=ctx.rows(a), columns=y.width, x=x, aux=aux,
-                      scratch=scratch, **ctx.strided("a", a), **ctx.strided("b", b),
+                      scratch=scratch, **ctx.strided("a", a), **ctx.strided("b", b), **kept,
                       kind=0 if is_norm else KINDS[param(step, "kind")], weight=weight, bias=bias,
                       eps=float(param(step, "eps")) if is_norm else 0.0)

@@ -10,8 +10,8 @@ from numflow.cpu.linear.operands import FACTORS, MEANS, NUMBERS, SCRATCH_BYTES
 from numflow.cpu.linear.slots import OPERAND
 from numflow.cpu.runtime.access import f32_ptr, f64, i64, share
 from numflow.cpu.runtime.kernel import kernel
-from numflow.cpu.simd.float32 import load_part, splat
-from numflow.cpu.simd.vector import inline, merged, store_f32, zero_f32
+from numflow.cpu.simd.float32 import load_part, splat, store_part
+from numflow.cpu.simd.vector import inline, load_f32, merged, store_f32, zero_f32
 
 _RMS, _LAYER, _GATED, _ACT = range(4)
 
@@ -36,6 +36,9 @@ def _make(args, thread, n_threads, maker, operand):
         for i in range(count):
             numbers = scratch + NUMBERS + (4 * CHUNK * i if whole else 0)
             _numbers(args, t + i, first, min(CHUNK, columns - first), scratch, numbers, i, maker)
+            if i64(args, OPERAND.y):
+                row = i64(args, OPERAND.y) + 4 * (t + i) * i64(args, OPERAND.y_stride)
+                _keep(numbers, row + 4 * first, min(CHUNK, columns - first))
             if not whole:
                 put_row(numbers, columns, first, i64(args, OPERAND.x), i64(args, OPERAND.aux), t * each, i,
                         tile_tokens(count * each), operand)
@@ -71,6 +74,15 @@ def _numbers(args, t, first, count, scratch, numbers, i, maker):
         else:
             value = activated(kind, load_part(a + at, left))
         store_f32(numbers + at, value)
+
+
+@inline
+def _keep(numbers, y, count):
+    for k in range(0, count - 15, 16):
+        store_f32(y + 4 * k, load_f32(numbers + 4 * k))
+    if count % 16:
+        k = count // 16 * 16
+        store_part(y + 4 * k, load_f32(numbers + 4 * k), count - k)
 
 
 @kernel

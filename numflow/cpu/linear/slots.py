@@ -9,8 +9,9 @@ _BOTH = "header rows_field x aux codes heads code_bytes head_bytes bias y y_stri
 LINEAR = slots(f"{_BOTH} addend addend_stride factor pairs")
 EXPERT_LINEAR = slots(f"{_BOTH} experts capacity groups pairs")
 
-# a, b: what an activation reads; of norms a is their input. scratch: operands.SCRATCH_BYTES for each thread.
-OPERAND = slots("header rows_field columns x aux scratch a a_stride b b_stride kind weight bias eps")
+# a, b: what an activation reads; of norms a is their input. y: where the numbers go too, 0 for nowhere.
+# scratch: operands.SCRATCH_BYTES for each thread.
+OPERAND = slots("header rows_field columns x aux scratch a a_stride b b_stride y y_stride kind weight bias eps")
 
 # x: the float32 operand; slots, and where each tile's begin.
 OUTLIERS = slots("header rows_field x slots starts y y_stride rows columns token_block")

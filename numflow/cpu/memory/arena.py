@@ -16,16 +16,20 @@ _HUGE = 2 << 20
 
 
 class Arena:
-    """Hands out zeroed arrays one after the other. A mapping is given back when none of its arrays is left."""
+    """Hands out zeroed arrays one after the other. A mapping is given back when none of its arrays is left.
 
-    def __init__(self) -> None:
+    chunk: bytes of a mapping, at least.
+    """
+
+    def __init__(self, chunk: int = _CHUNK):
+        self._size = chunk
         self._chunk, self._used, self._lock = np.empty(0, np.uint8), 0, threading.Lock()
 
     def zeros(self, nbytes: int) -> np.ndarray:
         """uint8 [nbytes], zero, starting on a cache line."""
         with self._lock:
             if self._used + nbytes > self._chunk.nbytes:
-                self._chunk, self._used = _mapping(max(nbytes, _CHUNK)), 0
+                self._chunk, self._used = _mapping(max(nbytes, self._size)), 0
             array = self._chunk[self._used:self._used + nbytes]
             self._used += -(-nbytes // 64) * 64
         return array

@@ -33,15 +33,18 @@ def dead_after(steps: Sequence[Step], index: int, view: View) -> bool:
     return True
 
 
-def readers(steps: Sequence[Step], index: int) -> list[int]:
-    """Indices of the linears that read what a step writes; none if something else reads or writes a part of it."""
+def readers(steps: Sequence[Step], index: int, beside: Sequence[str] = ()) -> list[int]:
+    """Indices of the linears that read what a step writes; none if something else reads or writes a part of it.
+
+    beside: ops that may read it too.
+    """
     view, found = steps[index].outputs[0], []
     for k in range(index + 1, len(steps)):
         step = steps[k]
         if any(view.overlaps(x) for x in step.inputs):
-            if step.op != "linear" or step.inputs[0] != view:
+            if step.op not in ("linear", *beside) or step.inputs[0] != view:
                 return []
-            found.append(k)
+            found += [k] if step.op == "linear" else []
         if any(view.overlaps(y) for y in step.outputs):
             return found if any(y.covers(view) for y in step.outputs) else []
     return found

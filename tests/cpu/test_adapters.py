@@ -1,0 +1,96 @@
+"""Products of low rank on the CPU: tiles of rows, float16 where it may be, and the same bits in any tile."""
+
+import numpy as np
+import pytest
+
+from numflow.cpu.adapters.adapt import DOWN, UP
+from numflow.cpu.adapters.tables import FIELDS, _packed, row_tiles
+from numflow.cpu.memory.arena import Arena
+from numflow.cpu.memory.buffers import aligned, padded
+from numflow.cpu.runtime.kernel import Call, Code
+from numflow.network.adapters.parts import AdaptedPart
+
+CODE = Code("numflow.cpu.adapters.adapt_kernels")
+
+
+def part(rng, columns, width, rank, halves, vectors):
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((rank, columns), (width, rank)))
+    if halves:  # bfloat16, of which float16 alone cannot hold the smallest
+        a, b = ((values.view(np.uint32) & 0xFFFF0000).view(np.float32) for values in (a, b))
+        a[0, 0], b[0, 0] = 2.0**-20, 2.0**-22
+    bias, scale = (rng.standard_normal(width, np.float32) if vectors else None for _ in range(2))
+    return AdaptedPart(a, b, bias, scale)
+
+
+def run(parts, numbers, x, y, exact=True):
+    """y with what the rows' adapters add."""
+    packed = [_packed(one, False, exact, Arena(1 << 20)) for one in parts]
+    table = np.zeros((len(parts), 1, FIELDS), np.int64)
+    table[:, 0] = [one.entry() for one in packed]
+    ranks = max(one.rank for one in packed)
+    rows = row_tiles(np.array(numbers, np.int32))
+    tiles, h = np.array([len(rows), rows.ctypes.data]), aligned((len(x), ranks), np.float32)
+    own = [aligned((len(values), padded(values.shape[1])), np.float32) for values in (x, y)]
+    for memory, values in zip(own, (x, y), strict=True):
+        memory[:] = np.nan  # of what lies beyond nothing may be read
+        memory[:, :values.shape[1]] = values
+    common = {"tiles": tiles, "table": table, "h": h, "ranks": ranks}
+    calls = (Call.named(None, CODE.kernel("adapter_down"), DOWN, **common, x=own[0], x_stride=own[0].shape[1],
+                        columns=x.shape[1]),
+             Call.named(None, CODE.kernel("adapter_up"), UP, **common, y=own[1], y_stride=own[1].shape[1],
+                        width=y.shape[1]))
+    for call in calls:
+        for thread in range(3):
+            call(thread, 3)
+    return own[1][:, :y.shape[1]].copy(), packed
+
+
+def expected(parts, numbers, x, y):
+    y = y.astype(np.float64)
+    for row, number in enumerate(numbers):
+        if number >= 0:
+            own = parts[number]
+            y[row] *= 1 if own.scale is None else own.scale
+            y[row] += own.b.astype(np.float64) @ (own.a @ x[row]) + (0 if own.bias is None else own.bias)
+    return y
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("columns, width, rank", [(64, 128, 16), (75, 37, 3), (16, 16, 8), (5, 200, 1)])
+def test_rows_add_what_their_adapters_have_in_any_company(columns, width, rank, halves):
+    rng = np.random.default_rng(columns)
+    parts = [part(rng, columns, width, rank, halves, vectors=number == 1) for number in range(3)]
+    numbers = [0, 2, -1, 0, 1, 0, 1, 2, 0, 0, -1, 2, 0, 1, 0, 0]
+    x, y = (rng.standard_normal((len(numbers), size), np.float32) for size in (columns, width))
+    found, packed = run(parts, numbers, x, y)
+    assert all((one.a.dtype == np.float16) == halves for one in packed)
+    wanted = expected(parts, numbers, x, y)
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    for row, number in enumerate(numbers):
+        alone, _ = run(parts, [number], x[row:row + 1], y[row:row + 1])
+        assert np.array_equal(found[row], alone[0]), row
+
+
+def test_rounded_to_float16_they_are_close_and_half_as_large():
+    rng = np.random.default_rng(1)
+    own = part(rng, 96, 64, 8, halves=False, vectors=False)
+    x, y = rng.standard_normal((5, 96), np.float32), np.zeros((5, 64), np.float32)
+    (found, packed), (exact, whole) = (run([own], [0] * 5, x, y, exact) for exact in (False, True))
+    assert packed[0].nbytes * 2 == whole[0].nbytes
+    assert 0 < np.abs(found - exact).max() < 1e-3 * np.abs(exact).max()
+    for factor in (2.0**60, np.inf):  # too large for a power of two of ours: kept as they are
+        far = AdaptedPart(own.a * np.float32(factor), own.b)
+        assert _packed(far, False, False, Arena(1 << 20)).a.dtype == np.float32
+
+
+def test_tiles_hold_each_row_once_with_its_adapter():
+    rng = np.random.default_rng(2)
+    for rows in (1, 7, 32, 200):
+        numbers = rng.integers(-1, 5, rows).astype(np.int32)
+        tiles = row_tiles(numbers)
+        held = [(tile[0], row) for tile in tiles for row in tile[1:] if row >= 0]
+        assert sorted(row for _, row in held) == np.flatnonzero(numbers >= 0).tolist()
+        assert all(numbers[row] == number for number, row in held)
+        assert all((tile[1:][:-1] >= 0).tolist() == sorted((tile[1:][:-1] >= 0).tolist(), reverse=True)
+                   for tile in tiles)
+    assert row_tiles(np.full(4, -1, np.int32)).shape == (0, 5)
