@@ -2,8 +2,8 @@
 
 A lab's file holds, in this order: its docstring, which is the page that the student reads; `LAB`, a literal; functions
 that are given; the functions that LAB["functions"] names, which are the solution; functions `NAME__MISTAKE`, known
-mistakes, whose docstring is what the student is told. Names that begin with "_" belong to the solution. `grade` and
-`bench`, where they are, check and measure in place of the grader that LAB names.
+mistakes, whose docstring is what the student is told. Names that begin with "_" belong to the solution. `grade`, where
+it is, checks in place of the grader that LAB names; `story` lets a model write with the functions; `bench` measures.
 """
 
 import ast
@@ -19,7 +19,7 @@ OWN = Path(__file__).parent / "labs"
 KEYS = {"number": int, "title": str, "minutes": int, "functions": list, "grader": str, "hints": list}
 BLANK = "still blank"
 _MORE = {"needs": list, "cases": list, "start": str}
-_CHECKS = ("grade", "bench")  # functions of a lab that are nobody's to write
+_CHECKS = ("grade", "story", "bench")  # functions of a lab that are nobody's to write
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ PROMPTS = ("Why is the sky blue?", "What is the capital of Norway?", "Who are yo
 TOKENS, MARGIN = 24, 0.05
 TRANSLATED = ("The old man buys a red lamp.", "Today the small dog sleeps under the table.",
               "The cat does not find the cup.")
+MASKED = ("Ada had two [MASK].", "The capital of Norway is [MASK].", "There was a little [MASK] in the garden.")
 
 
 def asked(model, prompt: str) -> list[int]:
@@ -48,6 +49,12 @@ def written() -> dict:
     with numflow.load("tiny-translator", backend="reference") as model:
         found["tiny-translator"] = [{"prompt": text, "ids": result.ids, "text": result.text}
                                     for text, result in zip(TRANSLATED, model.translate(list(TRANSLATED)))]
+    with numflow.load("tiny-encoder", backend="reference") as model:
+        found["tiny-encoder"] = []
+        for text in MASKED:
+            first, second = model.fill_mask(text, 2)[0]
+            if first.probability > np.exp(MARGIN) * second.probability:
+                found["tiny-encoder"].append({"prompt": text, "token": first.token, "probability": first.probability})
     return found
 
 

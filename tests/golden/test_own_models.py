@@ -14,9 +14,9 @@ WAYS = {"reference": {"backend": "reference"}, "cpu": {"threads": 1}, "cpu, two 
         "both": {"backend": "reference", "devices": "0&1;2&3"}}
 
 
-def check(model, name: str, tokens: int | None = None) -> None:
-    """The golden texts of a model, as far as so many tokens; names the first other one and both logits."""
-    for one in GOLDEN[name]:
+def check(model, name: str, tokens: int | None = None, texts: int | None = None) -> None:
+    """So many golden texts of a model, as far as so many tokens; names the first other one and both logits."""
+    for one in GOLDEN[name][:texts]:
         result = model.generate(one["prompt"], max_tokens=tokens or 24, chat=True, temperature=0)
         wanted = one["ids"] if tokens is None else one["ids"][:tokens]
         if list(result.ids) == wanted:
@@ -40,11 +40,12 @@ def test_golden_texts(name, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tokens"), [("tiny", 12), ("tiny-draft", 12), ("tiny-moe", 6), ("tiny-hybrid", 6)])
+@pytest.mark.parametrize(("name", "tokens"), [("tiny", 3), ("tiny-draft", 8), ("tiny-moe", 3), ("tiny-hybrid", 3)])
 def test_golden_texts_on_the_simulated_gpu(name, tokens, monkeypatch):
+    """The beginning of one text: each token runs every thread of every kernel in Python."""
     monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
     with numflow.load(name, backend="cuda") as model:
-        check(model, name, tokens)
+        check(model, name, tokens, texts=1)
 
 
 def test_golden_texts_are_far_from_ties():
@@ -59,13 +60,38 @@ def test_a_draft_changes_nothing():
         check(model, "tiny")
 
 
-@pytest.mark.parametrize("how", [{"backend": "reference"}, {"threads": 1}], ids=["reference", "cpu"])
-def test_translations(how):
+@pytest.mark.parametrize("way", WAYS)
+def test_translations(way):
     wanted = GOLDEN["tiny-translator"]
-    with numflow.load("tiny-translator", **how) as model:
+    with numflow.load("tiny-translator", **WAYS[way]) as model:
         results = model.translate([one["prompt"] for one in wanted])
     assert [result.text for result in results] == [one["text"] for one in wanted]
     assert wanted[0]["text"] == "Der alte Mann kauft eine rote Lampe."
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gaps_are_filled(way):
+    assert len(GOLDEN["tiny-encoder"]) >= 2
+    with numflow.load("tiny-encoder", **WAYS[way]) as model:
+        filled(model, GOLDEN["tiny-encoder"])
+
+
+def filled(model, wanted) -> None:
+    """The token and its probability for the gap of each text."""
+    for one in wanted:
+        ((best,),) = model.fill_mask(one["prompt"], 1)
+        assert best.token == one["token"] and best.probability == pytest.approx(one["probability"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_translations_and_gaps_on_the_simulated_gpu(monkeypatch):
+    monkeypatch.setenv("NUMFLOW_CUDA", "simulator")
+    one = GOLDEN["tiny-translator"][2]
+    with numflow.load("tiny-translator", backend="cuda") as model:
+        (result,) = model.translate([one["prompt"]], max_tokens=3)
+    assert list(result.ids) == one["ids"][:3]
+    with numflow.load("tiny-encoder", backend="cuda") as model:
+        filled(model, GOLDEN["tiny-encoder"][:1])
 
 
 def test_they_are_small_and_complete():

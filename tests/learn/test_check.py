@@ -103,6 +103,34 @@ def test_a_model_writes_with_what_is_right(tmp_path):
     assert facts["passed"] and "; the model does not write: " in facts["message"]
 
 
+def test_code_that_only_a_model_finds_wrong_is_told(tmp_path):
+    file = tmp_path / LAB.file_name
+    body = LAB.solution().split('"""')[-1]
+    file.write_text(HEAD + "    if x.shape[1] == 96:\n        raise KeyError('wide')" + body, encoding="utf-8")
+    facts = checked(LAB, file, "tiny")
+    assert facts["passed"] and re.search(r"the model does not write: KeyError: 'wide' \(line \d+\)", facts["message"])
+
+
+@pytest.mark.parametrize(("name", "fault"), [
+    ("rounding", "quantise__from_nothing"), ("gptq", "feedback__wrong_way"), ("gemv", "gemv__halves"),
+    ("choosing", "top_p__rarest"), pytest.param("warp-sum", "gemv__turned", marks=pytest.mark.slow)])
+def test_a_model_writes_with_weights_and_choices_of_a_lab(name, fault):
+    own = lab_of(name).loaded()
+    solved = {each: own[each] for each in lab_of(name).functions}
+    text = own["story"](solved, "tiny")
+    assert text.startswith("Once upon a time there was a ")
+    assert own["story"]({**solved, fault.partition("__")[0]: own[fault]}, "tiny") != text
+
+
+def test_requests_are_drawn_step_by_step():
+    from numflow.learn.graders.clock import FEW, gantt, static
+
+    drawn = gantt(static)
+    assert len(drawn) == len(FEW)
+    for (_, wanted), line in zip(FEW, drawn, strict=True):
+        assert line.count("█") == wanted - 1 and "▒" in line  # the step that ends a prompt writes the first token
+
+
 def test_what_is_right_is_measured(tmp_path):
     lab = lab_of("online-softmax")
     (tmp_path / lab.file_name).write_text(lab.solution(), encoding="utf-8")

@@ -10,6 +10,7 @@ from numflow.learn.cases.verdict import Verdict, Wrong, raised, right, wrong
 STEP_S, TOKEN_S = 0.010, 0.0001  # price of a step and of each token in it
 BLOCK, BUDGET, BLOCKS = 16, 256, 160
 FASTER = 1.5  # than static batches
+FEW = ((20, 9), (6, 30), (40, 4), (8, 6), (12, 22), (5, 12), (30, 5), (9, 14))  # requests of a chart
 MANY = 100    # requests from which on changes of them are not looked for: small cases have shown them
 # Of each small case: name, requests (prompt, tokens to write), blocks, budget.
 SMALL: tuple[tuple[str, list[tuple[int, int]], int, int], ...] = (
@@ -61,8 +62,11 @@ def static(waiting: list, running: list, free_blocks: int, budget: int) -> list:
     return chosen
 
 
-def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int) -> float:
+def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int,
+        seen: Callable[[list, list], None] | None = None) -> float:
     """Seconds on the clock until all requests have ended.
+
+    seen: called for each step with what runs, (number, tokens, whether they are of the prompt), and who has started.
 
     Raises:
         Wrong: a plan that cannot be carried out, or requests that never end.
@@ -84,6 +88,9 @@ def run(plan: Callable, sizes: list[tuple[int, int]], blocks: int, budget: int) 
             if vars(request) != facts:
                 raise Wrong(f"step {steps}: plan changes request {request.number}; it is to say what runs, and no more")
         tokens = _check(chosen, waiting, running, free, budget, steps)
+        if seen is not None:
+            seen([(request.number, count, request.prompt > 0) for request, count in chosen],
+                 [request.number for request in running])
         for request, count in chosen:
             if request in waiting:
                 waiting.remove(request)
@@ -149,4 +156,25 @@ def plan_bars(plan: Callable, batches: Callable) -> dict[str, Any]:
     tokens = sum(wanted for _, wanted in sizes)
     return {"what": "tokens written a second, 200 requests on the priced clock", "unit": "tokens/s",
             "bars": [(label, tokens / run(each, sizes, BLOCKS, BUDGET))
-                     for label, each in (("static batches", batches), ("yours", plan))]}
+                     for label, each in (("static batches", batches), ("yours", plan))],
+            "chart": ["eight requests, a row each, a column a step; ▒ reads, █ writes, · waits for its turn",
+                      *(line for label, each in (("static batches", batches), ("yours", plan))
+                        for line in (label, *gantt(each)))]}
+
+
+def gantt(plan: Callable, sizes: tuple[tuple[int, int], ...] = FEW, blocks: int = 12, budget: int = 32) -> list[str]:
+    """A row of characters for each of a few requests, a column for each step."""
+    rows: list[list[str]] = [[] for _ in sizes]
+    steps = 0
+
+    def seen(chosen, running):
+        nonlocal steps
+        for number, _, reads in chosen:
+            rows[number] += " " * (steps - len(rows[number])) + ("▒" if reads else "█")
+        for number in running:
+            if number not in [each for each, *_ in chosen]:
+                rows[number] += " " * (steps - len(rows[number])) + "·"
+        steps += 1
+
+    run(plan, list(sizes), blocks, budget, seen)
+    return [f"{number + 1:3} {''.join(row)}" for number, row in enumerate(rows)]

@@ -104,7 +104,7 @@ def headers_judge(kind: str, name: str) -> Callable[[Any], str]:
 
 
 def _alike(found: Fields, own: Fields) -> str:
-    """What all headers or codes have in common that numflow's have not: choices that were not tried."""
+    """Sentences about choices that were not tried: all headers or codes have in common what numflow's have not."""
     scheme = found.scheme
     parts = [("window", lambda f: f.rows & 3), ("step code", lambda f: f.rows >> 2 & 31),
              ("S", lambda f: f.blocks & (1 << scheme.scale_bits) - 1), ("Z", lambda f: f.blocks >> scheme.scale_bits)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from numflow.cuda.lang.scalar import f32, u32
 from numflow.learn.cases.verdict import Functions, Verdict, raised, right, wrong
-from numflow.learn.graders.simulated import fault, waits
+from numflow.learn.graders.simulated import fault, run_kernel, waits
 
 PARAMETERS = (f32.ptr, u32.ptr, f32.ptr, f32.ptr, u32)
 SHAPES = ((1, 64), (4, 128), (3, 200), (2, 40))  # rows and columns; the last ones leave lanes without work
@@ -29,6 +29,13 @@ def grade(functions: Functions, lab: Mapping[str, Any]) -> Verdict:
 def exchanges(body: Callable) -> int:
     """Exchanges and barriers that each lane goes through, for one row of 256 weights."""
     return waits(body, PARAMETERS, 1, 32, _matrix(1, 256)[0], (128,))
+
+
+def product(body: Callable, pairs: np.ndarray, scale: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """y [N] by the kernel on the simulator: pairs of codes u8 [N, K / 2], scale f32 [N], x f32 [K]."""
+    rows, count = pairs.shape
+    arrays = np.zeros(rows, np.float32), pairs.astype(np.uint32), scale, np.ascontiguousarray(x)
+    return run_kernel(body, PARAMETERS, rows, 32, arrays, (count,))
 
 
 def _matrix(rows: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:

@@ -198,6 +198,13 @@ def verify__upside_down(p, guess, q, accept, other):
     return draw(p.ids, np.maximum(p.probabilities - q.of(p.ids), 0), other)
 
 
+def story(functions, model):
+    """The text of a model whose tokens `top_p` and `accept` choose."""
+    from numflow.learn.graders.stories import chosen
+
+    return chosen(model, functions)
+
+
 def bench(functions):
     """The share of guesses that stay, over pairs of distributions that are more and more alike."""
     from numflow.learn.graders.choosing import PAIRS, distribution, trial

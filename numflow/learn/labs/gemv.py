@@ -121,6 +121,26 @@ def grade(functions):
     return grade_gemv(functions["gemv"])
 
 
+def story(functions, model):
+    """The text of a model whose matrices are pairs of codes, multiplied by `gemv`."""
+    from numflow.learn.graders.stories import UNIT, paired, written
+
+    def made(w):
+        pairs, scale = paired(w) if w.shape[1] % UNIT == 0 else (None, None)
+
+        def product(x):
+            if pairs is None:
+                return x @ w.T
+            y = np.empty((len(x), len(w)), np.float32)
+            for row, one in zip(y, x, strict=True):
+                functions["gemv"](row, pairs, scale, np.ascontiguousarray(one))
+            return y
+
+        return product
+
+    return written(model, made)
+
+
 def bench(functions):
     """8192 x 8192 weights."""
     from numflow.learn.graders.gemv import gemv_bars

@@ -124,6 +124,13 @@ def grade(functions):
     return grade_calls(functions, calls)
 
 
+def story(functions, model):
+    """The text of a model in 2 bits, with and without feedback."""
+    from numflow.learn.graders.stories import with_feedback
+
+    return with_feedback(model, functions["feedback"])
+
+
 def bench(functions):
     """Error of outputs, nearest codes and yours."""
     from numflow.learn.graders.quantised import feedback_case, output_error

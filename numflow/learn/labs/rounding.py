@@ -171,6 +171,17 @@ def grade(functions):
     return grade_calls(functions, calls)
 
 
+def story(functions, model):
+    """The text of a model with its matrices in 3.5 bits, by `quantise`."""
+    from numflow.learn.graders.stories import with_weights
+
+    def rounded(w):
+        codes, scale, zero = functions["quantise"](w, 11)
+        return np.repeat(zero, BLOCK, axis=1) + np.repeat(scale, BLOCK, axis=1) * codes
+
+    return with_weights(model, rounded, BLOCK)
+
+
 def bench(functions):
     """Errors of normal weights: yours at several levels, and numflow's schemes, which choose their ranges."""
     from numflow.quant.layout import ROW_SCHEMES

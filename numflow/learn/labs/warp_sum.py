@@ -190,6 +190,23 @@ def gemv__exchange_inside(y, pairs, scale, x, count):
         y[row] = total * scale[row]
 
 
+def story(functions, model):
+    """The text of a model whose square matrices, those at the end of attention, `gemv` multiplies on the simulator."""
+    import numpy as np
+
+    from numflow.learn.graders.stories import paired, written
+    from numflow.learn.graders.warp import product
+
+    def made(w):
+        rows, columns = w.shape
+        if rows != columns or columns % 2:
+            return lambda x: x @ w.T
+        pairs, scale = paired(w, columns)
+        return lambda x: np.stack([product(functions["gemv"], pairs, scale[:, 0], one) for one in x])
+
+    return written(model, made)
+
+
 def bench(functions):
     """Exchanges and barriers of a warp for a row of 256 weights."""
     from numflow.learn.graders.warp import exchanges
