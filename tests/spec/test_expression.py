@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numflow.spec.expression import ExpressionError, evaluate
 
 VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a", "b"], "base": 1e4,
-          "by_layer": {"5": {"size": 7}, "6": {}}, "absent": None}
+          "by_layer": {"5": {"size": 7}, "6": {}}, "padded": {"05": {"size": 8}, "x": {}}, "absent": None}
 
 
 @pytest.mark.parametrize(("text", "value"), [
@@ -14,6 +14,7 @@ VALUES = {"hidden": 64, "heads": 4, "layer": 5, "kinds": ["a", "b", "a", "b", "a
     ("2 <= layer < 6 and heads > 0", True), ("layer in [1, 5]", True), ("-heads", -4), ("max(1, heads, 2)", 4),
     ("true", True), ("heads ** 2", 16), ("get(get(by_layer, layer), 'size', 3)", 7),
     ("get(get(by_layer, layer + 1), 'size', 3)", 3), ("get(get(by_layer, 9), 'size')", None), ("get(absent, 1, 2)", 2),
+    ("get(get(padded, layer), 'size')", 8), ("get(padded, 6)", None),
     ("[1, 2] * 2 + [hidden]", [1, 2, 1, 2, 64]), ("[layer] * heads", [5, 5, 5, 5]),
 ])
 def test_value(text, value):

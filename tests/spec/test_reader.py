@@ -28,6 +28,7 @@ def write(folder, text, name="my.toml"):
         ("[model]\ntype = 'decoder-only'", ["model.type", "decoder, encoder"]),
         ("[parameters]\nx = { confg = 'a' }", ["parameters.x.confg", "'config'"]),
         ("[parameters]\nx = { config = 3 }", ["parameters.x.config", "text"]),
+        ("[parameters]\nx = { config = 'x', null = [1] }", ["parameters.x.null", "a value", "[1]"]),
         ("[parameters]\n'a b' = 3", ["a b", "word"]),
         ("[hf.tensors]\nattn_query = 'q'", ["hf.tensors.attn_query"]),
         ("[hf.tensors]\nattn_q = 3", ["hf.tensors.attn_q", "text"]),

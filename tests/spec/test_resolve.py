@@ -24,6 +24,19 @@ def test_sources_in_order_nested_keys_null_and_defaults(tmp_path):
     assert resolved(tmp_path, text, gguf, "gguf").parameter("heads") == 6
 
 
+def test_null_may_be_a_value_of_its_own(tmp_path):
+    text = """
+    [parameters]
+    cap = { config = ["cap", "old_cap"], null = 0.0, default = 15.0 }
+    [hf]
+    within = "text"
+    """
+    found = [resolved(tmp_path, text, config).parameter("cap") for config in (
+        {}, {"cap": None}, {"cap": 3}, {"text": {"cap": None}}, {"text": {"cap": None}, "cap": 4}, {"old_cap": None},
+        {"text": None, "old_cap": 5})]
+    assert found == [15, 0, 3, 0, 4, 0, 5]
+
+
 def test_options_by_layer_stack_and_naming(tmp_path):
     text = """
     [parameters]

@@ -12,6 +12,7 @@ from numflow.ops import Batch
 from tests.specs.weights import values
 
 FOLDER = Path(__file__).parent / "cases"
+VARIANT_FOLDER = Path(__file__).parent / "variants"
 GGUF_FOLDER = Path(__file__).parent / "gguf"
 
 
@@ -24,6 +25,7 @@ class Case:
     inputs:  per prompt, ids by argument ("ids", "types", "decoder_ids").
     rows:    per prompt, the rows whose numbers are stored.
     expected: "logits_0", "hidden_0", "encoder_hidden_0" ...: float32 arrays of those rows.
+    salt:    what is behind the names that weights are made from.
     """
 
     name: str
@@ -32,18 +34,20 @@ class Case:
     inputs: list[dict]
     rows: list[dict]
     expected: dict[str, np.ndarray]
+    salt: str = ""
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+def names(folder: Path = FOLDER) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.npz"))
 
 
-def load_case(name: str) -> Case:
-    with np.load(FOLDER / f"{name}.npz") as file:
+def load_case(name: str, folder: Path = FOLDER) -> Case:
+    with np.load(folder / f"{name}.npz") as file:
         arrays = dict(file)
     about = json.loads(arrays.pop("about").tobytes())
     tensors = {tensor: tuple(shape) for tensor, shape in about["tensors"].items()}
-    return Case(name, tuple(about["configs"]), tensors, about["inputs"], about["rows"], arrays)
+    return Case(name, tuple(about["configs"]), tensors, about["inputs"], about["rows"], arrays,
+                about.get("salt", ""))
 
 
 def memory_checkpoint(config: dict, tensors: dict[str, tuple[int, ...]], naming: str = "hf", make=values) -> Checkpoint:

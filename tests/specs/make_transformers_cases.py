@@ -1,4 +1,6 @@
-"""Writes cases/NAME.npz: what transformers computes for tiny models of every family, in float32 on the CPU.
+"""Writes cases/NAME.npz and variants/NAME.npz: what transformers computes for tiny models of every family.
+
+It computes in float32 on the CPU.
 
     python -m tests.specs.make_transformers_cases [NAME ...]
 
@@ -19,10 +21,11 @@ import transformers
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from tests.specs.case import FOLDER, VARIANT_FOLDER
 from tests.specs.configs import CASES
+from tests.specs.configs_variants import VARIANTS
 from tests.specs.weights import values
 
-FOLDER = Path(__file__).parent / "cases"
 CLASSES = {"causal": transformers.AutoModelForCausalLM, "multimodal": transformers.AutoModelForImageTextToText,
            "masked": transformers.AutoModelForMaskedLM,
            "hidden": transformers.AutoModel, "translate": transformers.AutoModelForSeq2SeqLM}
@@ -52,11 +55,9 @@ def prompts(kind: str, vocabulary: int, options: dict) -> tuple[list[dict], list
     return inputs, rows
 
 
-def save(kind: str, config: dict, folder: Path, extra: dict, kept: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Write a checkpoint with our weights; returns its tensors' names and shapes.
-
-    extra: tensors to add. kept: ends of names of tensors that follow from the configuration.
-    """
+def save(kind: str, config: dict, folder: Path, options: dict) -> dict[str, tuple[int, ...]]:
+    """Write a checkpoint with our weights; returns its tensors' names and shapes."""
+    extra, kept, salt = options.get("extra", {}), tuple(options.get("kept", ())), options.get("salt", "")
     (folder / "config.json").write_text(json.dumps(config))
     automatic = CLASSES[kind].from_config(transformers.AutoConfig.from_pretrained(folder))
     automatic.save_pretrained(folder)
@@ -64,7 +65,7 @@ def save(kind: str, config: dict, folder: Path, extra: dict, kept: tuple[str, ..
     with safe_open(path, "numpy") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} | extra  # noqa: SIM118
         own = {name: file.get_tensor(name) for name in shapes if name.endswith(kept)}
-    made = {name: own.get(name, values(name, shape)).astype(np.float32) for name, shape in shapes.items()}
+    made = {name: own.get(name, values(name + salt, shape)).astype(np.float32) for name, shape in shapes.items()}
     save_file(made, path, {"format": "pt"})
     return shapes
 
@@ -93,27 +94,30 @@ def compute(kind: str, folder: Path, attention: str, inputs: list[dict], rows: l
 
 
 def make(name: str) -> None:
-    """Write cases/NAME.npz."""
-    kind, config, options = CASES[name]
+    """Write the numbers of one case or variant."""
+    kind, config, options = (CASES | VARIANTS)[name]
+    path = (FOLDER if name in CASES else VARIANT_FOLDER) / f"{name}.npz"
     config = json.loads(json.dumps(config))
     inputs, rows = prompts(kind, config.get("text_config", config)["vocab_size"], options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shapes = save(kind, config, folder, options.get("extra", {}), tuple(options.get("kept", ())))
+        shapes = save(kind, config, folder, options)
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config))
         arrays = compute(kind, folder, options.get("attention", "eager"), inputs, rows)
     saved = {key: value for key, value in saved.items() if key not in SPARE_KEYS}
     about = {"configs": [config, saved], "tensors": shapes, "inputs": inputs, "rows": rows}
+    about |= {key: options[key] for key in ("salt",) if key in options}
     about = np.frombuffer(json.dumps(about, separators=(",", ":")).encode(), np.uint8)
-    np.savez_compressed(FOLDER / f"{name}.npz", about=about, **arrays)
+    np.savez_compressed(path, about=about, **arrays)
     spread = {key: float(value.std()) for key, value in arrays.items()}
-    print(name, (FOLDER / f"{name}.npz").stat().st_size, spread, flush=True)
+    print(name, path.stat().st_size, spread, flush=True)
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
-    for case in sys.argv[1:] or CASES:
+    VARIANT_FOLDER.mkdir(exist_ok=True)
+    for case in sys.argv[1:] or CASES | VARIANTS:
         make(case)

@@ -1,0 +1,102 @@
+"""Tiny models with values that few files of a family have: name -> (case, what changes, keys left out, options).
+
+The case is one of configs.py and options are its options. One more: "salt", what is put behind the names that weights
+are made from, where with the usual ones rounding alone decides between experts or signs.
+"""
+
+import copy
+
+from tests.specs.configs import CASES
+
+SLIDING, FULL, CHUNKED, GELU = "sliding_attention", "full_attention", "chunked_attention", "gelu_pytorch_tanh"
+MIXED = [FULL, SLIDING, SLIDING]
+SPARSE = ["sparse", "dense", "sparse"]
+SALTED = {"salt": "~1"}
+
+# Which layers see a window, route tokens to experts or keep a state.
+LAYERS: dict[str, tuple] = {
+    "deepseek_v32_mlp_layers": ("deepseek_v32", {"index_n_heads": 24, "mlp_layer_types": SPARSE}),
+    "gemma2_layer_types": ("gemma2", {"layer_types": MIXED, "sliding_window": 5}),
+    "gemma3_layer_types": ("gemma3", {"layer_types": MIXED, "sliding_window": 5}),
+    "gemma4_defaults": ("gemma4", {"num_hidden_layers": 13, "num_kv_shared_layers": 5, "attention_bias": True,
+                                   "tie_word_embeddings": False}, ("layer_types",), SALTED),
+    "glm4_moe_lite_dense": ("glm4_moe_lite", {
+        "q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 2, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+            "mscale_all_dim": 0.8}}, ("mlp_layer_types",)),
+    "kimi_linear_defaults": ("kimi_linear", {
+        "num_hidden_layers": 6, "mlp_layer_types": [*SPARSE, *SPARSE], "linear_head_dim": 12, "linear_num_heads": 3,
+        "linear_conv_kernel_dim": 4}, ("linear_attn_config", "first_k_dense_replace")),
+    "kimi_linear_full": ("kimi_linear", {"linear_attn_config": {
+        "full_attn_layers": [1, 2, 3], "kda_layers": [], "head_dim": 12, "num_heads": 3, "short_conv_kernel_size": 4}}),
+    "lfm2_full": ("lfm2", {}, ("full_attn_idxs", "layer_types")),
+    "llama4_layer_types": ("llama4", {"moe_layers": [], "attention_chunk_size": 6,
+                                      "layer_types": [FULL, CHUNKED, FULL, CHUNKED]}),
+    "modernbert_layer_types": ("modernbert", {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL]}),
+    "qwen2_moe_layer_types": ("qwen2_moe", {"layer_types": [FULL, SLIDING, FULL], "sliding_window": 5,
+                                            "use_sliding_window": True}),
+}
+# Activations that are always the same in published files.
+ACTIVATIONS: dict[str, tuple] = {
+    "bamba_gelu": ("bamba", {"attn_layer_indices": [1, 2], "rope_theta": 500.0, "hidden_act": GELU, "mamba_expand": 3,
+                             "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3}),
+    "granitemoehybrid_gelu": ("granitemoehybrid_dense", {
+        "hidden_act": GELU, "layer_types": ["attention", "attention", "mamba"], "position_embedding_type": None}),
+    "jais2_gelu": ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+                             "num_key_value_heads": 4, "hidden_act": "gelu"}),
+    "jamba_gelu": ("jamba", {
+        "num_hidden_layers": 4, "hidden_size": 52, "hidden_act": GELU, "num_experts": 5, "num_experts_per_tok": 3},
+        ("attn_layer_period", "attn_layer_offset", "expert_layer_period", "expert_layer_offset")),
+    "kimi_linear_gelu": ("kimi_linear", {"first_k_dense_replace": 0, "attention_bias": True, "rms_norm_eps": 1e-3,
+                                         "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "hidden_act": GELU}),
+    "mamba2_gelu": ("mamba2", {"hidden_size": 40, "num_heads": 10, "head_dim": 8, "n_groups": 2,
+                               "time_step_limit": [0.0, 0.5], "hidden_act": "gelu", "time_step_min": 0.6}),
+    "mamba_gelu": ("mamba", {"expand": 3, "hidden_size": 36, "conv_kernel": 2, "time_step_rank": 1,
+                             "hidden_act": "gelu"}),
+    "minimax_gelu": ("minimax", {"layer_types": [FULL, FULL, "linear_attention"], "num_key_value_heads": 1,
+                                 "sliding_window": 5, "rope_theta": 500.0, "hidden_act": GELU}),
+    "nemotron_h_gelu": ("nemotron_h_moe", {
+        "hybrid_override_pattern": "M-*E", "num_hidden_layers": 4, "mamba_head_dim": 10, "n_shared_experts": 2,
+        "mamba_hidden_act": "gelu", "time_step_min": 0.001, "time_step_floor": 0.3,
+        "mtp_hybrid_override_pattern": "*E", "num_nextn_predict_layers": 1}),
+    "qwen3_5_gelu": ("qwen3_5", {"num_hidden_layers": 4, "hidden_act": GELU},
+                     ("layer_types", "rope_parameters", "full_attention_interval")),
+    "qwen3_next_gelu": ("qwen3_next", {
+        "num_hidden_layers": 4, "num_experts": 9, "num_experts_per_tok": 1, "mlp_only_layers": [], "hidden_act": GELU,
+        "linear_conv_kernel_dim": 2}, ("full_attention_interval", "partial_rotary_factor")),
+    "recurrent_gemma_silu": ("recurrent_gemma", {
+        "lru_width": None, "hidden_size": 96, "tie_word_embeddings": False, "logits_soft_cap": 5.0,
+        "attention_window_size": 64, "hidden_activation": "silu"},
+        ("partial_rotary_factor", "block_types", "num_key_value_heads")),
+}
+# Positions, caps, gates of experts, heads.
+OTHERS: dict[str, tuple] = {
+    "afmoe_unnormalized": ("afmoe", {"route_norm": False}),
+    "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
+    "gemma3_capped": ("gemma3", {"final_logit_softcapping": 4.0}),
+    "gemma3_scaled": ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "hidden_activation": "silu"}),
+    "gemma3n_defaults": ("gemma3n", {
+        "num_hidden_layers": 6, "intermediate_size": [40, 56, 24, 40, 40, 40], "num_kv_shared_layers": 1,
+        "altup_num_inputs": 4, "altup_active_idx": 3, "laurel_rank": 3, "final_logit_softcapping": 3.0,
+        "activation_sparsity_pattern": None, "hidden_activation": "silu"}, ("layer_types",)),
+    "gemma4_rope": ("gemma4", {"rope_parameters": {
+        FULL: {"rope_type": "default", "rope_theta": 1e5},
+        SLIDING: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}}, (), SALTED),
+    "glm4_moe_groups": ("glm4_moe", {"n_group": 2, "topk_group": 1}),
+    "kimi_linear_tied": ("kimi_linear", {"tie_word_embeddings": True}),
+    "nanochat_uncapped": ("nanochat", {"num_key_value_heads": 2, "attention_bias": True, "hidden_act": "silu",
+                                       "final_logit_softcapping": None, "tie_word_embeddings": True}),
+    "nemotron_h_tied": ("nemotron_h", {"tie_word_embeddings": True}),
+    "vaultgemma_uncapped": ("vaultgemma", {
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True,
+        "hidden_activation": "silu", "tie_word_embeddings": False}, ("layer_types",)),
+}
+
+
+def _variant(base: str, changes: dict, dropped: tuple = (), options: dict | None = None) -> tuple[str, dict, dict]:
+    kind, config, common = CASES[base]
+    config = {key: value for key, value in (copy.deepcopy(config) | changes).items() if key not in dropped}
+    return kind, config, {**common, "lengths": (9, 41), **(options or {})}
+
+
+VARIANTS = {name: _variant(*parts) for name, parts in (LAYERS | ACTIVATIONS | OTHERS).items()}

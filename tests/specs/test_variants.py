@@ -1,0 +1,38 @@
+"""Values of the configuration that few files of a family have, against what transformers computes with them.
+
+Nearly all are values that the family's spec once read wrongly or not at all: which layers see a window,
+route or keep a state, activations, caps, positions, a head of its own. See configs_variants.py.
+"""
+
+from importlib import import_module
+
+import pytest
+
+from numflow import network
+from numflow.network import WeightSource
+from tests.specs.case import VARIANT_FOLDER, load_case, memory_checkpoint, names, relative_error, run
+from tests.specs.test_families import TOLERANCE
+from tests.specs.weights import values
+
+# An activation behind a convolution, one of a scan, one of a gate.
+ON_THE_PROCESSOR = ["mamba2_gelu", "minimax_gelu", "recurrent_gemma_silu"]
+RUNS = [("reference", name) for name in names(VARIANT_FOLDER)] + [("cpu", name) for name in ON_THE_PROCESSOR]
+
+
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize(("executor", "name"), RUNS)
+def test_published_numbers(executor, name, form):
+    """form: config.json as files have it, or as transformers writes it today."""
+    case = load_case(name, VARIANT_FOLDER)
+
+    def salted(tensor, shape):
+        return values(tensor + case.salt, shape).astype("float32")
+
+    checkpoint = memory_checkpoint(case.configs[form], case.tensors, make=salted)
+    built = network.build(network.choose_spec(checkpoint), checkpoint)
+    program = import_module(f"numflow.{executor}.program").Program(
+        built, WeightSource(built, checkpoint), activations="f32")
+    for i, (given, kept) in enumerate(zip(case.inputs, case.rows, strict=True)):
+        found = run(program, given["ids"])[kept["rows"]]
+        assert relative_error(found, case.expected[f"logits_{i}"]) < TOLERANCE
+    program.close()
