@@ -22,6 +22,8 @@ SIZES = {
     **{f"xielu_{name}": [0.4, -0.3] for name in ("positive", "negative", "beta", "eps")},
 }
 
+OWN = ("ssm_g_a.weight", "ssm_f_a.weight")  # of low rank: a spec that names these has no name for what they stand for
+
 
 def config(spec: Spec, naming: str) -> dict:
     """What the spec would read from config.json, GGUF metadata or a llama2.c header, in toy sizes."""
@@ -46,12 +48,12 @@ def _put(table: dict, key: str, value, nested: bool) -> None:
 
 
 class _Names(TensorNames):
-    """Optional tensors exist if `full`, and the spec has a name for them."""
+    """Optional tensors exist if `full` or there is no other way (OWN), and the spec has a name for them."""
 
     full = False
 
     def has(self, name, layer=None, stack=""):
-        made = self.full and not name.startswith("score_")  # a head of scores would take the place of the other
+        made = (self.full or name in OWN) and not name.startswith("score_")  # scores would take the head's place
         return super().has(name, layer, stack) or (made and self.stored_name(name, layer, stack) is not None)
 
     def stored_name(self, name, layer=None, stack="", expert=None):
