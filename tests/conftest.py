@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from numflow import places
+from tests.shares import share
 
 REPO = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("NUMFLOW_SHARED") or REPO.parent / "shared")
@@ -37,16 +38,8 @@ gc.set_threshold(20_000, 10, 10)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--share", type=_share, default=(0, 1), metavar="K/N",
+    parser.addoption("--share", type=share, default=(0, 1), metavar="K/N",
                      help="of the slow tests only a share, by their names: 0/4 is the first of four")
-
-
-def _share(text: str) -> tuple[int, int]:
-    """The numbers of "3/7"."""
-    number, count = (int(part) for part in text.split("/"))
-    if not 0 <= number < count:
-        raise ValueError
-    return number, count
 
 
 def pytest_collection_modifyitems(config, items):

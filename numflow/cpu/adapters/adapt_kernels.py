@@ -108,7 +108,7 @@ def _entry(args, row):
 
     The slots read here are those that both routed kernels share.
     """
-    header, token, place = i64(args, ROUTED_UP.header), row // i64(args, ROUTED_UP.routes), 0
+    header, token = i64(args, ROUTED_UP.header), row // i64(args, ROUTED_UP.routes)
     number = i32_ptr(i64(header, i64(args, ROUTED_UP.numbers)))[token]
     if number < 0:
         return 0

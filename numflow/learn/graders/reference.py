@@ -53,18 +53,28 @@ def chosen(patterns: list[str], parameters: Mapping[str, list[str]]) -> list[Cas
     return list(found.values())
 
 
+KERNELS: dict[str, Callable] = program.KERNELS  # type: ignore[assignment]
+
+
 @contextmanager
 def installed(functions: Functions, lab: Mapping[str, Any], model: bool = False,
               checks: bool = True) -> Iterator[None]:
     """The functions do the ops of the reference executor inside."""
-    table: dict[str, Callable] = program.KERNELS  # type: ignore[assignment]
-    before = {op: table[op] for op in functions if op in table}
     known = lab.get("parameters", {})
-    table.update({op: adapted(op, functions[op], truth, model, known.get(op), checks) for op, truth in before.items()})
+    with replaced({op: adapted(op, functions[op], truth, model, known.get(op), checks)
+                   for op, truth in KERNELS.items() if op in functions}):
+        yield
+
+
+@contextmanager
+def replaced(ops: Functions) -> Iterator[None]:
+    """The functions take the places of these ops' kernels in the reference executor inside."""
+    before = {op: KERNELS[op] for op in ops}
+    KERNELS.update(ops)
     try:
         yield
     finally:
-        table.update(before)
+        KERNELS.update(before)
 
 
 def adapted(op: str, function: Callable, truth: Callable, model: bool = False,

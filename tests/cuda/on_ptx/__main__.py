@@ -16,6 +16,7 @@ from numflow.cuda.survey import Notebook
 from tests.cuda.on_ptx.cases import Failure, Job, jobs
 from tests.cuda.on_ptx.device import PtxDevice
 from tests.cuda.ptx.findings import Fault
+from tests.shares import share
 
 
 def main() -> int:
@@ -53,14 +54,6 @@ def main() -> int:
         print(f"no kernel is called {options.pattern}")
     print(f"{len(ran)} kernels, {findings} findings")
     return int(bool(findings) or not ran)
-
-
-def share(text: str) -> tuple[int, int]:
-    """The numbers of "3/7"."""
-    number, count = (int(part) for part in text.split("/"))
-    if not 0 <= number < count:
-        raise ValueError
-    return number, count
 
 
 _JOBS: dict[str, Job] = {}
