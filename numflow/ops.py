@@ -342,9 +342,10 @@ OPS = {op.name: op for op in (
        "ids i32 [T, S], gates f32 [T, S]: score = softmax or sigmoid(logits) (+ bias for choosing); keep "
        "the best `top_groups` of `groups` (by the sum of their `group_best` best), then the best S; 'softmax_topk' "
        "applies softmax to the S chosen logits; 'sparsemixer' takes S times the largest logit l that is left, its gate "
-       "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize makes gates sum to 1; "
-       "times scale and the expert's own", ("logits",), ("ids", "gates"), ("bias?", "scales?"), {"score": "softmax",
-        "normalize": False, "scale": 1.0, "groups": 1, "top_groups": 1, "group_best": 2, "jitter": 0.0}),
+       "the softmax over those left with (l - logit) / max(|logit|, l) <= 2 * jitter; normalize divides gates by their "
+       "sum, at least by `least_sum`; times scale and the expert's own", ("logits",), ("ids", "gates"),
+       ("bias?", "scales?"), {"score": "softmax", "normalize": False, "least_sum": 0.0, "scale": 1.0, "groups": 1,
+                              "top_groups": 1, "group_best": 2, "jitter": 0.0}),
     Op("expert_scale", "rows", "y [T*S, D] row (t, s) = gates[t, s] * x[t]", ("x", "gates"), ("y",)),
     Op("expert_linear", "rows", "y [T*S, N] row (t, s) = weight[ids[t, s]] [N, K] @ x row; x has T rows (of all S "
        "routes) or T*S; bias [X * N]. Where `first` is given, the weight has experts first .. first + X - 1 of a "

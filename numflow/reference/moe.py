@@ -6,7 +6,7 @@ from numflow.reference.act import sigmoid
 
 
 def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale, groups, top_groups, group_best,
-              jitter=0.0):
+              jitter=0.0, least_sum=0.0):
     """The best S = `width` experts of each token: logits [T, X], bias, scales [X] -> ids i32 [T, S], gates f32 [T, S].
 
     The bias takes part in the choice only. Experts lie in `groups` equal groups; those outside the `top_groups`
@@ -17,7 +17,7 @@ def moe_route(logits, bias=None, scales=None, *, width, score, normalize, scale,
     else:
         ids, gates = _together(logits, bias, width, score, groups, top_groups, group_best)
     if normalize:
-        gates = gates / np.sum(gates, axis=1, keepdims=True)
+        gates = gates / np.maximum(np.sum(gates, axis=1, keepdims=True), np.float32(least_sum))
     gates = gates * np.float32(scale)
     return ids.astype(np.int32), gates if scales is None else gates * scales[ids]
 

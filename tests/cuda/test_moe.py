@@ -71,7 +71,7 @@ def test_routes_of_what_is_no_number(score, grouped):
                                                                               "group_best": 2}
     device.launch(Launch(route_kernel(score, False, grouped, False), (3, 1, 1), (
         IntRows(memory[0].at(), stride), Rows(memory[1].at(), stride), Rows(memory[2].at(), stride), None, counts.at(),
-        experts, chosen, None, Routing(*groups.values(), 0, 1.0, 0.2))))
+        experts, chosen, None, Routing(*groups.values(), 0, 0.0, 1.0, 0.2))))
     found = device.download(memory[0].at(), ids.nbytes).view(np.int32).reshape(3, stride)
     assert ((found[1, :chosen] >= 0) & (found[1, :chosen] < experts)).all()
     assert (found[:, chosen:] == -7).all()

@@ -72,7 +72,9 @@ ACTIVATIONS: dict[str, tuple] = {
 # Positions, caps, gates of experts, heads.
 OTHERS: dict[str, tuple] = {
     "afmoe_unnormalized": ("afmoe", {"route_norm": False}),
+    "apertus_without_rope": ("apertus", {"hidden_act": "relu2"}, ("rope_scaling", "rope_parameters", "rope_theta")),
     "deepseek_v3_half": ("deepseek_v3", {"rope_interleave": False}),
+    "ernie4_5_moe_least_sum": ("ernie4_5_moe", {"moe_norm_min": 0.8}),
     "gemma3_capped": ("gemma3", {"final_logit_softcapping": 4.0}),
     "gemma3_scaled": ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "hidden_activation": "silu"}),
     "gemma3n_defaults": ("gemma3n", {

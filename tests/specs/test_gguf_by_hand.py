@@ -129,7 +129,7 @@ def both(name):
     case = load_case(name)
     config = case.configs[0] | SAID.get(name, {})
     if name == "apertus":  # divisors of frequencies are a tensor there, as of other families
-        config = {key: value for key, value in config.items() if key != "rope_scaling"}
+        config = {**config, "rope_scaling": {"rope_type": "default"}}
     arrays = {key: values(key, shape).astype(np.float32) for key, shape in case.tensors.items()}
     metadata, stored = FAMILIES[name](config, arrays)
     return (memory_checkpoint(config, case.tensors, make=lambda key, shape: arrays[key]),

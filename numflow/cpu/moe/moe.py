@@ -12,7 +12,7 @@ from numflow.ops import Step, param
 
 _CODE = Code("numflow.cpu.moe.moe_kernels")
 ROUTE = slots("header rows logits logits_stride ids ids_stride gates gates_stride experts chosen score normalize scale "
-              "groups top_groups group_best bias scales jitter scratch scratch_stride")
+              "least_sum groups top_groups group_best bias scales jitter scratch scratch_stride")
 COMBINE = slots("header rows x x_stride y y_stride gates gates_stride routes width weighted")
 
 SOFTMAX, SIGMOID, SOFTMAX_TOPK, SPARSEMIXER = range(4)
@@ -30,8 +30,8 @@ def moe_route(step: Step, ctx) -> list[Call]:
         step, _CODE.kernel("moe_route"), ROUTE, header=ctx.header, rows=ctx.rows(logits),
         **ctx.strided("logits", logits), **ctx.strided("ids", ids), **ctx.strided("gates", gates), experts=experts,
         chosen=ids.width, score=SCORES[param(step, "score")], normalize=param(step, "normalize"),
-        scale=float(param(step, "scale")), groups=groups, top_groups=param(step, "top_groups"),
-        group_best=param(step, "group_best"), bias=bias, scales=scales,
+        scale=float(param(step, "scale")), least_sum=float(param(step, "least_sum")), groups=groups,
+        top_groups=param(step, "top_groups"), group_best=param(step, "group_best"), bias=bias, scales=scales,
         jitter=float(param(step, "jitter")), scratch=scratch, scratch_stride=scratch.shape[1])]
 
 

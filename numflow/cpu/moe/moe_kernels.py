@@ -38,7 +38,8 @@ def moe_route(args, thread, n_threads):
                 ids[s], gates[s] = best, scores[best]
             if i64(args, ROUTE.score) == SOFTMAX_TOPK:
                 _softmax(gates, gates, chosen)
-        _scale_gates(gates, chosen, i64(args, ROUTE.normalize), np.float32(f64(args, ROUTE.scale)))
+        _scale_gates(gates, chosen, i64(args, ROUTE.normalize), np.float32(f64(args, ROUTE.least_sum)),
+                     np.float32(f64(args, ROUTE.scale)))
         if i64(args, ROUTE.scales):
             for s in range(chosen):
                 gates[s] *= f32_ptr(i64(args, ROUTE.scales))[ids[s]]
@@ -121,10 +122,11 @@ def _sum_of_best(values, begin, end, count):
 
 
 @inline
-def _scale_gates(gates, chosen, normalize, scale):
+def _scale_gates(gates, chosen, normalize, least_sum, scale):
     total = np.float32(0)
     for s in range(chosen):
         total += gates[s]
+    total = max(total, least_sum)
     for s in range(chosen):
         gates[s] = (gates[s] / total if normalize else gates[s]) * scale
 

@@ -33,7 +33,8 @@ def moe_route(step: Step, ctx) -> list[Call]:
     chosen = route_kernel(param(step, "score"), bias is not None, param(step, "top_groups") < param(step, "groups"),
                           scales is not None)
     rule = Routing(param(step, "groups"), param(step, "top_groups"), param(step, "group_best"),
-                   int(param(step, "normalize")), param(step, "scale"), 2 * param(step, "jitter"))
+                   int(param(step, "normalize")), param(step, "least_sum"), param(step, "scale"),
+                   2 * param(step, "jitter"))
     return [per_row(step, chosen, N_TOKENS, 1, IntRows(*ctx.view(ids)), ctx.view(gates), ctx.view(logits), bias,
                     ctx.batch.counts, logits.width, ids.width, scales, rule)]
 

@@ -26,6 +26,7 @@ class Routing(NamedTuple):
     top_groups: u32
     group_best: u32
     normalize: u32
+    least_sum: f32
     scale: f32
     reach: f32
 
@@ -130,6 +131,8 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
                 gates.data[t * gates.stride + s] = gate
             s = u32(s + 1)
         # Epilogue: scale the gates.
+        if not late:
+            total = fmax(total, rule.least_sum)
         factor = rule.scale / total if late or rule.normalize != 0 else rule.scale
         if lane == 0:
             s = u32(0)

@@ -213,6 +213,7 @@ def _route():
     for suffix, experts, chosen, params, bias in (
             ("softmax", 8, 2, {"normalize": True}, False), ("softmax-not-normalized", 6, 3, {"scale": 2.5}, False),
             ("softmax_topk", 4, 2, {"score": "softmax_topk"}, False),
+            ("least-sum", 8, 2, {"normalize": True, "least_sum": 0.6}, False),
             ("sigmoid-bias", 16, 4, {"score": "sigmoid", "normalize": True, "scale": 2.5}, True),
             ("groups", 16, 4, {"score": "sigmoid", "groups": 4, "top_groups": 2, "normalize": True}, True),
             ("softmax-groups", 12, 3, {"groups": 3, "top_groups": 1}, False),

@@ -151,6 +151,8 @@ def _route(b: Builder, x: View, experts: int) -> tuple[View, View]:
     _check_rules(b.where, experts, top_k, **rules)
     if rules["score"] == "sparsemixer":
         rules["jitter"] = b.option("moe", "jitter")
+    if rules["normalize"] and (least := b.option("moe", "least_sum")):
+        rules["least_sum"] = least
     scores = b.linear("ffn_gate_inp", x, b.view("router", experts))
     if (scale := b.option("moe", "router_scale")) != 1.0:
         b.emit("scale", (scores,), (scores,), "router_scale", scale=scale)
