@@ -7,7 +7,9 @@ from typing import Any
 from numflow.formats.checkpoint import Checkpoint
 from numflow.lab.shapes import random_tensor
 
-PLAIN = ("norm.weight", "conv1d.weight", "conv.weight", ".bias", "ssm_a", "ssm_d", "gate_inp.weight")  # kept in float32
+# What is kept in float32.
+PLAIN = ("norm.weight", "rope_freqs.weight", "output_scale.weight", "conv1d.weight", "conv.weight", ".bias", "ssm_a",
+         "ssm_d", "gate_inp.weight")
 
 RATE = -0.01  # by which states fade with each token, times softplus(1)
 
@@ -126,6 +128,34 @@ def granite(quick: bool) -> Made:
         "attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.246, "logit_scale": 3.0,
         "rope.scaling.finetuned": False, "ssm.conv_kernel": 4, "ssm.state_size": size, "ssm.group_count": 1,
         "ssm.inner_size": inner, "ssm.time_step_rank": states}, shapes)
+
+
+def gemma4(quick: bool) -> Made:
+    """A window of 512 tokens in four layers of five, a further embedding for each layer, keys and values of the last
+    half of the layers shared. As E2B, but for layers and the width of that embedding: 1.8 billion weights."""
+    layers, width, ffn, vocabulary, heads, dim, each = (5, 128, 256, 320, 2, 32, 32) if quick else (
+        20, 1536, 6144, 262144, 8, 256, 128)
+    windows, shared = [layer % 5 != 4 for layer in range(layers)], 0 if quick else layers // 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "rope_freqs.weight": (dim,), "per_layer_token_embd.weight": (vocabulary, layers * each),
+        "per_layer_model_proj.weight": (layers * each, width), "per_layer_proj_norm.weight": (each,)}
+    for layer, window in enumerate(windows):
+        at, head = f"blk.{layer}.", dim if window else 2 * dim
+        found = _attention(at, width, heads * head, head, heads * head, head) | _ffn(at, width, ffn)
+        if layer >= layers - shared:
+            for name in ("attn_k", "attn_v", "attn_k_norm"):
+                del found[f"{at}{name}.weight"]
+        shapes |= found | {f"{at}{name}.weight": (width,) for name in (
+            "attn_norm", "post_attention_norm", "post_ffw_norm", "post_norm")}
+        shapes |= {f"{at}inp_gate.weight": (each, width), f"{at}proj.weight": (width, each),
+                   f"{at}layer_output_scale.weight": (1,)}
+    return _made("Gemma-4-like", "gemma4", layers, width, ffn, vocabulary, {
+        "attention.head_count": heads, "attention.head_count_kv": 1, "attention.key_length": 2 * dim,
+        "attention.value_length": 2 * dim, "attention.key_length_swa": dim, "attention.value_length_swa": dim,
+        "attention.sliding_window": 512, "attention.sliding_window_pattern": windows,
+        "attention.shared_kv_layers": shared, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
+        "rope.dimension_count": 2 * dim, "rope.dimension_count_swa": dim, "embedding_length_per_layer_input": each,
+        "final_logit_softcapping": 30.0}, shapes)
 
 
 def gemma3() -> Made:

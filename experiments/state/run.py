@@ -16,15 +16,15 @@ from . import kernels, memory, models, show, speed
 
 PARTS = "kernels,models,positions,types,memory"
 # Lists have commas between. parts: which of the measurements; the report keeps what it had of the others. positions: of
-# the tokens that are decoded.
+# the tokens that are decoded. texts: how many decode together.
 OPTIONS = {"parts": PARTS, "rounds": 5, "threads": "1,2", "prompts": "512,4096",
-           "positions": "32,4096,32768", "tokens": 64, "models": "qwen35,lfm2,granite",
+           "positions": "32,4096,32768", "tokens": 64, "texts": 32, "models": "qwen35,lfm2,granite,gemma4",
            "llama_cpp": os.environ.get("NUMFLOW_LLAMA_CPP", "")}
 
 
 def run(lab):
     if lab.quick:
-        lab.options |= {"rounds": 1, "threads": "1", "prompts": "40", "positions": "32,256", "tokens": 4}
+        lab.options |= {"rounds": 1, "threads": "1", "prompts": "40", "positions": "32,256", "tokens": 4, "texts": 3}
     options, quick = lab.options, lab.quick
     peer = speed.Peer(options["llama_cpp"])
     options["llama_cpp"] = "llama-bench" if peer else ""
@@ -45,7 +45,7 @@ def run(lab):
                 for count in threads:
                     lab.say(f"{one.name}, {count} threads")
                     found["models"][f"{one.name}|{count}"] = speed.beside(peer, path, count, prompts, positions[0],
-                                                                          options["tokens"], rounds)
+                                                                          options["tokens"], options["texts"], rounds)
                 path.unlink()
         if "positions" in parts:
             found["positions"] = {}

@@ -1,6 +1,7 @@
-"""Whole models: prompts, and decoding at positions of a text."""
+"""Whole models: prompts, decoding at positions of a text, several texts together."""
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ GAP = 64  # tokens before the first that is counted
 
 
 class Peer:
-    """llama.cpp's llama-bench in a folder; false where there is none."""
+    """llama.cpp's llama-bench and llama-batched-bench in a folder; false where they are not there."""
 
     def __init__(self, folder: str):
         self._program = Path(folder) / "llama-bench" if folder else None
+        self._batched = Path(folder) / "llama-batched-bench"
 
     def __bool__(self) -> bool:
-        return self._program is not None and self._program.exists()
+        return self._program is not None and self._program.exists() and self._batched.exists()
 
     def rate(self, path: Path, threads: int, *words: object) -> float:
         """tokens/s of one run."""
@@ -30,25 +32,47 @@ class Peer:
                              capture_output=True, text=True, check=True)
         return json.loads(run.stdout)[0]["avg_ts"]
 
+    def together(self, path: Path, threads: int, texts: int, position: int, tokens: int) -> float:
+        """tokens/s of all of so many texts, each of which decodes so many tokens after a prompt."""
+        size = texts * (position + tokens) + 256
+        run = subprocess.run(list(map(str, (
+            self._batched, "-m", path, "-t", threads, "-tb", threads, "-c", size, "-npp", position, "-ntg", tokens,
+            "-npl", texts, "--output-format", "jsonl"))), capture_output=True, text=True, check=True)
+        return float(re.search(r'"speed_tg": *([\d.]+)', run.stdout)[1])
+
 
 class Runner:
-    """One text in a program, without an engine around it."""
+    """One text in a program, without an engine around it, or several of them."""
 
-    def __init__(self, path: Path, threads: int, tokens: int, **options):
+    def __init__(self, path: Path, threads: int, tokens: int, texts: int = 1, **options):
         import numflow
 
         self.model = numflow.load(path, threads=threads, **options)
         self.program = self.model.program
         blocks = -(-tokens // self.program.block_size)
-        self.program.reserve(blocks, windows={STATE: 1})
-        self._table = np.arange(blocks, dtype=np.int32)[None]
+        self.program.reserve(blocks * texts, windows={STATE: texts})
+        self._table = np.arange(blocks * texts, dtype=np.int32).reshape(texts, blocks)
         self._ids = np.random.default_rng(0).integers(0, self.model.vocabulary, tokens, np.int32)
 
     def run(self, first: int, count: int) -> np.ndarray:
         """Logits of the last of `count` tokens from a position on."""
         positions = np.arange(first, first + count, dtype=np.int32)
-        return self.program.run(Batch(self._ids[positions], positions, np.array([0, count], np.int32), self._table,
+        return self.program.run(Batch(self._ids[positions], positions, np.array([0, count], np.int32), self._table[:1],
                                       np.array([count - 1], np.int32), slots=np.array([0], np.int32)))
+
+    def together(self, position: int, tokens: int) -> float:
+        """Tokens per second of all texts, each of which decodes from a position on."""
+        texts = np.arange(len(self._table), dtype=np.int32)
+
+        def step(at: int) -> None:
+            self.program.run(Batch(self._ids[texts % len(self._ids)], np.full_like(texts, at),
+                                   np.arange(len(texts) + 1, dtype=np.int32), self._table, texts, slots=texts))
+
+        step(position - 1)
+        begin = time.perf_counter()
+        for at in range(tokens):
+            step(position + at)
+        return len(texts) * tokens / (time.perf_counter() - begin)
 
     def prefill(self, tokens: int) -> float:
         """Tokens per second of a prompt."""
@@ -66,20 +90,27 @@ class Runner:
         return tokens / (time.perf_counter() - begin)
 
 
-def beside(peer: Peer, path: Path, threads: int, prompts: list[int], position: int, tokens: int, rounds: int) -> dict:
-    """Samples of prompts and of decoding, tokens per second; the engines take turns."""
+def beside(peer: Peer, path: Path, threads: int, prompts: list[int], position: int, tokens: int, texts: int,
+           rounds: int) -> dict:
+    """Samples of prompts, of decoding, and of so many texts together, tokens per second; the engines take turns."""
     own = Runner(path, threads, max(*prompts, position + tokens) + 1)
-    work = {f"prefill {n}": (lambda n=n: own.prefill(n), ("-p", n, "-n", 0)) for n in prompts}
-    work["decode"] = (lambda: own.decode(position, tokens), ("-p", 0, "-n", tokens, "-d", position))
+    several = Runner(path, threads, position + tokens, texts)
+    work = {f"prefill {n}": (lambda n=n: own.prefill(n), lambda n=n: peer.rate(path, threads, "-p", n, "-n", 0))
+            for n in prompts}
+    work["decode"] = (lambda: own.decode(position, tokens),
+                      lambda: peer.rate(path, threads, "-p", 0, "-n", tokens, "-d", position))
+    work[f"decode, {texts} texts"] = (lambda: several.together(position, tokens),
+                                      lambda: peer.together(path, threads, texts, position, tokens))
     own.run(0, 16)
     samples: dict = {}
     for _ in range(rounds):
-        for name, (ours, words) in work.items():
+        for name, (ours, theirs) in work.items():
             samples.setdefault(name, []).append(ours())
             if peer:
-                samples.setdefault(f"llama.cpp {name}", []).append(peer.rate(path, threads, *words))
+                samples.setdefault(f"llama.cpp {name}", []).append(theirs())
     weights = own.program.weights_bytes
     own.model.close()
+    several.model.close()
     return {"samples": samples, "weights_bytes": weights}
 
 
