@@ -19,7 +19,7 @@ def test_the_report_on_states(tmp_path, monkeypatch):
                          options={"models": "lfm2", "parts": "models,memory,types"})
     text, found = (out / "report.md").read_text(), json.loads((out / "results.json").read_text())["results"]
     assert "llama-bench was not found" in text
-    assert set(found["models"]["LFM2-350M-like|1"]["samples"]) == {"prefill 40", "decode"}
+    assert set(found["models"]["LFM2-350M-like|1"]["samples"]) == {"prefill 40", "decode", "decode, 3 texts"}
     sizes = {row["type"]: row["bytes"] for row in found["types"]}
     assert sizes["q8"] < sizes["f16"] == sizes["bf16"] < sizes["f32"]
     errors = [row["rms"] for row in found["types"]]
