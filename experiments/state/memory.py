@@ -16,7 +16,8 @@ def table(made) -> list[dict]:
         built = network.build(network.choose_spec(checkpoint, None), checkpoint)
         state = sum(slot_bytes(built, "f32").values()) if built.states else 0
         rows += [{"name": one.name, "tokens": tokens, "kept": describe.cache_bytes(built, tokens) + state,
-                  "least": _least(built, tokens), "expanded": _expanded(one, tokens)} for tokens in LENGTHS]
+                  "writing": describe.cache_bytes(built, tokens, chunk=1) + state, "least": _least(built, tokens),
+                  "expanded": _expanded(one, tokens)} for tokens in LENGTHS]
     return rows
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numflow.formats.checkpoint import Checkpoint
 from numflow.network.passes.grouping import Group
 from numflow.network.weights.source import is_computed, stored_tensor
-from numflow.network.windows import cache_windows, kept_tokens
+from numflow.network.windows import CHUNK, cache_windows, kept_tokens
 from numflow.ops import Network, Step
 
 _STATE_ELEMENT = 4  # bytes of a number of a state
@@ -99,10 +99,10 @@ def cache_bytes_per_token(network: Network, element_bytes: int = 2) -> int:
     return sum(_numbers(network, name) * element_bytes for name, window in cache_windows(network).items() if not window)
 
 
-def cache_bytes(network: Network, tokens: int, element_bytes: int = 2) -> int:
+def cache_bytes(network: Network, tokens: int, element_bytes: int = 2, chunk: int = CHUNK) -> int:
     """Bytes of keys and values that a text of so many tokens takes at most; layers with a window keep that one, and the
-    tokens that run at once."""
-    return sum(_numbers(network, name) * element_bytes * kept_tokens(window, tokens)
+    tokens that run at once: `chunk` of a prompt, 1 of an answer."""
+    return sum(_numbers(network, name) * element_bytes * kept_tokens(window, tokens, chunk=chunk)
                for name, window in cache_windows(network).items())
 
 

@@ -56,9 +56,10 @@ def most_blocks(window: int, tokens: int, chunk: int, block_size: int) -> int:
     return min(whole, -(-(max(window, 2) - 1) // block_size) + (block_size + chunk - 2) // block_size + 1)
 
 
-def kept_tokens(window: int, tokens: int, texts: int = 1) -> int:
-    """Cached tokens for so many texts of `tokens` together, with chunks and blocks as they are by default."""
-    return min(tokens, texts * BLOCK * most_blocks(window, tokens, CHUNK, BLOCK)) if window else tokens
+def kept_tokens(window: int, tokens: int, texts: int = 1, chunk: int = CHUNK) -> int:
+    """Cached tokens for so many texts of `tokens` together, with blocks as they are by default, while so many tokens of
+    each run at once."""
+    return min(tokens, texts * BLOCK * most_blocks(window, tokens, chunk, BLOCK)) if window else tokens
 
 
 def table_name(window: int) -> str:
