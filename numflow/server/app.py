@@ -123,8 +123,11 @@ ENDPOINTS = (
              "`max_tokens`; encoder-decoders", schemas.TranslateRequest),
     Endpoint("POST", ("/fill-mask",), texts.fill_mask, "`text`, `top_k`; masked language models",
              schemas.FillMaskRequest),
-    Endpoint("POST", ("/tokenize",), texts.tokenize, "`text`, `content` or `messages` to ids", schemas.TokenizeRequest),
+    Endpoint("POST", ("/tokenize",), texts.tokenize, "`text` or `prompt`, `content` or `messages` to ids",
+             schemas.TokenizeRequest),
     Endpoint("POST", ("/detokenize",), texts.detokenize, "ids to text", schemas.DetokenizeRequest),
+    Endpoint("GET", ("/tokenizer_info",), status.tokenizer_info, "the first model (or `?model=`): special tokens, chat "
+             "template"),
     Endpoint("POST", ("/apply-template",), texts.apply_template, "messages to the prompt that they become",
              schemas.TemplateRequest),
     Endpoint("GET", ("/health/live",), status.live, "200 as long as the process answers; never asks for a key"),

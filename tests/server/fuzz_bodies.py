@@ -83,6 +83,7 @@ BODIES |= {
     "/fill-mask": {"model": "encoder", "text": "paris is [MASK] .", "top_k": 2},
     "/v1/classify": {"model": "classifier", "input": ["paris", "is"], "truncate": True},
     "/v1/responses/input_tokens": {**BODIES["/v1/responses"], "previous_response_id": None},
+    "GET /tokenizer_info": {},
     "/detokenize": {"model": "org/chat", "tokens": [20, 21, 1], "skip_special": True},
     "/apply-template": {"model": "org/chat", "messages": BODIES["/v1/chat/completions"]["messages"],
                         "tools": BODIES["/v1/chat/completions"]["tools"],
@@ -99,6 +100,7 @@ BODIES |= {
 QUERIES = {  # route -> its query, damaged as bodies are
     **{f"/slots/{at}": {"action": name, "model": "org/chat"} for at, name in enumerate(("save", "restore", "erase"))},
     "GET /slots": {"model": "org/chat"}, "GET /props": {"model": "org/chat"},
+    "GET /tokenizer_info": {"model": "org/chat"},
     "GET /v1/responses/resp_1/input_items": {"limit": "3", "order": "asc"},
     "GET /v1/responses/resp_1": {"stream": "false"},
     "GET /explore/kv": {"model": "org/chat"},

@@ -61,3 +61,25 @@ def test_lm_eval_of_texts(http):
     body = {"model": "gpt-3.5-turbo", "prompt": "Hello", "max_tokens": 8, "temperature": 0, "stop": ["\n\n"],
             "seed": 1234}
     assert "text" in http.post("/v1/completions", json=body).json()["choices"][0]
+
+
+def test_lm_eval_takes_its_tokenizer_from_the_service(http):
+    told = http.get("/tokenizer_info").json()
+    assert told["eos_token"] and "<|im_start|>" in told["chat_template"]
+    assert http.get("/tokenizer_info?model=nobody").status_code == 404
+
+    def encode(text, **more):
+        reply = http.post("/tokenize", json={"prompt": text, **more})
+        assert reply.status_code == 200 and "x-numflow-ignored" not in reply.headers
+        return reply.json()["tokens"]
+
+    alone = encode("Say hello.", add_special_tokens=False)
+    assert http.post("/detokenize", json={"tokens": alone}).json()["prompt"] == "Say hello."
+    assert alone == http.post("/tokenize", json={"content": "Say hello."}).json()["tokens"]
+    with_marks = encode("paris", model="encoder")
+    assert with_marks == http.post("/tokenize", json={"model": "encoder", "text": "paris"}).json()["tokens"]
+    assert with_marks[1:-1] == encode("paris", model="encoder", add_special_tokens=False)
+    assert len(encode(told["eos_token"], add_special_tokens=False)) == 1
+    both = {"prompt": "a", "add_special": True, "add_special_tokens": False}
+    assert http.post("/tokenize", json=both).status_code == http.post("/tokenize", json={
+        "prompt": "a", "text": "a"}).status_code == 400

@@ -289,15 +289,17 @@ class SlotRequest(Strict):
 
 
 class TokenizeRequest(Strict):
-    """POST /tokenize: a text, or a conversation. content: as text, but without the model's own tokens around it unless
-    add_special says so."""
+    """POST /tokenize: a text, or a conversation. prompt: another name of text. content: as text, but without the
+    model's own tokens around it unless add_special says so. add_special_tokens: another name of add_special."""
 
     model: str | None = None
     text: str | None = None
+    prompt: str | None = None
     content: str | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     add_special: bool | None = None
+    add_special_tokens: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
 

@@ -57,9 +57,12 @@ def _base64(vector: np.ndarray) -> Any:
 async def tokenize(service: Service, request: Request) -> Json:
     """POST /tokenize."""
     body = await service.read(request, TokenizeRequest)
-    if sum(given is not None for given in (body.text, body.content, body.messages)) != 1:
+    if sum(given is not None for given in (body.text, body.prompt, body.content, body.messages)) != 1:
         raise bad_request("give text or messages", "text")
-    if body.messages is not None and (body.add_special is not None or body.parse_special is not None):
+    if body.add_special is not None and body.add_special_tokens is not None:
+        raise bad_request("add_special and add_special_tokens are two names of one thing: give one", "add_special")
+    special = body.add_special_tokens if body.add_special is None else body.add_special
+    if body.messages is not None and (special is not None or body.parse_special is not None):
         raise bad_request("add_special and parse_special are for text; a template decides for messages", "messages")
     if body.tools and body.messages is None:
         raise bad_request("tools need messages", "tools")
@@ -68,8 +71,8 @@ async def tokenize(service: Service, request: Request) -> Json:
         if body.messages is not None:
             ids = list(render(served, messages_of(body.messages), body.tools, {}))
         else:
-            text, alone = (body.content, True) if body.text is None else (body.text, False)
-            add = not alone if body.add_special is None else body.add_special
+            text = next(given for given in (body.text, body.prompt, body.content) if given is not None)
+            add = body.content is None if special is None else special
             ids = served.tokenizer.encode(text, add, body.parse_special is not False)
         found: dict[str, Any] = {"model": served.name, "tokens": ids, "count": len(ids),
                                  "max_model_len": served.model.context}
@@ -88,7 +91,7 @@ async def detokenize(service: Service, request: Request) -> Json:
         for id in body.tokens:
             served.tokenizer.token_text(id)  # raises if there is none
         text = served.tokenizer.decode(body.tokens, bool(body.skip_special))
-        return {"model": served.name, "text": text, "content": text}
+        return {"model": served.name, "text": text, "content": text, "prompt": text}
 
     return Json(await service.in_thread(request, body.model, work))
 

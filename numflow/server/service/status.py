@@ -112,6 +112,13 @@ async def props(service: Service, request: Request) -> Json:
                  "build_info": f"numflow {numflow.__version__}", "is_sleeping": False})
 
 
+async def tokenizer_info(service: Service, request: Request) -> Json:
+    """GET /tokenizer_info: special tokens and chat template of the first model, or of the one that the query names."""
+    served = await loaded(service, request)
+    return Json({"model": served.name, "model_max_length": served.model.context,
+                 "chat_template": served.chat_template, **served.tokenizer.special_texts()})
+
+
 async def loaded(service: Service, request: Request) -> Served:
     """The first model, or the one that the query names, if it writes text and is loaded."""
     name = service.pool.find(request.query_params.get("model"))
