@@ -111,8 +111,8 @@ def _types(lab, found) -> None:
 def _memory(lab, found) -> None:
     lab.heading("Memory of a text")
     lab.text("Counted in MB, with 16-bit keys and values and float32 states: what numflow holds of a text while it "
-             "reads a prompt, with the block that is under way and the tokens that run at once, and while it writes; the "
-             "least that the model's idea needs; and what plain attention of all heads in all layers would keep.")
+             "reads a prompt, with the block that is under way and the tokens that run at once, and while it writes; "
+             "the least that the model's idea needs; and what plain attention of all heads in all layers would keep.")
     lab.table(["model", "tokens", "reading", "writing", "least", "reading / least", "writing / least",
                "plain attention"],
               [[row["name"], row["tokens"], row["kept"] / 1e6, row["writing"] / 1e6, row["least"] / 1e6,
