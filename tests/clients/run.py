@@ -4,8 +4,8 @@
 
 needs a package index that pip can reach and the models of NUMFLOW_MODELS. Each program (a file beside this one) has a
 conversation, a stream, a call of a tool whose result goes back, and a structured answer, with SmolLM2, whose template
-knows no tools, and with a toy of random weights, whose template does. Exits with 1 if anything fails or cannot be
-installed.
+knows no tools, and with a toy of random weights, whose template does. lm-eval has tasks instead. Exits with 1 if
+anything fails or cannot be installed.
 """
 
 import argparse
@@ -35,10 +35,12 @@ PROGRAMS = {  # program -> (name, packages of its environment)
     "llm_tool": ("llm", ("llm",)),
     "openai_agents": ("OpenAI's Agents SDK", ("openai-agents",)),
     "smolagents_agent": ("smolagents", ("smolagents[openai]",)),
+    "lm_eval_scores": ("lm-eval", ("lm-eval[api]>=0.4.13,<1",)),
 }
 FOLDERS = {"openai_chat": "base", "openai_responses": "base", "openai_embeddings": "base", "anthropic_messages": "base",
            "ollama_chat": "base"}  # of environments that several share
 MODELS = ("smollm2", "toy")
+OTHER_MODELS = {"openai_embeddings": ("minilm",), "lm_eval_scores": ("smollm2",)}
 INSTALL_S, RUN_S = 900, 900
 CONFIG = """
 [models.smollm2]
@@ -134,7 +136,7 @@ def main() -> int:
         with ServerProcess("-c", str(config), wait=False) as server:
             server.wait_ready(900)
             for name in names:
-                for model in MODELS if name != "openai_embeddings" else ("minilm",):
+                for model in OTHER_MODELS.get(name, MODELS):
                     try:
                         python = environment(asked.environments or Path(scratch), name, PROGRAMS[name][1])
                         found[name, model] = outcome(python, name, server.url, model)

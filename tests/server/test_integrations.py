@@ -1,10 +1,18 @@
-"""The requests of programs that docs/integrations.md has recipes for, and that no test installs."""
+"""The requests of programs that docs/integrations.md has recipes for, as these programs were seen to send them."""
 
 import json
 
 import pytest
 
 QUESTION = [{"role": "user", "content": "Say hello."}]
+LIST = {"type": "function", "function": {"name": "List", "description": "List files in a directory", "parameters": {
+    "type": "object", "required": ["dirpath"], "properties": {"dirpath": {"type": "string", "maxLength": 8}}}}}
+OWN_TOOLS = [  # two of Open WebUI's: one without parameters, one whose parameters have defaults
+    {"type": "function", "function": {"name": "now", "description": "The time.",
+                                      "parameters": {"properties": {}, "type": "object"}}},
+    {"type": "function", "function": {"name": "ago", "description": "A time.", "parameters": {"properties": {
+        "days": {"default": 0, "description": "Days", "type": "integer"},
+        "names": {"items": {"additionalProperties": True, "type": "object"}, "type": "array"}}, "type": "object"}}}]
 
 
 def events(reply) -> list:
@@ -16,30 +24,41 @@ def events(reply) -> list:
 
 def test_open_webui_as_a_client_of_openai(http):
     name = http.get("/v1/models", headers={"Authorization": "Bearer none"}).json()["data"][0]["id"]
-    body = {"model": name, "messages": QUESTION, "stream": True, "stream_options": {"include_usage": True},
-            "max_tokens": 8}
-    found = events(http.post("/v1/chat/completions", json=body))
-    assert found[-1]["usage"]["completion_tokens"] and found[0]["choices"][0]["delta"]["role"] == "assistant"
-    title = {"model": name, "messages": QUESTION, "stream": False, "max_completion_tokens": 8, "temperature": 0.1}
+    found = events(http.post("/v1/chat/completions", json={"stream": True, "model": name, "messages": QUESTION}))
+    assert found[-1]["choices"][0]["finish_reason"] and found[0]["choices"][0]["delta"]["role"] == "assistant"
+    body = {"stream": True, "model": name, "messages": QUESTION, "max_tokens": 8, "tools": OWN_TOOLS}
+    assert events(http.post("/v1/chat/completions", json=body))[-1]["choices"][0]["finish_reason"]
+    title = {"model": name, "messages": QUESTION, "stream": False, "max_tokens": 8}
     assert http.post("/v1/chat/completions", json=title).json()["choices"][0]["message"]["role"] == "assistant"
+    reply = http.post("/v1/embeddings", json={"input": ["paris is large ."], "model": "encoder"}).json()
+    assert reply["data"][0]["embedding"]
 
 
 def test_open_webui_as_a_client_of_ollama(http):
     assert http.get("/api/version").json()["version"]
     name = http.get("/api/tags").json()["models"][0]["model"]
     assert http.get("/api/ps").status_code == 200
-    body = {"model": name, "messages": QUESTION, "stream": True, "options": {"num_predict": 8, "temperature": 0.7}}
+    body = {"model": name, "messages": QUESTION, "options": {"num_predict": 8}, "stream": True}
     lines = [json.loads(line) for line in http.post("/api/chat", json=body).text.splitlines()]
     assert lines[-1]["done"] and lines[0]["message"]["role"] == "assistant"
+    body = {"model": "encoder:latest", "input": ["paris is large .", "rome"]}
+    assert len(http.post("/api/embed", json=body).json()["embeddings"]) == 2
 
 
 def test_continue(http):
+    talk = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "List files."}]
+    body = {"model": "org/chat", "messages": talk, "stream": True, "tools": [LIST], "max_tokens": 60, "temperature": 0,
+            "stream_options": {"include_usage": True}}
+    found = events(http.post("/v1/chat/completions", json={**body, "tool_choice": "required"}))
+    parts = [part for event in found if event["choices"] for part in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert parts[0]["id"] and parts[0]["function"]["name"] == "List" and found[-1]["usage"]["prompt_tokens"]
+    call = {"id": parts[0]["id"], "type": "function", "function": {"name": "List", "arguments": '{"dirpath":"."}'}}
+    talk += [{"role": "assistant", "content": "", "tool_calls": [call]},
+             {"role": "tool", "content": "hello.py (file, 12 bytes)", "tool_call_id": call["id"]}]
+    assert events(http.post("/v1/chat/completions", json={**body, "max_tokens": 8}))[-1]["usage"]["completion_tokens"]
     body = {"model": "gpt-3.5-turbo", "max_tokens": 8, "temperature": 0, "stream": True, "stop": ["```"],
-            "messages": [{"role": "system", "content": "You are in an editor."},
-                         {"role": "user", "content": [{"type": "text", "text": "Say hello."}]}]}
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Say hello."}]}]}
     assert events(http.post("/v1/chat/completions", json=body))
-    body = {"model": "encoder", "input": ["paris is large ."]}
-    assert http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
 
 
 @pytest.mark.parametrize("prompt", ["Hello", ["Hello", "Say hello."], [3, 4, 5], [[3, 4, 5], [6, 7]]])
