@@ -45,7 +45,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "cache": 1}, "strict":
     ("/", {"text": "a", "max_output_len": 1, "stop": "", "is_streaming_mode": False}, "stop"),
     ("/", {"text": "a", "max_output_len": 1, "decoding_alg": "greedy", "temperature": 0.7}, "temperature"),
     ("/v1/embeddings", {"model": "encoder", "input": "a", "pooling": "cls", "input_type": "query"}, "input_type"),
-    ("/tokenize", {"text": "a", "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"text": "a", "truncation": True}, "truncation"),
     ("/translate", {"model": "translator", "text": "w0", "source": "en", "target": "fr", "beam": 1}, "beam"),
     ("/apply-template", {"messages": HI["messages"], "chat_template_kwargs": {"y": 1}}, "chat_template_kwargs.y")])
 def test_it_passes_and_is_told(http, path, body, ignored):
