@@ -31,6 +31,8 @@ def write(lab, samples: dict, limits: dict, profiles: dict, text: str) -> None:
               [[count, *(limits[count][key] for key in ("read_gb_s", "int8_gop_s", "f32_gop_s"))] for count in limits])
     _beside(lab, samples, "model", "prefill", "Prefill of 512 tokens, tokens per second: median (lowest-highest)")
     _beside(lab, samples, "model", "decode", "Decoding of 128 tokens after 32, tokens per second")
+    _above(lab, [f"{key[1]} with {key[2]}" for key in _keys(samples, "model", "decode")
+                 if _weights_gb_s(samples, key) > limits.get(int(key[2]), {}).get("read_gb_s", float("inf"))])
     _beside(lab, samples, "context", "decode", "Decoding after long prompts, tokens per second", "after")
     _beside(lab, samples, "batch", "decode", "Sequences decoding together, tokens per second of all", "sequences")
     _quiet(lab, samples)
@@ -90,8 +92,7 @@ def _beside(lab, samples, part, what, title, size="") -> None:
         disturbed = int((_of(samples, key, "disturbed") or [0])[0])
         relatives = [theirs[peer] for peer in there if peer != "peer" and theirs[peer]]
         better = max(relatives, key=statistics.median, default=[])
-        rate = [statistics.median(ours) * samples["|".join((*key, "bytes"))][0] / 1e9] \
-            if part == "model" and what == "decode" else []
+        rate = [_weights_gb_s(samples, key)] if part == "model" and what == "decode" else []
         own = [ratio(ours, theirs["peer"]), verdict(_goal(quantity, key[1]), ours, theirs["peer"], disturbed)] \
             if "peer" in there else []
         second = [ratio(ours, better), verdict(_goal(quantity, key[1], key[2]), ours, better, disturbed)] \
@@ -104,6 +105,18 @@ def _beside(lab, samples, part, what, title, size="") -> None:
         lab.table(["model", "threads", *([size] if size else []), "numflow", *(PEERS[peer] for peer in there),
                    *(["ratio", "goal"] if "peer" in there else []),
                    *(["to the better ik", "goal"] if len(there) > ("peer" in there) else []), *last], rows)
+
+
+def _weights_gb_s(samples, key) -> float:
+    return statistics.median(_of(samples, key, "decode")) * _of(samples, key, "bytes")[0] / 1e9
+
+
+def _above(lab, names: list[str]) -> None:
+    """What is faster than the machine's limit, and why."""
+    if names:
+        lab.text(f"Above the limit: {', '.join(names)}. The limit is measured on bytes that no cache holds. Some of "
+                 "what is read here is still in the cache from the token before, or the memory was slower when the "
+                 "limit was measured.")
 
 
 def _quiet(lab, samples) -> None:
@@ -182,11 +195,7 @@ def _profiles(lab, limits, profiles) -> None:
             lab.table(["op", "steps", "us", "share", "GB/s", "GOP/s", "of limit"],
                       [[row["op"], row["steps"], f"{row['microseconds']:.0f}", f"{row['share']:.1%}", row["gb_s"],
                         row["gop_s"], "" if row["at_limit"] is None else f"{row['at_limit']:.0%}"] for row in rows])
-            above = [row["op"] for row in rows if (row["at_limit"] or 0) > 1]
-            if above:
-                lab.text(f"Above the limit: {', '.join(above)}. The limit is measured on bytes that no cache holds. "
-                         "Some of what these steps read is still in the cache from the token before, or the memory was "
-                         "slower when the limit was measured.")
+            _above(lab, [row["op"] for row in rows if (row["at_limit"] or 0) > 1])
     _roofline(lab, limits, profiles)
 
 

@@ -265,7 +265,7 @@ SECTIONS: dict[str, dict[str, SpecOption]] = {
                          "softmax for each choice over those near the best that is left"),
         "jitter": _float(0.01, "sparsemixer: half the relative distance from the best up to which experts are near", 0),
         "normalize": _bool(False, "gates of the chosen experts are divided by their sum"),
-        "least_sum": _float(0.0, "the least number that normalize divides by", 0),
+        "least_sum": _float(0.0, "the least number that normalize divides by", 0, 1),
         "scale": _float(1.0, "gates are multiplied by it"),
         "groups": _int(1, "experts are chosen from the best groups only"),
         "top_groups": _int(1, "how many groups"),

@@ -77,7 +77,7 @@ def _fetched(scheme: Scheme, m: int) -> tuple[int, int, int] | None:
     without, but those of 16 bits with AVX2, where a thread alone is 10 % faster, and two are not slower."""
     if m == 8:
         return FARTHEST
-    if isa() == "avx2" and scheme.unit_bytes < UNIT * 16 * 4:
+    if isa() == "avx2" and scheme.bits < 32:
         return WITH_AVX2
     return None if scheme.is_float else AHEAD.get(scheme.bits, NEAR)
 

@@ -130,7 +130,7 @@ def route_kernel(score: str, has_bias: bool, grouped: bool, has_scales: bool) ->
                 ids.data[t * ids.stride + s] = index
                 gates.data[t * gates.stride + s] = gate
             s = u32(s + 1)
-        # Epilogue: scale the gates.
+        # Epilogue: scale the gates. Those of a softmax over the chosen add up to 1, which no least sum changes.
         if not late:
             total = fmax(total, rule.least_sum)
         factor = rule.scale / total if late or rule.normalize != 0 else rule.scale
