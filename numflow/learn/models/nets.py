@@ -33,6 +33,10 @@ class Trained:
         own = FILES[type(self).__name__]
         return {"architectures": [own["architecture"]], "model_type": own["model_type"]}
 
+    def saved(self, weights: dict[str, Value]) -> dict[str, np.ndarray]:
+        """Tensors of the file, by name."""
+        return {name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()}
+
 
 class Decoder(Trained):
     """A decoder: norms, rotary positions, grouped heads, gated feed-forward layers; embeddings are tied."""
@@ -54,10 +58,12 @@ class Decoder(Trained):
     def shapes(self) -> dict[str, tuple]:
         d, own = self.width, dict[str, tuple]()
         for i in range(self.layers):
-            p = f"model.layers.{i}."
-            own |= {p + "input_layernorm.weight": (d,), p + "post_attention_layernorm.weight": (d,)}
-            own |= self.mixer_shapes(i, p) | self.ffn_shapes(p)
+            own |= self.layer_shapes(i, f"model.layers.{i}.")
         return {"model.embed_tokens.weight": (self.vocabulary, d), **own, "model.norm.weight": (d,)}
+
+    def layer_shapes(self, i: int, p: str) -> dict[str, tuple]:
+        return {p + "input_layernorm.weight": (self.width,), p + "post_attention_layernorm.weight": (self.width,),
+                **self.mixer_shapes(i, p), **self.ffn_shapes(p)}
 
     def mixer_shapes(self, i: int, p: str) -> dict[str, tuple]:
         d, q, k = self.width, self.heads * self.size, self.groups * self.size
@@ -70,22 +76,33 @@ class Decoder(Trained):
 
     def logits(self, t: Tape, w: dict[str, Value], ids: np.ndarray) -> Value:
         """ids [B, T] -> [B, T, V]."""
-        table = w["model.embed_tokens.weight"]
-        x = t.embed(table, ids)
+        x = self.streams(t, w, ids)[-1]
+        return t.linear(self.norm(t, w, "model.norm", x), w["model.embed_tokens.weight"])
+
+    def streams(self, t: Tape, w: dict[str, Value], ids: np.ndarray) -> list[Value]:
+        """What enters each layer, and what leaves the last one, [B, T, D]."""
+        found = [t.embed(w["model.embed_tokens.weight"], ids)]
         for i in range(self.layers):
             p = f"model.layers.{i}."
-            x = t.add(x, self.mixer(t, w, p, self.norm(t, w, p + "input_layernorm", x), i))
-            x = t.add(x, self.feed(t, w, p, self.norm(t, w, p + "post_attention_layernorm", x)))
-        return t.linear(self.norm(t, w, "model.norm", x), table)
+            x = t.add(found[-1], self.mixer(t, w, p, self.norm(t, w, p + "input_layernorm", found[-1]), i))
+            found.append(t.add(x, self.feed(t, w, p, self.norm(t, w, p + "post_attention_layernorm", x))))
+        return found
 
     def norm(self, t, w, name, x):
         return t.rms_norm(x, w[name + ".weight"], EPS)
 
     def mixer(self, t, w, p, x, i):
+        return self.attend(t, w, p, x)
+
+    def attend(self, t, w, p, x, past=None):
+        """Attention. past: keys and values beside those of x (drafts.py); None: there are no others."""
         q, k, v = (t.linear(x, w[f"{p}self_attn.{m}_proj.weight"]) for m in "qkv")
-        y = t.attention(t.rope(q, self.heads, 1e4), t.rope(k, self.groups, 1e4), v, self.heads,
-                        scale=self.size ** -0.5)
+        y = self.look(t, t.rope(q, self.heads, 1e4), t.rope(k, self.groups, 1e4), v, past)
         return t.linear(y, w[p + "self_attn.o_proj.weight"])
+
+    def look(self, t, q, k, v, past):
+        keys, values, sees = (k, v, None) if past is None else past.join(t, k, v)
+        return t.attention(q, keys, values, self.heads, scale=self.size ** -0.5, sees=sees)
 
     def feed(self, t, w, p, x):
         gate, up = (t.linear(x, w[f"{p}mlp.{m}_proj.weight"]) for m in ("gate", "up"))
@@ -153,14 +170,14 @@ class Hybrid(Decoder):
     def mixer(self, t, w, p, x, i):
         return (self.attend if self.kinds[i] == "full_attention" else self.recur)(t, w, p, x)
 
-    def attend(self, t, w, p, x):
+    def attend(self, t, w, p, x, past=None):
         """Attention whose result a gate lets through; each head has its query and its gate as neighbours."""
         p, both = p + "self_attn.", np.arange(2 * self.heads * self.size).reshape(self.heads, 2, self.size)
         q, k, v = (t.linear(x, w[f"{p}{m}_proj.weight"]) for m in "qkv")
         gate, q = t.take(q, both[:, 1].ravel()), t.take(q, both[:, 0].ravel())
         q, k = self.norm(t, w, p + "q_norm", q, self.heads), self.norm(t, w, p + "k_norm", k, self.groups)
         q, k = (t.rope(y, heads, 1e4, self.size // 2) for y, heads in ((q, self.heads), (k, self.groups)))
-        y = t.attention(q, k, v, self.heads, scale=self.size ** -0.5)
+        y = self.look(t, q, k, v, past)
         return t.linear(t.mul(y, t.act(gate, "sigmoid")), w[p + "o_proj.weight"])
 
     def recur(self, t, w, p, x):

@@ -4,7 +4,7 @@ A Value is an array and, after `Tape.backward`, the derivative of the loss by it
 formulas of numflow/ops.py. Shapes: B texts, T tokens, D width, H query heads, G key heads, E head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -95,6 +95,24 @@ class Tape:
 
         return self.keep(x.data[..., columns], back)
 
+    def join(self, parts: Iterable[Value], axis: int) -> Value:
+        """Values side by side, along the axis of tokens (1) or of columns (-1)."""
+        parts = tuple(parts)
+        ends = np.cumsum([part.data.shape[axis] for part in parts])[:-1]
+
+        def back(dy):
+            for part, grad in zip(parts, np.split(dy, ends, axis), strict=True):
+                part.add(grad)
+
+        return self.keep(np.concatenate([part.data for part in parts], axis), back)
+
+    def later(self, x: Value) -> Value:
+        """Rows of x [B, T, D] one token later, behind a row of zeros; the last one is left out."""
+        def shifted(data, ahead):
+            return np.pad(data, ((0, 0), (ahead, 1 - ahead), (0, 0)))[:, 1 - ahead:data.shape[1] + 1 - ahead]
+
+        return self.keep(shifted(x.data, 1), lambda dy: x.add(shifted(dy, 0)))
+
     def act(self, x: Value, kind: str) -> Value:
         """An activation function, by its name in numflow."""
         y, slope = ACTS[kind](x.data)
@@ -157,10 +175,12 @@ class Tape:
         return self.keep(turn(x.data, 1), lambda dy: x.add(turn(dy, -1)))
 
     def attention(self, q: Value, k: Value, v: Value, heads: int, *, scale: float, causal: bool = True,
-                  bias: tuple[Value, np.ndarray] | None = None, hidden: np.ndarray | None = None) -> Value:
+                  bias: tuple[Value, np.ndarray] | None = None, hidden: np.ndarray | None = None,
+                  sees: np.ndarray | None = None) -> Value:
         """softmax(scale q k^T + bias) v; q [B, T, H * E], k, v [B, L, G * E].
 
         bias: a table [buckets, H] and the bucket of each pair [T, L]. hidden [B, L]: keys that nobody sees.
+        sees [T, L]: keys that each token sees, where these are not the ones before it (causal).
         """
         size = q.data.shape[-1] // heads
         split = [_by_head(x.data, size) for x in (q, k, v)]
@@ -169,7 +189,9 @@ class Tape:
         s = f32(scale) * (qs @ ks.transpose(0, 1, 3, 2))
         if bias is not None:
             s += bias[0].data[bias[1]].transpose(2, 0, 1)
-        if causal:
+        if sees is not None:
+            s += np.where(sees, f32(0), f32(-np.inf))
+        elif causal:
             s += np.triu(np.full(s.shape[2:], -np.inf, f32), 1)
         if hidden is not None:
             s += np.where(hidden, f32(-np.inf), f32(0))[:, None, None]
@@ -251,12 +273,18 @@ class Tape:
         return self.keep(p, lambda dy: logits.add(p * (dy - np.sum(dy * p, -1, keepdims=True))))
 
     def loss(self, logits: Value, targets: np.ndarray, counts: np.ndarray | None = None) -> float:
-        """Mean cross-entropy in nats over targets [B, T], those that count; sets the gradient of the logits."""
+        """Mean cross-entropy in nats over targets, ids [B, T] or probabilities [B, T, V], those that count [B, T]; sets
+        the gradient of the logits."""
         p = softmax(logits.data)
-        at = (*np.indices(targets.shape, sparse=True), targets)
-        weight = np.ones(targets.shape, f32) if counts is None else counts.astype(f32)
-        found = -float(np.sum(weight * np.log(p[at] + f32(1e-30))) / weight.sum())
-        p[at] -= 1
+        weight = np.ones(p.shape[:2], f32) if counts is None else counts.astype(f32)
+        if targets.ndim == p.ndim:
+            missed = -np.sum(targets * np.log(p + f32(1e-30)), -1)
+            p -= targets
+        else:
+            at = (*np.indices(targets.shape, sparse=True), targets)
+            missed = -np.log(p[at] + f32(1e-30))
+            p[at] -= 1
+        found = float(np.sum(weight * missed) / weight.sum())
         logits.add(p * (weight / weight.sum())[..., None])
         return found
 

@@ -2,6 +2,7 @@
 
     python -m numflow.learn.models.train tiny      train one of MODELS and write trained/tiny, beside this file
     python -m numflow.learn.models.train tiny --steps 60 --out D      a short run, for a test
+    python -m numflow.learn.models.train tiny-mtp       train one of DRAFTS for a model that is there
 
 It writes what transformers would: config.json, model.safetensors in float16 (the weights were float32; half the bytes
 in a wheel, and a rounding error 30 times smaller than that of q8), tokenizer.json, and training.json with what it took.
@@ -20,7 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from numflow.learn.models import batches, nets, stories
+from numflow.learn.models import batches, drafts, nets, stories
 from numflow.learn.models.tape import Tape, Value, f32
 
 TRAINED = Path(__file__).parent / "trained"
@@ -32,6 +33,11 @@ MODELS = {
     "tiny-hybrid": (lambda v: nets.Hybrid(v, 64, 4, 4, 2, 16, 160, state_heads=4, state_size=16), 768, 280, 24, 4e-3),
     "tiny-encoder": (lambda v: nets.Encoder(v, 64, 3, 4, 160), 768, 950, 24, 4e-3),
     "tiny-translator": (lambda v: nets.Translator(v, 64, 2, 4, 16, 192), 512, 920, 64, 4e-3),
+}
+# Block that drafts, its model, words that it drafts (None: all), steps, texts a step, learning rate.
+DRAFTS = {
+    "tiny-mtp": (drafts.Further, "tiny-hybrid", None, 600, 24, 4e-3),  # a part of its model's file
+    "tiny-eagle": (drafts.Streams, "tiny", 384, 600, 24, 4e-3),
 }
 TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'user' %}"
             "{{ bos_token + '<|user|>' + message['content'] }}{% elif message['role'] == 'assistant' %}"
@@ -144,7 +150,8 @@ def held_out(net, weights, source, batches_: int = 20) -> tuple[float, float]:
         tape = Tape()
         logits = net.logits(tape, weights, *batch["inputs"])
         losses.append(tape.loss(logits, batch["targets"], batch["counts"]))
-        same = logits.data.argmax(-1) == batch["targets"]
+        wanted = batch["targets"] if batch["targets"].ndim == 2 else batch["targets"].argmax(-1)
+        same = logits.data.argmax(-1) == wanted
         right.append(same[batch["counts"]] if batch["counts"] is not None else same.ravel())
     return float(np.mean(losses)), float(np.concatenate(right).mean())
 
@@ -157,43 +164,80 @@ def entropy(tokenizer) -> float:
 
 
 def write(folder: Path, net, weights: dict[str, Value], tokenizer, facts: dict) -> None:
-    """A folder as transformers writes one."""
+    """A folder as transformers writes one. tokenizer: None for what is used beside a model that has one."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(w.data.astype(np.float16)) for name, w in weights.items()},
-              folder / "model.safetensors")
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    save_file(net.saved(weights), folder / "model.safetensors")
     special = {"causal": {"bos_token": batches.END, "eos_token": batches.END, "chat_template": TEMPLATE},
                "masked": {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"},
                "pairs": {"pad_token": "<pad>", "eos_token": "</s>"}}[net.kind]
-    for name, content in (("config.json", net.config), ("tokenizer_config.json", special), ("training.json", facts)):
+    files = {"config.json": net.config, "training.json": facts}
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        files["tokenizer_config.json"] = special
+    for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, Value]:
+    """Weights as they were written, in float32."""
+    from safetensors.numpy import load_file
+
+    return {name: Value(data.astype(f32)) for name, data in load_file(folder / "model.safetensors").items()}
+
+
+def model_of(name: str):
+    """A network to be trained, its tokenizer, and its batches by seed and number of documents."""
+    network, vocabulary, _, batch, _ = MODELS[name]
+    kind = network(0).kind
+    tokenizer = batches.tokenizer_of(kind, vocabulary)
+    return (network(tokenizer.get_vocab_size()), tokenizer,
+            lambda seed, documents: getattr(batches, kind)(tokenizer, seed, documents, batch))
+
+
+def draft_of(name: str):
+    """The same of a block, for its model as it is in TRAINED."""
+    from tokenizers import Tokenizer
+
+    kind, base, words, _, batch, _ = DRAFTS[name]
+    tokenizer = Tokenizer.from_file(str(TRAINED / base / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab_size()
+    net = kind(MODELS[base][0](vocabulary), read(TRAINED / base), batches.common(tokenizer, words or vocabulary))
+    return net, tokenizer, lambda seed, documents: (
+        net.asked(one["inputs"][0]) for one in batches.causal(tokenizer, seed, documents, batch))
+
+
+def make(name: str, steps: int | None = None, documents: int = 20000, out: Path | None = None) -> dict:
+    """Train one of MODELS or DRAFTS and write its folder; what it took."""
+    is_draft = name in DRAFTS
+    net, tokenizer, source = draft_of(name) if is_draft else model_of(name)
+    *_, planned, batch, rate = (DRAFTS if is_draft else MODELS)[name]
+    steps = steps or planned
+    begin, used = time.perf_counter(), time.process_time()
+    weights, _ = train(net, source(0, documents), steps, rate)
+    loss, right = held_out(net, weights, source(1, documents // 10))
+    facts = {"model": name, "parameters": sum(w.data.size for w in weights.values()), "steps": steps,
+             "texts_a_step": batch, "loss": round(loss, 4), "right": round(right, 4),
+             "entropy": round(entropy(tokenizer), 4) if net.kind == "causal" and not is_draft else None,
+             "seconds": round(time.perf_counter() - begin), "processor_seconds": round(time.process_time() - used),
+             "numpy": np.__version__, "python": platform.python_version()}
+    folder, told = TRAINED / name, facts
+    if is_draft and not net.alone:
+        folder = TRAINED / DRAFTS[name][1]
+        told = json.loads((folder / "training.json").read_text(encoding="utf-8")) | {"draft": facts}
+    write(out or folder, net, weights, None if is_draft and net.alone else tokenizer, told)
+    return facts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=[*MODELS, *DRAFTS])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--documents", type=int, default=20000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    make, vocabulary, steps, batch, rate = MODELS[options.model]
-    steps = options.steps or steps
-    kind = make(0).kind
-    tokenizer = batches.tokenizer_of(kind, vocabulary)
-    net, stream = make(tokenizer.get_vocab_size()), getattr(batches, kind)
-    begin, used = time.perf_counter(), time.process_time()
-    weights, _ = train(net, stream(tokenizer, 0, options.documents, batch), steps, rate)
-    count = sum(w.data.size for w in weights.values())
-    loss, right = held_out(net, weights, stream(tokenizer, 1, 2000, batch))
-    facts = {"model": options.model, "parameters": count, "steps": steps, "texts_a_step": batch,
-             "loss": round(loss, 4), "right": round(right, 4),
-             "entropy": round(entropy(tokenizer), 4) if kind == "causal" else None,
-             "seconds": round(time.perf_counter() - begin), "processor_seconds": round(time.process_time() - used),
-             "numpy": np.__version__, "python": platform.python_version()}
-    write(options.out or TRAINED / options.model, net, weights, tokenizer, facts)
-    print(facts)
+    print(make(options.model, options.steps, options.documents, options.out))
 
 
 if __name__ == "__main__":
